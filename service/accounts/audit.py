@@ -1,9 +1,9 @@
-"""The audit log: who has changed what, or tried to."""
+"""The audit log: who changed what, or tried to."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.orm import Session
 
 from service.accounts.principal import Principal
@@ -11,7 +11,7 @@ from service.accounts.tables import AuditRow
 from service.jobs.database import open_engine
 from service.models.audit import AuditEntry, AuditPage
 
-LOCAL = "local"  # the address of those who work on the database itself
+LOCAL = "local"  # the address recorded for direct changes to the database
 
 _INSERT = insert(AuditRow)
 _LONGEST_RESOURCE = 255
@@ -20,15 +20,15 @@ _LONGEST_ADDRESS = 64
 
 @dataclass(frozen=True)
 class AuditEvent:
-    """What somebody did, or tried.
+    """What somebody did or tried.
 
     Attributes:
-        principal: Who; ``None`` if that is not known.
-        action: What, for example ``job.cancel``.
-        resource: Of what: the path of the request.
-        status: The HTTP status that came of it.
-        address: Where the request came from.
-        request_id: Names the request.
+        principal: Who did it; ``None`` if unknown.
+        action: The action, for example ``job.cancel``.
+        resource: Its target: the path of the request.
+        status: HTTP status of the response.
+        address: Address that the request came from.
+        request_id: ID of the request.
     """
 
     principal: Principal | None
@@ -40,17 +40,26 @@ class AuditEvent:
 
 
 class AuditLog:
-    """Deeds in an SQL database whose tables are up to date; nothing here changes or removes one.
+    """Audit events in an SQL database whose tables are up to date; events are never changed or removed here.
 
     Args:
-        database: A URL of SQLAlchemy, or an engine.
+        database: An SQLAlchemy URL or engine.
     """
 
     def __init__(self, database: str | Engine) -> None:
         self._engine = open_engine(database) if isinstance(database, str) else database
 
     def record(self, deed: AuditEvent) -> None:
-        """Store a deed.
+        """Store an event.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: The database is unavailable.
+        """
+        with self._engine.begin() as connection:
+            self.write(connection, deed)
+
+    def write(self, connection: Connection, deed: AuditEvent) -> None:
+        """Store a deed in a transaction that is under way.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: The database is away.
@@ -67,15 +76,14 @@ class AuditLog:
             "address": deed.address[:_LONGEST_ADDRESS] if deed.address else None,
             "request_id": deed.request_id,
         }
-        with self._engine.begin() as connection:
-            connection.execute(_INSERT, row)
+        connection.execute(_INSERT, row)
 
     def page(self, tenant: str | None = None, after: int = 0, limit: int = 100) -> AuditPage:
-        """Entries in the order in which they were stored.
+        """Return entries in the order in which they were stored.
 
         Args:
-            tenant: Only of this tenant; ``None`` for all, those of nobody known too.
-            after: Only with ids above this.
+            tenant: Only this tenant's; ``None`` for all, including those of unknown senders.
+            after: Only entries with IDs above this.
             limit: Maximum number of results.
         """
         query = select(AuditRow).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)

@@ -1,18 +1,20 @@
-"""Writes down every request that changes something, before it is answered."""
+"""Records every request that changes something in the audit log before it is answered."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.accounts.audit import AuditEvent, AuditLog
 
-# What requests are called in the log.
+# Names of requests in the log.
 ACTIONS = {
     ("POST", "/v1/jobs"): "job.submit",
     ("PATCH", "/v1/jobs/{job_id}"): "job.change",
@@ -49,11 +51,15 @@ _UNAUTHORIZED, _TOO_MANY = 401, 429
 _log = logging.getLogger(__name__)
 
 
-class Audit:
-    """An ASGI middleware that records deeds.
+class NotRecorded(RuntimeError):
+    """A request cannot be recorded in the transaction that carries it out; it may be carried out without that."""
 
-    What was turned away because there was too much of it is left out, and so is what came without any key: anybody
-    could fill the database with these.
+
+class Audit:
+    """An ASGI middleware that records requests in the audit log.
+
+    Requests refused for exceeding a rate limit, and those without any key, are left out: anybody could fill the
+    database with them.
 
     Args:
         app: What is behind it.
@@ -70,26 +76,61 @@ class Audit:
             await self._app(scope, receive, send)
             return
 
+        state = scope["state"]
+        state["action"] = action
+
         async def record_and_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await self._record(Request(scope), action, message["status"])
+            if message["type"] == "http.response.start" and message["status"] != state.get("recorded"):
+                await self._record(Request(scope), message["status"])
             await send(message)
 
         await self._app(scope, receive, record_and_send)
 
-    async def _record(self, request: Request, action: str, status: int) -> None:
+    async def _record(self, request: Request, status: int) -> None:
         state: dict[str, Any] = request.scope["state"]
         if status == _TOO_MANY or (status == _UNAUTHORIZED and not state.get("came_with_key", True)):
             return
-        address = request.client.host if request.client else None
-        deed = AuditEvent(state.get("principal"), action, quote(request.url.path), status, address, state["request_id"])
+        deed = _deed(request, status)
         try:
             await run_in_threadpool(self._audit.record, deed)
-        except SQLAlchemyError as error:  # it has happened by now; this log is the next best place
+        except SQLAlchemyError as error:  # it has been carried out by now; the process's log is the next best place
             _log.error("cannot be stored in the audit log: %s (%s)", deed, error)
 
 
+def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[Connection], None]:
+    """Return a function that records a request in the transaction that carries it out; a second would double the cost.
+
+    If the response has another status in the end, that is recorded as for all other requests.
+
+    Args:
+        request: The request.
+        audit: The log.
+        status: Status of the response.
+
+    Returns:
+        A function that raises ``NotRecorded``.
+    """
+
+    def record(connection: Connection) -> None:
+        request.state.recorded = None
+        try:
+            audit.write(connection, _deed(request, status))
+        except SQLAlchemyError as error:
+            raise NotRecorded from error
+        request.state.recorded = status
+
+    return record
+
+
+def _deed(request: Request, status: int) -> AuditEvent:
+    state: dict[str, Any] = request.scope["state"]
+    address = request.client.host if request.client else None
+    return AuditEvent(
+        state.get("principal"), state["action"], quote(request.scope["path"]), status, address, state["request_id"]
+    )
+
+
 def _action_of(scope: Scope) -> str | None:
-    """What a request is called; the routes are not asked, because it may be turned away before it comes there."""
+    """A request's name in the log; not taken from the routes, because it may be refused before it gets there."""
     found = (action for method, path, action in _PATTERNS if method == scope["method"] and path.match(scope["path"]))
     return next(found, None)

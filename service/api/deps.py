@@ -1,4 +1,4 @@
-"""What routes need: the service's parts, and the job that a path names."""
+"""Dependencies of routes: the service's parts, and the job that a path names."""
 
 import threading
 from collections.abc import Callable
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The parts of the service that routes work with; one for an app.
+    """The parts of the service that routes work with; one per app.
 
     Attributes:
         store: The record.
         settings: The operator's settings.
-        readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
+        readiness: Returns ``None`` when jobs can be scheduled, else the reason why not.
         datasets: Datasets that jobs may name.
         quotas: Queues, tenants and their limits.
-        profiles: What was measured of kinds of GPU.
-        observations: What jobs took beside their predictions.
-        feeds: Gives open streams the events of jobs.
+        profiles: Measured profiles of kinds of GPU.
+        observations: Measured times of jobs relative to their predictions.
+        feeds: Jobs' events for open streams.
         keys: API keys.
-        audit: Who has changed what.
-        limits: How much may be asked, by whom.
-        stores: Looks at stores and files.
-        searches: Searches plans and layouts.
-        metrics: What this process measures of itself.
-        tracing: Makes spans; ``None``: there are none.
+        audit: The audit log.
+        limits: Rate limits.
+        stores: Access to stores and files.
+        searches: Searches for plans and layouts.
+        metrics: This process's metrics.
+        tracing: Creates spans; ``None``: no tracing.
         stopping: Set when the server stops, so that open streams end.
     """
 
@@ -72,35 +72,31 @@ class Context:
     stopping: threading.Event
 
 
-async def _context(request: Request) -> Context:
+def context_of(request: Request) -> Context:
+    """The parts of the service; busy routes call this directly, because each dependency costs time."""
     context: Context = request.app.state.context
     return context
+
+
+async def _context(request: Request) -> Context:
+    return context_of(request)
 
 
 ContextDep = Annotated[Context, Depends(_context)]
 
 
-async def _traceparent(request: Request) -> str | None:
-    parent: str | None = getattr(request.state, "traceparent", None)
-    return parent
-
-
-TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request's span, if it has one
-
-
 async def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
-    """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
-    context = await _context(request)  # as a dependency it would cost a twentieth of the request
-    job = await run_in_threadpool(context.store.get, job_id)
+    """The job, if it belongs to the tenant; others' jobs are reported as not found."""
+    job = await run_in_threadpool(context_of(request).store.get, job_id)
     refuse_others(job, who)
     return job
 
 
 def refuse_others(job: JobRecord, who: Principal) -> None:
-    """Refuse a job that is not the tenant's own.
+    """Refuse a job that does not belong to the tenant.
 
     Raises:
-        JobNotFound: It is another's; there is none, as far as the tenant is told.
+        JobNotFound: It belongs to another tenant, which is not disclosed.
     """
     if job.tenant != who.tenant and not who.may(Scope.ADMIN):
         raise JobNotFound(job.id)

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
 
-from service.api.auth import Submitter
+from service.accounts.principal import Principal
 from service.jobs.requests import Request
 
 _Key = Annotated[
@@ -19,9 +19,10 @@ _Key = Annotated[
 ]
 
 
-async def _idempotent(http: HttpRequest, who: Submitter, key: _Key = None) -> Request | None:
+async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
     if key is None:
         return None
+    who: Principal = http.state.principal  # admitted by the route
     content = hashlib.sha256(f"{http.method} {http.url.path}\n".encode() + await http.body())
     return Request(who.tenant, key, content.hexdigest())
 

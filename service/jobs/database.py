@@ -13,6 +13,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
+from pydantic import BaseModel
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
@@ -31,7 +32,7 @@ class DatabaseTooNew(SQLAlchemyError):
     """A newer version has migrated the database.
 
     Args:
-        revision: Of its tables.
+        revision: Revision of its tables.
     """
 
     def __init__(self, revision: str) -> None:
@@ -42,19 +43,19 @@ class DatabaseTooNew(SQLAlchemyError):
 
 
 class DatabaseGone(OperationalError):
-    """The file of a SQLite database is gone or another one; SQLite would write on into what nobody finds.
+    """The file of a SQLite database is missing or was replaced; SQLite would keep writing to the unlinked file.
 
     Args:
         path: The file.
     """
 
     def __init__(self, path: str) -> None:
-        problem = f"{path} is gone or another file; bring it back, and restart the service if it is a copy"
+        problem = f"{path} is missing or was replaced; restore it, and restart the service if it is a copy"
         super().__init__(None, None, FileNotFoundError(problem))
 
 
 class _File:
-    """The file that a SQLite engine works with, noticed when it is not the same any more.
+    """The file of a SQLite engine, to detect when it is replaced.
 
     Args:
         path: Its path.
@@ -65,14 +66,14 @@ class _File:
         self._known: tuple[int, int] | None = None
 
     def note(self, *_: object) -> None:
-        """Take the file for the right one, if it is the first."""
+        """Remember the file on first use."""
         self._known = self._known or self._found()
 
     def check(self, *_: object) -> None:
-        """Make sure that it is still there.
+        """Make sure that the file is still the same.
 
         Raises:
-            DatabaseGone: It is not.
+            DatabaseGone: It is missing or was replaced.
         """
         if self._known is not None and self._found() != self._known:
             raise DatabaseGone(str(self._path))
@@ -86,17 +87,17 @@ class _File:
 
 
 def open_engine(database_url: str) -> Engine:
-    """An engine for a database URL of SQLAlchemy; for a SQLite file its folder is made.
+    """Create an engine for an SQLAlchemy database URL, and the folder of a SQLite file.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL is malformed, or of a database that is not served.
+        sqlalchemy.exc.ArgumentError: The URL is malformed, or its database is not supported.
         OSError: The folder of a SQLite file cannot be made.
     """
     url = make_url(database_url)
     if url.get_backend_name() == "postgresql":
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
-            pool_pre_ping=True,  # a connection from before the database was restarted is made anew
+            pool_pre_ping=True,  # replaces connections from before a restart of the database
             connect_args=_TO_POSTGRESQL,
             json_serializer=_json_without_nul,
         )
@@ -106,7 +107,7 @@ def open_engine(database_url: str) -> Engine:
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
         _keep_private(Path(url.database))
-    engine = create_engine(url)
+    engine = create_engine(url, json_serializer=_json)
     event.listen(engine, "connect", _set_up_sqlite)
     if url.database:
         file = _File(url.database)
@@ -117,32 +118,37 @@ def open_engine(database_url: str) -> Engine:
 
 
 def connect_arguments(engine: Engine) -> dict[str, Any]:
-    """What psycopg makes one more connection from to an engine's PostgreSQL."""
+    """Arguments for one more psycopg connection to an engine's PostgreSQL."""
     _, arguments = engine.dialect.create_connect_args(engine.url)
     return {**arguments, **_TO_POSTGRESQL}
 
 
 def _keep_private(file: Path) -> None:
-    """Have a file that only its owner can read, whatever its folder lets others do; SQLite's log takes after it."""
+    """Make a file readable only by its owner, whatever its folder allows; SQLite's log inherits the mode."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.chmod(0o600)
 
 
 class _WithoutNul(StrDumperUnknown):
-    """Text for PostgreSQL, which lacks one character."""
+    """Text for PostgreSQL, which cannot store NUL."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace(_NUL, _REPLACEMENT))
 
 
+def _json(value: Any) -> str:
+    """Encode JSON; models encode themselves in a third of the time."""
+    return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)
+
+
 def _json_without_nul(value: Any) -> str:
-    """JSON that PostgreSQL can look into."""
-    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", json.dumps(value))
+    """Encode JSON that PostgreSQL can query."""
+    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value))
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
-    """Write what is legible, and take the locks of a process that is stopped in mid-transaction away from it."""
+    """Replace NUL in text, and release the locks of a process that is stopped in mid-transaction."""
     connection.adapters.register_dumper(str, _WithoutNul)
     connection.add_notify_handler(lambda _: None)  # else psycopg keeps what a pooler lets come on the wrong connection
     connection.execute(f"SET idle_in_transaction_session_timeout = {SILENT_MILLISECONDS}")
@@ -150,7 +156,7 @@ def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> Non
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    """Let readers go on beside the one writer, let writers wait for each other, and check foreign keys."""
+    """Let readers work during writes, let writers wait for each other, and check foreign keys."""
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
     cursor.execute("PRAGMA journal_mode = WAL")
@@ -159,7 +165,7 @@ def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def migrate(database_url: str) -> None:
-    """Bring the tables to the newest revision, from whichever they are at; safe to repeat.
+    """Upgrade the tables to the newest revision from any older one; safe to repeat.
 
     Raises:
         DatabaseTooNew: It is at a revision of a newer version.
@@ -170,7 +176,7 @@ def migrate(database_url: str) -> None:
     engine = open_engine(database_url)
     try:
         with engine.begin() as connection:
-            # Of several processes that start, one does it, and all of it or nothing.
+            # Of several starting processes, one migrates, completely or not at all.
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             else:

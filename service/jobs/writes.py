@@ -1,4 +1,4 @@
-"""What is written to a job and why: pure functions from its newest record to new values and events."""
+"""Writes to a job: pure functions from its newest record to new values and events."""
 
 import json
 from collections import Counter
@@ -39,28 +39,28 @@ NumberedReport = tuple[int, datetime, Report]  # sequence number in the gang's l
 
 
 class AlreadyFinished(ValueError):
-    """The job has come to its end, and nothing about it can be changed."""
+    """The job has ended, so it cannot be changed."""
 
     def __init__(self, record: JobRecord, verb: str) -> None:
         super().__init__(f"job {record.id} has already {record.state} and cannot be {verb}")
 
 
 class WrongState(ValueError):
-    """What is asked for does not go with the state that the job is in."""
+    """The request is not possible in the job's state."""
 
     def __init__(self, record: JobRecord, remedy: str) -> None:
         super().__init__(f"job {record.id} is {record.state} ({record.reason}); {remedy}")
 
 
 class TakenBack(RuntimeError):
-    """A job's user no longer wants it paused, which they did when that was decided."""
+    """A job's user has withdrawn the pause since it was decided."""
 
     def __init__(self, record: JobRecord) -> None:
         super().__init__(f"the user of job {record.id} has taken the pause back")
 
 
 class Outdated(ValueError):
-    """Somebody else has changed the job meanwhile."""
+    """The job has been changed in the meantime."""
 
     def __init__(self, record: JobRecord) -> None:
         super().__init__(f"job {record.id} has been changed since; look at it again, its ETag is {record.etag} now")
@@ -77,13 +77,13 @@ class Write:
 
 @dataclass(frozen=True)
 class Reported:
-    """What reports change.
+    """The changes that reports make.
 
     Attributes:
-        record: The job as it is then.
+        record: The job after the changes.
         values: New values for its columns.
         events: The columns of the events stored with it.
-        observed: What it took beside its prediction, by columns.
+        observed: Its times relative to their prediction, by columns.
     """
 
     record: JobRecord
@@ -107,7 +107,7 @@ def layouts_values(record: JobRecord, chosen: ChosenLayouts) -> dict[str, Any]:
 
 
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
-    """Take a job to the state that a reason leads to; ``None`` when that says nothing new.
+    """Move a job to the state that a reason leads to; ``None`` if nothing changes.
 
     Raises:
         IllegalTransition: The reason leads nowhere from the job's state.
@@ -120,14 +120,14 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
     values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
     values["waiting_since"] = (record.waiting_since or now) if state in WAITING_STATES else None
-    if record.shape and record.keeps and attempt != record.attempt:  # the new gang gets all that it needs
+    if record.shape and record.keeps and attempt != record.attempt:  # the new gang gets all resources
         values["shape"] = record.shape.model_copy(update={"keeps": False}).model_dump(mode="json")
     if attempt != record.attempt:
-        values["spare"] = None  # the gang before may have been killed, and said nothing
+        values["spare"] = None  # the previous gang may have been killed without reporting
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:
-        values["commands"] = []  # they were for the gang that trained when they were asked for
+        values["commands"] = []  # they were for the gang that was training when they were requested
     elif record.started_at is None:
         values["started_at"] = now
     if state in TERMINAL_STATES:
@@ -136,7 +136,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
 
 
 def cancelled(record: JobRecord) -> Write | None:
-    """Ask for a job to be cancelled, or cancel it where no gang has to be ended first.
+    """Request that a job be cancelled, or cancel it if no gang has to be ended first.
 
     Raises:
         AlreadyFinished: The job has SUCCEEDED or FAILED.
@@ -152,7 +152,7 @@ def cancelled(record: JobRecord) -> Write | None:
 
 
 def paused(record: JobRecord) -> Write | None:
-    """Ask for a job to be paused, or pause it where no gang has to be ended first.
+    """Request that a job be paused, or pause it if no gang has to be ended first.
 
     Raises:
         AlreadyFinished: The job has come to its end.
@@ -168,7 +168,7 @@ def paused(record: JobRecord) -> Write | None:
 
 
 def resumed(record: JobRecord) -> Write | None:
-    """Put a paused job in the queue again, or take back that it be paused.
+    """Put a paused job back in the queue, or withdraw a requested pause.
 
     Raises:
         AlreadyFinished: The job has come to its end.
@@ -185,7 +185,7 @@ def resumed(record: JobRecord) -> Write | None:
 
 
 def retried(record: JobRecord) -> Write | None:
-    """Put a job that has failed or was cancelled in the queue again, behind those that are there.
+    """Put a job that has failed or was cancelled back in the queue, behind the others.
 
     Raises:
         WrongState: It has not come to such an end.
@@ -199,13 +199,13 @@ def retried(record: JobRecord) -> Write | None:
 def patched(
     record: JobRecord, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
 ) -> Write | None:
-    """Change a job's spec; ``None`` when it is like that already.
+    """Change a job's spec; ``None`` if nothing changes.
 
     Args:
         record: The job.
-        changes: What is to be different.
-        expected: The entity tag that the job must have, if that matters.
-        chosen: Layouts that were chosen for the changed job, and why.
+        changes: The changes.
+        expected: The entity tag that the job must have; ``None`` for any.
+        chosen: Layouts chosen for the changed job, and why.
 
     Raises:
         AlreadyFinished: The job has come to its end.
@@ -216,7 +216,7 @@ def patched(
         raise AlreadyFinished(record, "changed")
     if expected is not None and expected != record.etag:
         raise Outdated(record)
-    spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None)
+    spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None
     values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
@@ -225,7 +225,7 @@ def patched(
 
 
 def asked(record: JobRecord, command: WorkerCommand) -> Write:
-    """Have the gang of a job do something besides training.
+    """Request a drill or profile from a job's gang.
 
     Raises:
         WrongState: The job is not RUNNING.
@@ -248,18 +248,18 @@ def asked(record: JobRecord, command: WorkerCommand) -> Write:
         ],
     )
     waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
-    # What a drill does is seen in the job; a profile is reported once it is there.
+    # A drill is stored as an event now; a profile is reported once it is ready.
     events = [_event(record, "drill", command.model_dump())] if isinstance(command, Drill) else []
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
 
 
 def scored(record: JobRecord, scores: Scores) -> Write:
-    """Keep what a checkpoint scored on tasks; a job that has ended takes it, too."""
+    """Store a checkpoint's scores on tasks; possible even after the job has ended."""
     return Write({}, [_event(record, "scores", scores.model_dump(mode="json"))])
 
 
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
-    """Keep a gang's reports as events, and what they say with the job.
+    """Store a gang's reports as events, and their contents with the job.
 
     Args:
         record: The job.
@@ -292,7 +292,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
 
 
 def found_wrong(record: JobRecord, fault: FaultReport) -> Write:
-    """Keep a fault that did not come from a gang."""
+    """Store a fault that was not reported by a gang."""
     counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
     return Write({"fault_counts": counts}, [_event(record, fault.kind, _plain(fault))])
 
@@ -326,7 +326,7 @@ def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
 
 
 def _legible(message: str) -> str:
-    """A message without what no database keeps, such as bytes of a file's name that are not text."""
+    """A message without anything that databases cannot store, such as bytes of a file name that are not text."""
     return message.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 

@@ -39,6 +39,14 @@ def test_a_change_is_recorded(client_with: With, store: JobStore) -> None:
     assert len(found) == 2
 
 
+def test_a_request_that_is_sent_again_is_recorded_again(client_with: With) -> None:
+    http = client_with(Scope.SUBMIT)
+    sent = [http.post("/v1/jobs", json=GOOD_FOR_ALL, headers={"Idempotency-Key": "once"}) for _ in range(2)]
+    assert sent[0].json()["id"] == sent[1].json()["id"]
+    found = [(entry["action"], entry["status"]) for entry in entries(client_with(Scope.ADMIN))]
+    assert found == [("job.submit", 201)] * 2
+
+
 def test_what_was_refused_is_recorded(client_with: With, store: JobStore) -> None:
     admin, reader = client_with(Scope.ADMIN), client_with(Scope.READ, name="eve")
     job = store.create(a_spec(), "/checkpoints", Owner("default", "ann"))
@@ -137,7 +145,7 @@ def test_a_request_succeeds_though_it_cannot_be_recorded(
     def fail(*_: object) -> None:
         raise OperationalError("INSERT", {}, Exception("disk full"))
 
-    monkeypatch.setattr(guarded.app.state.context.audit, "record", fail)
+    monkeypatch.setattr(guarded.app.state.context.audit, "write", fail)
     with caplog.at_level(logging.ERROR):
         made = client_with(Scope.SUBMIT, name="ann").post("/v1/jobs", json=GOOD_FOR_ALL)
     assert made.status_code == 201

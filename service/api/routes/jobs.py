@@ -1,9 +1,11 @@
-"""Jobs: submit, try, list, look at, clone."""
+"""Jobs: submit, dry-run, list, show, clone."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from boost_core.config import JobSpec
 from service.accounts.principal import Principal
 from service.api.admission import Completed, admitted, planned
+from service.api.audit import NotRecorded, recorded_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
+from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep
 from service.api.merge import merged
@@ -48,12 +51,21 @@ class JobQuery(BaseModel):
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
 
-@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
-async def submit(
-    spec: JobSpec, who: Submitter, context: ContextDep, request: IdempotentDep, traceparent: TraceparentDep
-) -> Response:
-    """Submit a training job. It is QUEUED and starts when its turn has come and its workers can be placed."""
-    return await _create(spec, who, context, request, traceparent)
+# Routes are tried in turn, so those that get most requests come first; but dry-run is not a job's id.
+
+
+@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
+    """List jobs, newest first."""
+    context = context_of(http)
+    if query.cursor is not None:
+        _refuse_unknown_cursor(query.cursor, who, context)
+    tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
+    wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
+    found = context.store.list(wanted, query.limit + 1, query.cursor)
+    jobs = list(found[: query.limit])
+    page = JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
+    return Response(page.as_json, media_type=_JSON)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
@@ -72,19 +84,6 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     return await admitted(spec, context, who.tenant, tried)
 
 
-@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
-def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: ContextDep) -> Response:
-    """List jobs, newest first."""
-    if query.cursor is not None:
-        _refuse_unknown_cursor(query.cursor, who, context)
-    tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
-    found = context.store.list(wanted, query.limit + 1, query.cursor)
-    jobs = list(found[: query.limit])
-    page = JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
-    return Response(page.as_json, media_type=_JSON)
-
-
 @router.get(
     "/{job_id}",
     response_model=JobRecord,
@@ -95,9 +94,15 @@ async def show(job: JobDep) -> Response:
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
+@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
+async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
+    """Submit a training job. It is QUEUED, and starts when its turn comes and its workers can be placed."""
+    return await _create(spec, who, http, request)
+
+
 @router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 def show_plan(job: JobDep) -> PlanAnswer:
-    """Plan a job by the figures that it was submitted with, whatever is stored by now."""
+    """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
     found = planned(job.spec, job.basis.machine(job.spec))
     return PlanAnswer(**dict(found), profile=job.profile, fitted=job.fitted)
 
@@ -109,28 +114,23 @@ def show_plan(job: JobDep) -> PlanAnswer:
     responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def clone(
-    job: JobDep,
-    wanted: CloneRequest,
-    who: Submitter,
-    context: ContextDep,
-    request: IdempotentDep,
-    traceparent: TraceparentDep,
+    job: JobDep, wanted: CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep
 ) -> Response:
     """Submit a copy of a job, with changes."""
     changes = wanted.changes
     if wanted.from_checkpoint:
         if job.checkpoint is None:
-            raise WrongState(job, "it has no checkpoint yet to begin from; clone it without from_checkpoint")
+            raise WrongState(job, "it has no checkpoint to start from yet; clone it without from_checkpoint")
         changes = merged(changes, {"checkpoint": {"resume_from": job.checkpoint_url}})
     try:
         spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
-    return await _create(spec, who, context, request, traceparent, original=job)
+    return await _create(spec, who, http, request, original=job)
 
 
 def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> None:
-    """Refuse a cursor that no page has given: each is the id of a job that its reader has been shown."""
+    """Refuse a cursor that did not come from a page: each is the id of a job that the reader was shown."""
     try:
         refuse_others(context.store.get(cursor), who)
     except JobNotFound as error:
@@ -142,28 +142,34 @@ def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> Non
 async def _create(
     spec: JobSpec,
     who: Principal,
-    context: Context,
+    http: HttpRequest,
     request: Request | None,
-    traceparent: str | None,
     original: JobRecord | None = None,
 ) -> Response:
+    context = context_of(http)
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
 
         def create(job: Completed) -> JobRecord:
-            return context.store.create(
+            store = partial(
+                context.store.create,
                 job.spec,
                 context.settings.checkpoint_root,
                 Owner(who.tenant, who.name),
                 cloned_from=original.id if original else None,
                 request=request,
-                traceparent=traceparent,
+                traceparent=getattr(http.state, "traceparent", None),  # of the request's span, if it has one
                 trackers=kinds_of(job.spec, context.settings),
                 chosen=job.chosen,
                 profile=job.profile,
                 fitted=job.fitted,
-                node_gpus=job.node_gpus,
+                node_gpus=job.nodes.gpus,
+                node_memory_bytes=job.nodes.memory_bytes,
             )
+            try:
+                return store(alongside=recorded_with(http, context.audit, HTTPStatus.CREATED))
+            except NotRecorded:
+                return store()
 
         record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
