@@ -1,16 +1,16 @@
-"""The tensor parallel strategies: the axis that each splits of every role, and what its ranks exchange.
+"""The tensor parallel strategies: along which axis each splits every role, and what its ranks exchange.
 
 ========  ==============================  =================================
-strategy  all-reduced forward             what they are
+strategy  all-reduced forward             contents
 ========  ==============================  =================================
 fullrank  2d                              attention and MLP output
 vanilla   5d + 2f (4d → GQA's widths)     the wide output of all seven pairs
 btp       7r                              the latents of all seven pairs
 ========  ==============================  =================================
 
-These are elements of a block and token; d hidden size, f MLP size, r rank (BOOST, arXiv 2512.12131). Under btp the
-norms' sums of squares come on top: as one more column of a latent's payload (``fused``, this project's) or in
-collectives of their own.
+Counts are elements per block and token, with hidden size d, MLP size f and rank r (BOOST, arXiv 2512.12131). btp also
+exchanges the norms' sums of squares: as an extra column of a latent's payload (``fused``, this project's own) or in
+separate collectives.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ from typing import NamedTuple
 from boost_core.architecture.projections import ProjectionGroup, projection_groups
 from boost_core.architecture.roles import Role, SplitAxes
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 from boost_core.config.strategy import StrategyName, chosen_strategy
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What one all-reduce carries of each token.
+    """What one all-reduce carries per token.
 
     Attributes:
-        elements: Of activations or their gradients: wide vectors or latents.
-        statistics: Sums of squares, of a norm.
+        elements: Elements of activations or their gradients: wide vectors or latents.
+        statistics: Sums of squares for a norm.
     """
 
     elements: int
@@ -39,7 +39,7 @@ class Payload:
 
     @property
     def total(self) -> int:
-        """All of these."""
+        """Elements and statistics together."""
         return self.elements + self.statistics
 
 
@@ -55,9 +55,9 @@ class Sharding:
     """How a strategy splits a model.
 
     Attributes:
-        name: The strategy's.
-        axes: The axis that each role is split along.
-        exchanges: What a group of projections of some rank exchanges.
+        name: Name of the strategy.
+        axes: The axis along which each role is split.
+        exchanges: The exchanges of a projection group, given its bottleneck rank.
     """
 
     name: StrategyName
@@ -66,46 +66,46 @@ class Sharding:
 
     @property
     def residual(self) -> bool:
-        """Whether each rank has a part of the residual, as it has of the norms' scales; else it has the whole."""
+        """Whether the residual, like the norms' scales, is sharded over the ranks; otherwise each rank has it whole."""
         return self.axes[Role.CHANNELS] is not None
 
     @property
     def latents(self) -> bool:
-        """Whether each rank has a sliver of every latent."""
+        """Whether each rank has a slice of every latent."""
         return self.axes.get(Role.DOWN_PROJECTION) == 2
 
     @property
     def wide(self) -> bool:
-        """Whether each rank has some of the heads and a part of the MLP."""
+        """Whether each rank has some of the heads and part of the MLP."""
         return 2 in (self.axes.get(Role.UP_PROJECTION), self.axes.get(Role.DENSE_IN))
 
 
 def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Sharding:
-    """That of a job."""
+    """The sharding that a job uses."""
     return _SHARDINGS[chosen_strategy(model, parallelism)]
 
 
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
-    """What one block exchanges."""
+    """The exchanges of one block."""
     exchanges, rank = chosen_sharding(model, parallelism).exchanges, model.rank or 0
     both = zip(*(exchanges(group, rank, parallelism) for group in projection_groups(model)), strict=True)
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
 def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode) -> Sequence[Payload]:
-    """What one block all-reduces for a micro-batch: forward, backward, and again where all of it is computed again."""
+    """One block's all-reduces per micro-batch: forward, backward, and forward again under full recomputation."""
     exchanges = block_exchanges(model, parallelism)
-    again = exchanges.forward if mode == "full" else ()
+    again = exchanges.forward if TRAITS[mode].again == "all" else ()
     return [*exchanges.forward, *exchanges.backward, *again]
 
 
 def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
-    """Elements a token of each of the latents that a block is given between two exchanges, whole.
+    """Elements per token of each whole latent that a block receives between two exchanges.
 
     Args:
         model: The model.
-        parallelism: How it is split, by btp.
-        crossed: Whether latents of the block before cross into it.
+        parallelism: How it is split; its strategy is btp.
+        crossed: Whether latents of the previous block cross into it.
     """
     rank, grouped = model.rank or 0, parallelism.group_projections
     groups = projection_groups(model)
@@ -114,7 +114,7 @@ def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bo
 
 
 def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:
-    """Latents, with the statistic of the norm in front; backward their gradients. Only ``sync`` has its conjugate."""
+    """Latents with the preceding norm's statistic; backward, their gradients. Only ``sync`` has a conjugate for it."""
     products = group.products(parallelism.group_projections)
     latents = [Payload(len(product) * rank) for product in products]
     if group.norm is None:
@@ -126,7 +126,7 @@ def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> E
 
 
 def _vanilla(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
-    """Wide outputs, of all that have one width together; backward the gradient of each product's wide input."""
+    """Wide outputs, those of equal width together; backward, the gradient of each product's wide input."""
     pieces = group.pieces(parallelism.group_projections)
     return Exchanges(
         [Payload(len(piece) * group.wide_outs[piece.start]) for piece in pieces],
@@ -135,7 +135,7 @@ def _vanilla(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) 
 
 
 def _fullrank(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
-    """What goes back into the residual; backward the gradient of what came out of it."""
+    """What is added to the residual; backward, the gradient of what was read from it."""
     if group.norm is None:
         return Exchanges([Payload(sum(group.wide_outs))], [])
     return Exchanges([], [Payload(group.wide_in)])

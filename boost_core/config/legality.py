@@ -1,4 +1,4 @@
-"""Which model, layout and batch go together."""
+"""Which models, layouts and batches can be combined."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ def job_problems(
     model: ModelConfig, parallelism: ParallelismConfig, data: DataConfig, training: TrainingConfig,
     optimizer: OptimizerConfig, gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
-    """Everything about a job whose parts are fine one by one but do not go together."""
+    """Every problem of a job whose parts are valid one by one but cannot be combined."""
     return [
         *layout_problems(model, parallelism, training, optimizer, gpus_per_worker),
         *_vocabulary_problems(model, data),
@@ -36,7 +36,7 @@ def layout_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
-    """Those problems that depend on how the gang is split."""
+    """The problems that depend on how the gang is split."""
     return [
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
@@ -47,6 +47,7 @@ def layout_problems(
         *_optimizer_problems(model, parallelism, optimizer),
         *_precision_problems(model, parallelism, training),
         *_device_problems(model, parallelism, training, gpus_per_worker),
+        *_capture_problems(parallelism, training),
     ]
 
 
@@ -59,7 +60,7 @@ def _vocabulary_problems(model: ModelConfig, data: DataConfig) -> list[FieldProb
 
 def _sample_problems(data: DataConfig, training: TrainingConfig) -> list[FieldProblem]:
     if training.sample is None or data.tokenized or data.tokenizer not in (None, BYTES):
-        return []  # the trainer counts
+        return []  # only the trainer can count their tokens
     room = training.sequence_length - training.sample.max_new_tokens
     sizes = [len(prompt.encode(errors="replace")) for prompt in training.sample.prompts]
     return [
@@ -70,48 +71,55 @@ def _sample_problems(data: DataConfig, training: TrainingConfig) -> list[FieldPr
 
 
 def too_long_a_prompt(number: int, size: int, room: int) -> str:
-    """What to say of a prompt of ``size`` tokens where there is room for fewer."""
+    """The message for a prompt of ``size`` tokens where there is room for fewer."""
     return (
-        f"prompt {number} has {size} tokens, and a sequence has room for {room} before max_new_tokens; shorten it, or "
-        "make fewer tokens"
+        f"prompt {number} has {size} tokens, but with max_new_tokens a sequence has room for only {room}; shorten it, "
+        "or lower max_new_tokens"
     )
 
 
 def _device_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
 ) -> list[FieldProblem]:
-    """Those problems that depend on what a worker computes on."""
+    """The problems that depend on whether workers compute on CPU or GPU."""
     if gpus_per_worker == 0:
-        message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
+        message = "CPUs have no CUDA graphs; use auto or off, or set resources.gpus_per_worker to 1"
         return [FieldProblem(("training", "cuda_graphs"), "on", message)] if training.cuda_graphs == "on" else []
     size = parallelism.context_parallel_size
     if size == 1 or flash_takes(model, training):
         return []
     message = (
-        f"on a GPU, attention over context parallel ranks is flash attention's, which does not take "
-        f"{training.precision} with heads of {model.head_size}; use bf16 with a multiple of 8 up to 256"
+        f"on GPUs, context parallelism needs flash attention, which does not support {training.precision} with heads "
+        f"of {model.head_size}; use bf16 with a head size that is a multiple of 8, up to 256"
     )
     return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
 
 
+def _capture_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+    if training.cuda_graphs != "on" or not parallelism.keeps_on_host:
+        return []
+    message = "recompute=offload copies what blocks keep to the host and back, which is not captured; use auto or off"
+    return [FieldProblem(("training", "cuda_graphs"), "on", message)]
+
+
 def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
-    """Whether flash attention on a GPU takes a job's compute type and heads; see ``nn.documents``."""
+    """Whether flash attention on a GPU supports a job's compute type and head size; see ``nn.documents``."""
     return training.precision != "fp32" and model.head_size % 8 == 0 and model.head_size <= 256
 
 
 def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> str | None:
-    """Why context parallel ranks cannot send each other what keys and values are made of; ``None`` if they can."""
+    """Why context parallel ranks cannot send each other latents of keys and values; ``None`` if they can."""
     tensor = parallelism.tensor_parallel_size
     if model.rank is None:
-        return f"keys and values of family={model.family} are made of no latents"
+        return f"keys and values of family={model.family} are not computed from latents"
     if training.attention is not None:
-        return "of sparse attention each head's keys go by themselves, and latents are all heads' together"
+        return "sparse attention sends each head's keys by themselves, but heads share their latents"
     if chosen_strategy(model, parallelism) != "btp":
-        return "tensor parallel ranks have the whole latents under strategy=btp alone"
+        return "only under strategy=btp do tensor parallel ranks have the whole latents"
     if model.rank % tensor:
-        return f"{tensor} tensor parallel ranks cannot send as many of model.rank={model.rank} elements each"
+        return f"model.rank={model.rank} cannot be split equally among {tensor} tensor parallel ranks"
     if training.precision == "fp8":
-        return "products in 8 bits would make other keys of them than their owner has"
+        return "with products in 8 bits, keys computed from them would differ from their owner's"
     return None
 
 
@@ -124,21 +132,24 @@ def _context_problems(
     messages, length = [], training.sequence_length
     if length % size:
         messages.append(
-            f"{size} ranks cannot have as many of training.sequence_length={length} tokens each; choose a divisor"
+            f"training.sequence_length={length} cannot be split equally among {size} ranks; choose a divisor"
         )
     elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
         unit = size * EFFICIENT
         messages.append(
-            f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, and "
+            f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
             f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
         )
     if parallelism.split_micro_batch:
-        messages.append("the halves of split_micro_batch are whole sequences; leave it out")
+        messages.append("the halves of split_micro_batch are whole sequences; leave split_micro_batch out")
     if training.cuda_graphs == "on":
-        messages.append("the host plans who attends to what, which cannot be captured; set cuda_graphs to auto or off")
+        messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
     problems = [FieldProblem(field, size, message) for message in messages]
     if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
         problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
+    if parallelism.context.pool == "tasks" and training.attention is not None:
+        why = "sparse attention cannot choose keys before it has the queries, so these cannot be moved; use none"
+        problems.append(FieldProblem(("parallelism", "context", "pool"), "tasks", why))
     return problems
 
 
@@ -148,36 +159,40 @@ def _pipeline_problems(
     size, schedule = parallelism.pipeline_parallel_size, parallelism.pipeline_schedule
     of_schedule = ("parallelism", "pipeline_schedule")
     if size == 1:
-        message = f"{schedule} orders the micro-batches of several stages; leave it out, or set pipeline_parallel_size"
+        message = f"{schedule} is for several pipeline stages; leave it out, or set pipeline_parallel_size"
         return [] if schedule == "1f1b" else [FieldProblem(of_schedule, schedule, message)]
     problems = []
     if parallelism.stages > model.num_hidden_layers:
         message = (
-            f"{parallelism.stages} stages need as many blocks; model.num_hidden_layers is {model.num_hidden_layers}"
+            f"{parallelism.stages} stages need at least as many blocks, but model.num_hidden_layers is "
+            f"{model.num_hidden_layers}"
         )
         problems.append(FieldProblem(("parallelism", "pipeline_parallel_size"), size, f"{message}; use fewer stages"))
     if schedule == "zero_bubble" and chosen_strategy(model, parallelism) != "btp":
-        message = "zero_bubble puts weight gradients off, which only btp can; use interleaved_1f1b"
+        message = "zero_bubble defers weight gradients, which only btp supports; use interleaved_1f1b"
         problems.append(FieldProblem(of_schedule, schedule, message))
     if training.cuda_graphs == "on":
-        message = "the host takes part in a pipeline's schedule, which cannot be captured; use auto or off"
+        message = "the host takes part in pipeline schedules, which cannot be captured; use auto or off"
         problems.append(FieldProblem(("training", "cuda_graphs"), "on", message))
     if parallelism.split_micro_batch:
-        message = "a pipeline's stages take whole micro-batches; leave split_micro_batch out"
+        message = "pipeline stages take whole micro-batches; leave split_micro_batch out"
         problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
     if training.batch_size_warmup:
-        message = "a pipeline is built for one number of micro-batches; leave it out, or use pipeline_parallel_size=1"
+        message = "a pipeline has a fixed number of micro-batches; leave it out, or use pipeline_parallel_size=1"
         problems.append(FieldProblem(("training", "batch_size_warmup"), None, message))
     count = training.micro_batches(parallelism.data_parallel_size)
     if count < size:
-        message = f"{size} stages need as many micro-batches a step and data parallel rank, and there are {count}"
+        message = (
+            f"{size} pipeline ranks need at least {size} micro-batches per step and data parallel rank, but the batch "
+            f"gives {count}"
+        )
         remedy = "raise global_batch_size, or lower micro_batch_size"
         problems.append(
             FieldProblem(("training", "global_batch_size"), training.global_batch_size, f"{message}; {remedy}")
         )
     elif schedule != "1f1b" and count % size:
         message = (
-            f"{schedule} needs a multiple of {size} micro-batches a step and data parallel rank, and there are "
+            f"{schedule} needs a multiple of {size} micro-batches per step and data parallel rank, but there are "
             f"{count}; change training.global_batch_size or micro_batch_size, or use 1f1b"
         )
         problems.append(FieldProblem(of_schedule, schedule, message))
@@ -189,17 +204,17 @@ def _cut_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[Fi
     if layers is None or (len(layers) == parallelism.stages and sum(layers) == blocks):
         return []
     name = "pipeline_layers_per_stage"
-    message = f"the entries of {name} add up to {sum(layers)}, and model.num_hidden_layers is {blocks}; make them equal"
+    message = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}; make them equal"
     if len(layers) != parallelism.stages:
         listed = counted(len(layers), "stage")
-        message = f"{name} lists {listed}, and there are {parallelism.stages}; give an entry for each"
+        message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
     return [FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out")]
 
 
 def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
     problems = []
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
-        message = "a micro-batch of 1 sequence has no halves; use 2 or more, or leave split_micro_batch out"
+        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
         problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
     portion = training.micro_batch_size * parallelism.data_parallel_size
     warmup = (stage.global_batch_size for stage in training.batch_size_warmup)
@@ -209,7 +224,7 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
     ):
         if size % portion:
             message = (
-                f"{size} sequences do not split into micro-batches of "
+                f"{size} sequences cannot be split into micro-batches of "
                 f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
                 f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
             )
@@ -218,11 +233,11 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
 
 
 def door_problems(training: TrainingConfig) -> list[FieldProblem]:
-    """What a job is refused for when it comes, and that earlier jobs, which are read as they are, may have."""
+    """Problems for which only new jobs are refused; jobs that were accepted earlier may have them."""
     if not training.batch_size_warmup or (until := training.batch_size_warmup[-1].until_step) < training.steps:
         return []
     message = (
-        f"its last stage is until step {until} of training.steps={training.steps}, which leaves no step for "
+        f"its last stage lasts until step {until} of training.steps={training.steps}, which leaves no step for "
         f"global_batch_size={training.global_batch_size}; end it earlier, or raise training.steps"
     )
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
@@ -231,10 +246,10 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
     warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
     if warmup > training.steps:
-        message = f"a warm-up of {warmup} steps does not fit {steps}; shorten it"
+        message = f"a warm-up of {warmup} steps does not fit into {steps}; shorten it"
         return [FieldProblem(("optimizer", "warmup_steps"), warmup, message)]
     if warmup + decay > training.steps:
-        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit {steps}; shorten one of them"
+        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit into {steps}; shorten one of them"
         return [FieldProblem(("optimizer", "decay_steps"), decay, message)]
     return []
 
@@ -249,7 +264,7 @@ def _optimizer_problems(
     if kind == "loro" and model.family != "svd":
         message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
     elif kind == "muon" and model.family == "dense":
-        message = "muon is for low-rank factors, and model.family=dense has none; use another family, or adamw"
+        message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
     elif chosen_strategy(model, parallelism) != "btp":
         message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
     return [FieldProblem(("optimizer", "kind"), kind, message)] if message else []
@@ -258,12 +273,12 @@ def _optimizer_problems(
 def _precision_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
 ) -> list[FieldProblem]:
-    """Tensor cores take 8-bit matrices in pieces of 16 along each axis but the tokens'."""
+    """Tensor cores take 8-bit matrices in multiples of 16 along every axis except tokens."""
     if training.precision != "fp8" or (model.rank is None and parallelism.strategy == "btp"):  # refused already
         return []
     field, strategy = ("training", "precision"), chosen_strategy(model, parallelism)
     if strategy != "btp":
-        return [FieldProblem(field, "fp8", f"fp8 is for btp; {strategy} is computed in bf16 or fp32: use bf16")]
+        return [FieldProblem(field, "fp8", f"fp8 is for btp; {strategy} computes in bf16 or fp32: use bf16")]
     ranks = parallelism.tensor_parallel_size
     widths = {
         "hidden_size": model.hidden_size / ranks,
@@ -273,7 +288,7 @@ def _precision_problems(
     }
     return [
         FieldProblem(
-            field, "fp8", f"fp8 needs multiples of {_PIECE}, and model.{name} gives a rank {width:g} columns; "
+            field, "fp8", f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns; "
             f"change model.{name} or parallelism.tensor_parallel_size, or use bf16",
         )
         for name, width in widths.items()
@@ -286,15 +301,15 @@ def legal_layouts(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     gpus_per_worker: int, elasticity: ElasticityConfig,
 ) -> tuple[Layout, ...]:  # fmt: skip
-    """All layouts that a job allows and that go with the rest of it, the fewest ranks first.
+    """All layouts that a job allows and that are legal with the rest of its spec, fewest ranks first.
 
     Args:
         model: The job's model.
         parallelism: Its own parallelism.
         training: Its batches: only numbers of replicas that divide a step's micro-batches are legal.
         optimizer: Its optimizer.
-        gpus_per_worker: Of its workers.
-        elasticity: What it allows.
+        gpus_per_worker: GPUs of each worker, 0 or 1.
+        elasticity: The layouts it allows.
     """
     layouts = [
         layout
@@ -311,17 +326,17 @@ def elasticity_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     gpus_per_worker: int, elasticity: ElasticityConfig | None,
 ) -> list[FieldProblem]:  # fmt: skip
-    """Why a job cannot run in layouts that it allows: each layout needs a number of replicas that is legal."""
+    """Why a job cannot run in the layouts it allows: each kind of replica needs a legal number of replicas."""
     if elasticity is None:
         return []
     if elasticity.automatic and (size := parallelism.context_parallel_size) > 1:
         message = "layouts=auto chooses among layouts without context parallelism; leave it out, or list layouts"
         return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
     if elasticity.automatic and isinstance(parallelism.recompute, tuple):
-        message = "layouts=auto has layouts of other stages; use recompute=auto, or one mode for all blocks"
+        message = "layouts=auto tries other numbers of stages; use recompute=auto, or one mode for all blocks"
         return [FieldProblem(("parallelism", "recompute"), parallelism.recompute_text, message)]
     if elasticity.automatic and parallelism.pipeline_layers_per_stage is not None:
-        message = "layouts=auto has layouts of other stages; leave it out, or list layouts"
+        message = "layouts=auto tries other numbers of stages; leave it out, or list layouts"
         value = list(parallelism.pipeline_layers_per_stage)
         return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), value, message)]
     sizes = elasticity.data_parallel_size
@@ -344,7 +359,7 @@ def elasticity_problems(
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
             smallest = parallelism.at(replace(replica, dp=sizes.min))
             found = layout_problems(model, smallest, training, optimizer, gpus_per_worker)
-            causes = "; ".join(problem.message for problem in found) or "the batch does not split so"
+            causes = "; ".join(problem.message for problem in found) or "the batch cannot be split that way"
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
             problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {causes}"))
     return problems
@@ -354,14 +369,14 @@ def _problems_of_chosen(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     gpus_per_worker: int, elasticity: ElasticityConfig,
 ) -> list[FieldProblem]:  # fmt: skip
-    """What is wrong with layouts that the service is said to have chosen."""
+    """What is wrong with the layouts recorded as chosen by the service."""
     field, gpus = ("elasticity", "resolved"), elasticity.gpus
     problems = []
     for layout in elasticity.chosen:
         problems_of_it = layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker)
         found = [problem.message for problem in problems_of_it]
         if gpus and not gpus.min <= layout.world_size <= gpus.max:
-            found.append(f"it has {layout.world_size} ranks, and gpus allows {gpus.min} to {gpus.max}")
+            found.append(f"it has {layout.world_size} ranks, but gpus allows {gpus.min} to {gpus.max}")
         if found:
             message = f"{layout} is not legal: {'; '.join(found)}; leave resolved out, the service writes it"
             problems.append(FieldProblem(field, [layout.tp, layout.pp, layout.dp], message))
@@ -374,7 +389,7 @@ def _allowed_numbers(training: TrainingConfig, elasticity: ElasticityConfig) -> 
 
 
 def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list[int]:
-    """Numbers of replicas, from the least to the most, that divide a step's micro-batches."""
+    """Numbers of replicas from ``least`` to ``most`` that divide a step's micro-batches."""
     batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
     return [number for number in _divisors(micro_batches) if least <= number <= most]

@@ -1,10 +1,10 @@
-"""Which tensor parallel strategy serves which family, and what it has to divide."""
+"""Which tensor parallel strategy supports which family, and what it has to divide."""
 
 from typing import Literal
 
 from boost_core.config.base import FieldProblem, counted
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import MODES, TRAITS, ParallelismConfig
 
 StrategyName = Literal["btp", "vanilla", "fullrank"]
 
@@ -15,7 +15,7 @@ def chosen_strategy(model: ModelConfig, parallelism: ParallelismConfig) -> Strat
 
 
 def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
-    """Why the chosen strategy cannot serve the family or the number of tensor parallel ranks."""
+    """Why the chosen strategy does not support the family or the number of tensor parallel ranks."""
     strategy = chosen_strategy(model, parallelism)
     problems = []
     if unfit := _unfit(strategy, model):
@@ -45,20 +45,20 @@ def _recompute_problems(
         listed, named = len(recompute), sum(stage.blocks for stage in recompute)
         if listed != parallelism.stages:
             messages.append(
-                f"it lists {counted(listed, 'stage')}, and there are {parallelism.stages}; give an entry for each"
+                f"it lists {counted(listed, 'stage')}, but there are {parallelism.stages}; give an entry for each"
             )
         elif named != blocks:
-            messages.append(f"its counts add up to {named}, and model.num_hidden_layers is {blocks}; make them equal")
-    for mode in ("latent", "shared"):
-        if mode not in modes:
+            messages.append(f"its counts add up to {named}, but model.num_hidden_layers is {blocks}; make them equal")
+    for mode in MODES:
+        if mode not in modes or TRAITS[mode].again != "segments":
             continue
         if reason := _not_local_between_exchanges(strategy, parallelism):
-            message = f"{mode} computes again what lies between two exchanges of latents; {reason}"
+            message = f"{mode} recomputes what lies between two exchanges of latents; {reason}"
             messages.append(f"{message}, or use none or full")
-        elif mode == "shared" and rank % size:
+        elif TRAITS[mode].slices and rank % size:
             messages.append(
-                f"shared: {size} tensor parallel ranks cannot keep as many of model.rank={rank} elements each; use "
-                f"latent, or round up to model.rank={-(-rank // size) * size}"
+                f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks; use latent, or "
+                f"round up to model.rank={-(-rank // size) * size}"
             )
     return [FieldProblem(field, parallelism.recompute_text, message) for message in messages]
 
@@ -68,33 +68,33 @@ def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> l
         return []
     reason = _not_local_between_exchanges(strategy, parallelism)
     if "full" in parallelism.recompute_text:  # which auto leaves out
-        reason = "recompute=full runs a block without a stop: use none, latent or shared"
+        reason = "recompute=full runs a block without pausing: use none, latent, shared or offload"
     message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
     return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []
 
 
 def _not_local_between_exchanges(strategy: StrategyName, parallelism: ParallelismConfig) -> str | None:
     if strategy != "btp":
-        return f"{strategy} exchanges wide vectors amid them: use btp"
+        return f"{strategy} exchanges wide vectors between them: use btp"
     if parallelism.norm == "sync":
-        return "norm=sync has a collective amid them: use norm=fused"
+        return "norm=sync has a collective between them: use norm=fused"
     return None
 
 
 def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
     if strategy == "fullrank" and model.family != "dense":
-        return f"fullrank splits dense matrices and family={model.family} has low-rank pairs; use btp or vanilla"
+        return f"fullrank splits dense matrices, but family={model.family} has low-rank pairs; use btp or vanilla"
     if strategy != "fullrank" and model.family == "dense":
-        return f"{strategy} splits low-rank pairs and family=dense has none; use fullrank"
+        return f"{strategy} splits low-rank pairs, but family=dense has none; use fullrank"
     if strategy == "vanilla" and model.qk_norm:
-        return "vanilla has all heads on every rank, and model.qk_norm's scales need them split; use btp"
+        return "vanilla has all heads on every rank, but model.qk_norm's scales need them split; use btp"
     if strategy == "vanilla" and model.family == "lax":
-        return "vanilla cuts the latent into slivers, and LaX's norm and gate need it whole; use btp"
+        return "vanilla splits the latent among ranks, but LaX's norm and gate need it whole; use btp"
     return None
 
 
 def _divided(strategy: StrategyName, model: ModelConfig, size: int) -> list[tuple[str, int, str]]:
-    """Name, value and remedy of each size that the strategy splits."""
+    """Name, value and remedy for each size that the strategy splits."""
     heads = [
         ("num_attention_heads", model.num_attention_heads, f"choose a divisor of {model.num_attention_heads}"),
         ("num_key_value_heads", model.key_value_heads, f"choose a divisor of {model.key_value_heads}"),

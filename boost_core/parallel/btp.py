@@ -2,7 +2,7 @@
 
 The residual stream is sharded along the hidden size from the embedding to the head. A is sharded along its
 rows, so that each rank's product is a partial sum of the latent; B along its columns, so that each rank gets
-its own shard of the wide output. One all-reduce a latent is all that a block exchanges.
+its own shard of the wide output. A block exchanges nothing but one all-reduce per latent.
 
 Shape suffixes: T tokens, d hidden (this rank's shard), g projections of one input, r rank, f wide (shard).
 """
@@ -22,6 +22,7 @@ from boost_core.nn.strategy import Latents, NormWeights, SharedLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients
 from boost_core.parallel.exchange import Exchange
+from boost_core.parallel.host_memory import HostMemory
 from boost_core.parallel.mappings import all_gather_from_tp, all_to_all, copy_to_tp, reduce_from_tp
 from boost_core.parallel.shared_latents import Lookahead, SlicedLatents
 from boost_core.parallel.vocabulary import head_losses, likeliest_tokens
@@ -32,8 +33,8 @@ class BottleneckTensorParallel:
 
     Args:
         communicator: The tensor parallel group.
-        norm: How the RMSNorm of a sharded residual is taken: ``fused``, ``online_paper`` or ``sync``.
-        fp8: Whether products are those of ``kernels.fp8_product``.
+        norm: How the RMSNorm of a sharded residual is computed: ``fused``, ``online_paper`` or ``sync``.
+        fp8: Whether to use the products of ``kernels.fp8_product``.
     """
 
     SHARDING: ClassVar[Sharding] = BTP
@@ -41,34 +42,35 @@ class BottleneckTensorParallel:
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
         self._communicator, self._norm, self.fp8 = communicator, norm, fp8
         self._deferred = DeferredWeightGradients(communicator.size == 1, fp8)
+        self._host = HostMemory()
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
-        """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
+        """Look up this rank's columns: the residual is sharded from the start, and nothing is sent."""
         return self.enter(embedding(token_T, weight_Vd))
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
-        """This rank's shard; its sums of squares are taken anew rather than sent."""
+        """This rank's shard; its sums of squares are recomputed rather than sent."""
         return residual_start(self._deferred.flush_before(x_Td), self._quantises_residual)
 
     def width(self, hidden_size: int) -> int:
-        """A shard."""
+        """The width of a shard."""
         return hidden_size // self._communicator.size
 
     def defer_weight_gradients(self) -> Callable[[], Callable[[], None]]:
-        """Defer weight gradients from now on; what is returned gives those deferred so far, to be computed later."""
+        """Defer weight gradients from now on; the returned function takes those deferred so far, to compute later."""
         return self._deferred.keep()
 
     def abandon(self) -> None:
-        """Forget the weight gradients that are deferred."""
+        """Drop the deferred weight gradients."""
         self._deferred.abandon()
 
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
-        """The sum of this rank's shards, and its sums of squares for the next norm."""
+        """Add this rank's shards, and take the result's sums of squares for the next norm."""
         return residual_add(stream_Td, y_Td, self._quantises_residual)
 
     @property
     def _quantises_residual(self) -> bool:
-        """Whether a product reads the residual as it is, in 8 bits."""
+        """Whether a product reads the residual itself, in 8 bits."""
         return self.fp8 and self._norm == "fused"
 
     def partial_latents(
@@ -88,15 +90,22 @@ class BottleneckTensorParallel:
         self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None,
         shared: SharedLatents | None = None,
     ) -> Callable[[], Latents]:  # fmt: skip
-        """One all-reduce of all g latents; backward, one of their gradients."""
+        """One all-reduce of all g latents; in the backward pass, one of their gradients."""
         if self._communicator.size == 1:
             return lambda: partial
         apart = self._norm == "online_paper"
         epilogue = None if apart else epilogue
         return Exchange(self._communicator, self._deferred, norm, apart, epilogue, shared).start(partial)
 
-    def share(self, lookahead: Lookahead) -> SlicedLatents | None:
-        """What keeps the latents of one segment in slices; ``None`` in a group of one, which has them whole."""
+    def share(self, lookahead: Lookahead, on_host: bool) -> SlicedLatents | None:
+        """Return what keeps one segment's latents in slices; ``None`` in a group of one, which has them whole.
+
+        Args:
+            lookahead: The forward pass's.
+            on_host: Whether to keep all inputs of the segment in the host's memory, whole in a group of one.
+        """
+        if on_host:
+            return SlicedLatents(self._communicator, lookahead, self._host)
         return SlicedLatents(self._communicator, lookahead) if self._communicator.size > 1 else None
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
@@ -113,9 +122,9 @@ class BottleneckTensorParallel:
     def _online_paper(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
     ) -> torch.Tensor:
-        """The published form: normalise each shard by its own statistic, recover the whole one's after the all-reduce.
+        """The published form: normalise each shard by its own statistic, correct after the all-reduce.
 
-        The shard's root mean square multiplies its latents before they are summed, and a second all-reduce brings
+        The shard's root mean square multiplies its latents before they are summed, and a second all-reduce computes
         the whole sum of squares.
         """
         rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
@@ -126,9 +135,10 @@ class BottleneckTensorParallel:
     def _sync(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
     ) -> torch.Tensor:
-        """The plain form: an all-reduce of the statistic first, a normalising pass, then the latents' all-reduce.
+        """The plain form: first an all-reduce of the statistic, then a normalising pass and the latents' all-reduce.
 
-        Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
+        Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective in the
+        backward pass.
         """
         squares_T = reduce_from_tp(squares_T.clone(), self._communicator, "statistic")
         squares_T = copy_to_tp(squares_T, self._communicator, "statistic")
@@ -136,11 +146,11 @@ class BottleneckTensorParallel:
         return self._deferred.product(normed_Td, down_dr)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
-        """One all-gather; each rank's sum of squares is one more column of its shard."""
+        """One all-gather; each rank's sum of squares travels as an extra column of its shard."""
         drop_quantised(residual.inputs)
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
-            raise AssertionError("a sharded residual has its sums of squares")
+            raise AssertionError("a sharded residual must come with its sums of squares")
         payload_pTc = all_gather_from_tp(with_statistic(scaled_Td, squares_T), self._communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
@@ -152,9 +162,9 @@ class BottleneckTensorParallel:
         return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
 
     def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """Over the vocabulary's shards."""
+        """The likeliest tokens over the vocabulary's shards."""
         return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
-        """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""
+        """Turn some columns of all rows into all columns of some rows: one all-to-all of the embedding's shard."""
         return all_to_all(embedding_Vd, self._communicator, "tied head").T

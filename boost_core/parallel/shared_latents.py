@@ -1,105 +1,227 @@
-"""Latents of which each tensor parallel rank keeps a slice until backward, when the ranks gather them again.
+"""Inputs of a recomputed block's segments, kept for the backward pass in slices, on the host, or both.
 
-After its exchange a latent is the same on every rank of the group. With ``recompute: shared`` each keeps 1/p of it: of
-what one segment of a block is given, its own latents and, under LaX, those that cross into it. The gathers of a segment
-start as the backward pass comes to the segment one block after it, so that what is computed meanwhile hides them; the
-first of a backward pass has nothing before it. A norm's statistics, one element a token, stay whole. What is gathered
-has the bits that were kept, in memory that is laid out alike, so that all that is made of it is the same.
+After its exchange a latent is the same on every rank of the group. With ``recompute: shared``, each rank keeps 1/p of a
+segment's inputs: its own latents and, under LaX, those that cross into it. A segment's gathers start when the backward
+pass reaches the segment one block after it, so that the computation in between hides them; the first in a backward pass
+have nothing to hide behind. A norm's statistics, one element per token, stay whole. What is gathered has the same bits
+and memory layout as what was kept, so everything computed from it is the same.
+
+With ``recompute: offload``, the host's memory holds these slices, or the whole latents on one rank, the statistics and
+the residual (``host_memory``). They are fetched as far ahead as latents are gathered, and a block further ahead where
+they are gathered.
 
 Shape suffixes: T tokens, r latents; g projections.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from boost_core.nn.strategy import GatheredLatents, Latents
+from boost_core.nn.strategy import GatheredLatents, Held, Latents
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.host_memory import HostCopy, HostMemory
 from boost_core.parallel.ledger import Pending
 
 PURPOSE = "kept latent"
 _AHEAD = 4  # segments of a block that are given latents
 
 
+class _Copies:
+    """Copies on the host, shared by keepers of the same memory."""
+
+    def __init__(self) -> None:
+        self._copies: list[HostCopy] = []
+
+    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
+        """A tensor's copy, with one more keeper; it is reused as long as the device still has the tensor."""
+        self._copies = [copy for copy in self._copies if copy.leaves]
+        copy = next((copy for copy in self._copies if copy.is_of(tensor)), None)
+        if copy is None:
+            copy = host.put(tensor)
+            self._copies.append(copy)
+        copy.keep()
+        return copy
+
+
 @dataclass
 class Lookahead:
-    """The segments of one forward pass, of which the backward pass gathers some ahead.
+    """The segments of one forward pass, which the backward pass gathers ahead.
 
     Attributes:
-        last: The newest.
+        last: The newest segment.
+        copies: Its copies on the host.
     """
 
     last: "SlicedLatents | None" = None
+    copies: _Copies = field(default_factory=_Copies)
 
 
 class SlicedLatents:
     """The ``SharedLatents`` of one segment.
 
     Args:
-        communicator: The tensor parallel group, of several ranks.
-        lookahead: Of the forward pass; this is its newest from now on.
+        communicator: The tensor parallel group, of several ranks unless ``host`` is given.
+        lookahead: The forward pass's; this becomes its newest segment.
+        host: Where tensors are kept; ``None`` for the device.
     """
 
-    def __init__(self, communicator: Communicator, lookahead: Lookahead) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator, lookahead: Lookahead, host: HostMemory | None = None) -> None:
+        self._communicator, self._host, self._copies = communicator, host, lookahead.copies
         self._before, lookahead.last = lookahead.last, self
         self._exchanges: list[GatheredLatents] = []
         self._given: tuple[list[Latents], list[torch.Tensor] | None] | None = None
-        self._latents: list[tuple[_Slice, torch.Tensor | None]] = []
-        self._carried: list[_Slice] | None = None
+        self._latents: list[tuple[_Kept, _Kept | None]] = []
+        self._carried: list[_Kept] | None = None
+        self._held: list[_Held] = []
+        if host is not None:
+            host.segment()
 
     def of_exchange(self) -> GatheredLatents:
-        """Where one more exchange in front of the segment finds its latents in backward."""
+        """Where another exchange before the segment finds its latents in the backward pass."""
         self._exchanges.append(GatheredLatents())
         return self._exchanges[-1]
 
     def keep(self, latents: list[Latents], carried: list[torch.Tensor] | None) -> None:
-        """Keep a slice of what the exchanges gave, in their order, and of what crosses into the segment."""
+        """Keep a slice of the exchanges' results, in order, and of what crosses into the segment."""
         self._given = latents, carried
         self._latents = [
-            (self._slice(h_Tr), None if squares_T is None else squares_T.detach().clone())
+            (self._keep(h_Tr), None if squares_T is None else self._keep_statistic(squares_T))
             for h_Tr, squares_T in latents
         ]
-        self._carried = None if carried is None else [self._slice(z_gTr) for z_gTr in carried]
+        self._carried = None if carried is None else [self._keep(z_gTr) for z_gTr in carried]
+
+    def hold(self, tensor: torch.Tensor) -> torch.Tensor | Held:
+        """Another input of the segment: the tensor itself, or, if kept on the host, what gives it as ``give`` does."""
+        if self._host is None:
+            return tensor
+        held = _Held(tensor, _OnHost(tensor.detach(), self._copies, self._host))
+        self._held.append(held)
+        return held
 
     def give(self) -> tuple[list[Latents], list[torch.Tensor] | None]:
-        """What was kept: first as it came, for the forward pass, and then as it is gathered, once."""
+        """What was kept: first as it came, for the forward pass, then as gathered, once."""
         if self._given is not None:
             given, self._given = self._given, None
             return given
         self._start_ahead()
-        latents: list[Latents] = [(kept.whole(), squares_T) for kept, squares_T in self._latents]
+        latents: list[Latents] = [
+            (kept.whole(), None if squares is None else squares.whole()) for kept, squares in self._latents
+        ]
         carried = None if self._carried is None else [kept.whole() for kept in self._carried]
-        for exchange, gathered in zip(self._exchanges, latents, strict=True):
-            exchange.latents = gathered if gathered[1] is not None else None  # read by the statistic's gradient alone
+        if self._communicator.size > 1:  # one rank exchanges nothing
+            for exchange, gathered in zip(self._exchanges, latents, strict=True):
+                exchange.latents = gathered if gathered[1] is not None else None  # the statistic's gradient reads it
         self._latents, self._carried, self._exchanges = [], None, []
         return (
             [(_leaf(h_Tr), None if squares_T is None else _leaf(squares_T)) for h_Tr, squares_T in latents],
             None if carried is None else [_leaf(z_gTr) for z_gTr in carried],
         )
 
-    def _slice(self, whole: torch.Tensor) -> "_Slice":
-        return _Slice(whole.detach(), self._communicator)
+    def _keep(self, latent: torch.Tensor) -> "_Kept":
+        latent = latent.detach()
+        return self._store(latent) if self._communicator.size == 1 else _Slice(latent, self._communicator, self._store)
+
+    def _keep_statistic(self, squares_T: torch.Tensor) -> "_Kept":
+        squares_T = squares_T.detach()
+        return self._store(squares_T if self._communicator.size == 1 else squares_T.clone())  # it came with latents
+
+    def _store(self, tensor: torch.Tensor) -> "_Kept":
+        return _OnDevice(tensor) if self._host is None else _OnHost(tensor, self._copies, self._host)
 
     def _start_ahead(self) -> None:
+        """Gather this segment and those of a block ahead; fetch another block's, so that it is there when gathered."""
+        gathered = 1 + _AHEAD
+        for number, segment in zip(range(gathered + _AHEAD), self._from_here(), strict=False):
+            for kept in segment._all():
+                if number < gathered or self._communicator.size > 1:
+                    kept.fetch()
+                if number < gathered:
+                    kept.start()
+
+    def _from_here(self) -> "Iterator[SlicedLatents]":
+        """This segment, and those before it."""
         segment: SlicedLatents | None = self
-        for _ in range(1 + _AHEAD):
-            if segment is None:
-                return
-            segment._start()
+        while segment is not None:
+            yield segment
             segment = segment._before
 
-    def _start(self) -> None:
-        for kept, _ in self._latents:
-            kept.start()
-        for kept in self._carried or ():
-            kept.start()
+    def _all(self) -> "Iterator[_Kept]":
+        for kept, squares in self._latents:
+            yield kept
+            if squares is not None:
+                yield squares
+        yield from self._carried or ()
+        yield from (held.kept for held in self._held)
+
+
+class _Kept(Protocol):
+    """A tensor until it is wanted again."""
+
+    def fetch(self) -> None:
+        """Start to copy what is kept to the device, if that is not under way."""
+
+    def start(self) -> None:
+        """Start to make it whole, if that is not under way."""
+
+    def whole(self) -> torch.Tensor:
+        """The tensor, once, laid out in memory as it was."""
+
+
+class _OnDevice:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def fetch(self) -> None:
+        """It is there."""
+
+    def start(self) -> None:
+        """It is whole."""
+
+    def whole(self) -> torch.Tensor:
+        return self._tensor
+
+
+class _OnHost:
+    def __init__(self, tensor: torch.Tensor, copies: _Copies, host: HostMemory) -> None:
+        # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
+        self._turned = not tensor.is_contiguous()
+        self._copy: HostCopy | None = copies.of(tensor.transpose(0, 1) if self._turned else tensor, host)
+
+    def fetch(self) -> None:
+        if self._copy is not None:
+            self._copy.fetch()
+
+    def start(self) -> None:
+        """It is whole."""
+
+    def whole(self) -> torch.Tensor:
+        if self._copy is None:
+            raise AssertionError("it was given already")
+        tensor, self._copy = self._copy.take(), None
+        return tensor.transpose(0, 1) if self._turned else tensor
+
+
+class _Held(Held):
+    """The ``Held`` of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor, kept: _Kept) -> None:
+        self._given: torch.Tensor | None = tensor
+        self.kept = kept
+
+    def give_held(self) -> torch.Tensor:
+        """The tensor as it came, for the forward pass, and then as it was kept, once."""
+        if self._given is not None:
+            given, self._given = self._given, None
+            return given
+        return _leaf(self.kept.whole())
 
 
 class _Slice:
     """This rank's slice of a tensor that all ranks have."""
 
-    def __init__(self, whole: torch.Tensor, communicator: Communicator) -> None:
+    def __init__(self, whole: torch.Tensor, communicator: Communicator, keep: Callable[[torch.Tensor], _Kept]) -> None:
         self._communicator = communicator
         # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
         self._turned = not whole.is_contiguous()
@@ -107,24 +229,28 @@ class _Slice:
         if not ordered.is_contiguous():
             raise AssertionError(f"latents of shape {tuple(whole.shape)} have gaps between them")
         self._shape = ordered.shape
-        self._own = ordered.flatten().chunk(communicator.size)[communicator.rank].clone()
-        self._gather: tuple[Pending, torch.Tensor] | None = None
+        self._own = keep(ordered.flatten().chunk(communicator.size)[communicator.rank].clone())
+        self._gather: tuple[Pending, torch.Tensor, torch.Tensor] | None = None
+
+    def fetch(self) -> None:
+        self._own.fetch()
 
     def start(self) -> None:
         """Start to gather the tensor, if that is not under way."""
         if self._gather is None:
-            gathered = self._own.new_empty(self._shape)
-            self._gather = self._communicator.start_all_gather(gathered.view(-1), self._own, PURPOSE), gathered
+            own = self._own.whole()
+            gathered = own.new_empty(self._shape)
+            self._gather = self._communicator.start_all_gather(gathered.view(-1), own, PURPOSE), gathered, own
 
     def whole(self) -> torch.Tensor:
         """The tensor, laid out in memory as it was."""
         if self._gather is None:
             raise AssertionError("its gather was not started")
-        (pending, gathered), self._gather = self._gather, None
+        (pending, gathered, _), self._gather = self._gather, None
         pending.wait()
         return gathered.transpose(0, 1) if self._turned else gathered
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """What autograd takes for an input, as the recomputation has to keep for its nodes what the forward pass kept."""
+    """A leaf for autograd: the recomputation must save for its nodes what the forward pass saved."""
     return tensor.detach().requires_grad_()

@@ -1,32 +1,33 @@
-"""What a block and the head keep of each token for the backward pass, in bytes on one rank.
+"""Bytes per token that a block and the head keep on one rank for the backward pass.
 
-Widths are this rank's: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
-btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole but the latent, r/p; under
+Widths are per rank: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
+btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole except the latent, r/p; under
 fullrank w is whole and the rest is split (``architecture.sharding``). Without recomputation a block keeps, in
 the compute type,
 
 ==================  ===================================  =========================================================
-what                elements a token                     who keeps it
+what                elements per token                   kept by
 ==================  ===================================  =========================================================
-residual            2w                                   the products after it: its input, and after attention
+residual            2w                                   the products that follow it: its input, and after attention
 latents             7r, and 7r again where the epilogue  ``latent_epilogue`` its input, ``deferred.product`` its output
-                    makes new ones: behind a norm of a
+                    makes new ones: after a norm of a
                     sharded residual, or with a SiLU
 attention           q + 2k, q, and h in fp32             torch's: its inputs, its output, and log-sum-exps
 MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
-norms               one for each product behind one, or  ``exchange``: their statistics; of a whole residual
-                    w of a whole residual                ``rms_norm``'s output
-QK-norm             q + k, and one a head in fp32        torch's norm: its inputs, and their statistics
-LaX                 0, 7r or 21r by the gate             ``crossing``: what the gate let through and made meanwhile
+norms               one for each product after a norm,   ``exchange``: their statistics; for a whole residual
+                    or w for a whole residual            ``rms_norm``'s output
+QK-norm             q + k, and one per head in fp32      torch's norm: its inputs, and their statistics
+LaX                 0, 7r or 21r depending on the gate   ``crossing``: the gate's output and intermediate results
 ==================  ===================================  =========================================================
 
-With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with, and of context
-parallel ranks q and h in fp32, attention's output and log-sum-exps; with ``shared`` 7r/p in place of 7r; with ``full``
-w and that sum; LaX's carried latents, 7r, beside them, under ``shared`` 7r/p and only where they cross. On a CPU the
-kernels' references run, which keep more.
+With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; context parallel
+ranks also keep attention's output (q) and its log-sum-exps (h in fp32). ``shared`` keeps 7r/p in place of 7r; ``full``
+keeps w and that sum. LaX's carried latents add 7r, or under ``shared`` 7r/p and only where they cross. With
+``offload`` the host holds what ``shared`` keeps, on one rank with p = 1, and the device only attention's output on
+context parallel ranks. On a CPU the kernels' references run, which keep more.
 ``tests/numerics/test_memory_plan.py`` measures both storage by storage. In bf16 on a CPU, with a norm other than the
-fused one, this is up to one fp32 residual a block too much; and 2r for a block that is computed again and that is given
-latents by one of an svd into which none cross.
+fused one, this overestimates by up to one fp32 residual per block; and by 2r for a recomputed block that receives
+latents from an svd block into which none cross.
 """
 
 from collections.abc import Callable, Hashable
@@ -38,11 +39,11 @@ from boost_core.architecture.families import gate_matrices
 from boost_core.architecture.projections import projection_groups
 from boost_core.architecture.sharding import Sharding, chosen_sharding, kept_latents
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 
 PRECISE = 4  # bytes of statistics, sums and masters
 
-# Not of how a block is split.
+# Fields that do not affect how a block is split.
 _OF_OTHERS = {
     "pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "pipeline_layers_per_stage", "zero_stage",
     "optimizer_offload", "recompute",
@@ -52,7 +53,7 @@ _Method = TypeVar("_Method", bound=Callable[..., int])
 
 
 def _worked_out_once(method: _Method) -> _Method:
-    """Have a method remember its answers: a search asks for the same of thousands of layouts."""
+    """Cache a method's results: a search asks for the same ones for thousands of layouts."""
 
     @wraps(method)
     def answer(self: "Activations", *arguments: Hashable) -> int:
@@ -66,14 +67,14 @@ def _worked_out_once(method: _Method) -> _Method:
 
 @dataclass(frozen=True)
 class Activations:
-    """Those of one model on one rank.
+    """Activations of one model on one rank.
 
     Attributes:
         model: The model.
-        parallelism: How it is split; legal with the model.
-        element_bytes: Of the compute type.
+        parallelism: How it is split; legal for the model.
+        element_bytes: Bytes per element of the compute type.
         kernels: Whether Triton's kernels run, as on a GPU, or their references.
-        answers: What was worked out already.
+        answers: Cached results.
     """
 
     model: ModelConfig
@@ -84,7 +85,7 @@ class Activations:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How the tensor parallel strategy splits it."""
+        """How the tensor parallel strategy splits the model."""
         return chosen_sharding(self.model, self.parallelism)
 
     @property
@@ -104,69 +105,91 @@ class Activations:
 
     @property
     def carried(self) -> int:
-        """Bytes of the latents that LaX hands from block to block."""
+        """Bytes per token of the latents that LaX hands from block to block."""
         return 0 if self.model.lax is None else self._projections * self.latent * self.element_bytes
 
     def embedding(self) -> int:
-        """What the embedding keeps of each token: of a split vocabulary the token's place in it, and whether it is."""
+        """Bytes kept by the embedding: with a split vocabulary, the token's index and whether it is in the shard."""
         return 0 if self.sharding.residual else 8 + self.element_bytes
+
+    def stream_start(self) -> int:
+        """Bytes kept of the residual stream's start for its sums of squares, where the first block's is on the host.
+
+        A reference keeps a copy in fp32, which ``head`` counts.
+        """
+        itself = self.kernels or self.element_bytes == PRECISE or not self.sharding.residual
+        return self.residual * self.element_bytes if itself else 0
 
     @_worked_out_once
     def block(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
-        """What a block keeps of each token.
+        """Bytes that a block keeps.
 
         Args:
-            crossed: Whether latents of the block before cross into it.
-            given: Whether it is given them, which a block that is computed again keeps in any case, unless they are
-                shared.
+            crossed: Whether the previous block's latents cross into it.
+            given: Whether it receives them; a recomputed block keeps them in any case, unless they are shared.
             mode: What it keeps.
         """
-        if mode == "none":
+        traits = TRAITS[mode]
+        if traits.again == "nothing":
             return self._whole_block(crossed)
-        first_squares = PRECISE if self.sharding.residual else 0
-        if mode == "full":
-            return self.residual * self.element_bytes + first_squares + given * self.carried
-        latents = 2 * self.residual * self.element_bytes + self._kept_latents(crossed, given, mode)
-        # Context parallel ranks keep attention's output and log-sum-exps, so that no key comes again.
+        if traits.again == "all":
+            return self.residual * self.element_bytes + self._first_squares + given * self.carried
+        # Context parallel ranks keep attention's output and log-sum-exps, so that no keys are sent again.
+        attended = 0
         if self.parallelism.context_parallel_size > 1:
-            latents += self.query * self.element_bytes + self._heads * PRECISE
-        # On one rank nothing is sent: each norm reads the residual's own sums of squares.
-        return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)
+            attended = self.query * self.element_bytes + self._heads * PRECISE
+        return attended + (0 if traits.on_host else self._segments(crossed, given, mode))
 
-    def _kept_latents(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
-        """Bytes a token of a block that is computed again between its exchanges."""
-        if mode == "shared" and self._size > 1:
-            return self.shared(crossed) * self.element_bytes
-        return self._projections * self.latent * self.element_bytes + given * self.carried
+    def on_host(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+        """Bytes that a block keeps in the host's memory. Arguments as in ``block``."""
+        return self._segments(crossed, given, mode) if TRAITS[mode].on_host else 0
+
+    @property
+    def _first_squares(self) -> int:
+        return PRECISE if self.sharding.residual else 0
+
+    @_worked_out_once
+    def _segments(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+        """Inputs of the segments of a block that is recomputed between its exchanges."""
+        kept = 2 * self.residual * self.element_bytes
+        # On one rank nothing is sent: each norm reads the residual's own sums of squares.
+        kept += self._first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE
+        if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
+            return kept + self.shared(crossed) * self.element_bytes
+        return kept + self._projections * self.latent * self.element_bytes + given * self.carried
 
     def shared(self, crossed: bool) -> int:
-        """Elements a token of this rank's slice of a block's latents, and of those that cross into it."""
+        """Elements of this rank's slice of a block's latents, and of those that cross into it."""
         return sum(kept_latents(self.model, self.parallelism, crossed)) // self._size
 
     @_worked_out_once
     def block_backward(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
-        """What the backward pass through a block takes on top: what is computed again, and gradients of activations.
+        """Extra bytes of the backward pass through a block: recomputed activations, and gradients of activations.
 
-        About: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as ``block``.
+        Approximate: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as in
+        ``block``.
         """
         widths = 3 * self.residual + max(3 * self._mlp, 2 * (self.query + self.key_value))
         if self.model.lax is not None:
-            # Of latents handed in and on; and a reference makes those of three at a time step by step.
+            # Of latents received and handed on; and a reference makes those of three at a time step by step.
             widths += (2 * self._projections + (0 if self.kernels else 12)) * self.latent
         gradients = widths * self.element_bytes if self.kernels else (widths + 2 * self.query) * PRECISE
-        if mode == "none":
+        traits = TRAITS[mode]
+        if traits.again == "nothing":
             return gradients
-        if mode == "shared" and self._size > 1:
-            # As far as they are gathered: of a block, and of one segment more, while slices are there still.
+        # By then those of two more blocks are on the device where they are gathered in between, otherwise of one.
+        gradients += (2 if self._size > 1 else 1) * self.on_host(crossed, given, mode)
+        if traits.slices and self._size > 1:
+            # Gathered latents: of a block and one more segment, while the slices still exist.
             gradients += (
                 (2 if crossed else 1)
                 * (self._projections + self._projections_together)
                 * (self.latent * self.element_bytes)
             )
-            mode = "latent"
-        again = self._whole_block(crossed) - self.block(crossed, given, mode)
-        if mode == "latent" and self.kernels:
-            # Between two exchanges at a time.
+        segments = traits.again == "segments"
+        again = self._whole_block(crossed) - self.block(crossed, given, "latent" if segments else mode)
+        if segments and self.kernels:
+            # One segment at a time, between two exchanges.
             attention = (3 if self.model.qk_norm else 2) * (self.query + self.key_value) + 3 * self.latent
             mlp = 3 * self._mlp + 2 * self.latent
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
@@ -174,30 +197,30 @@ class Activations:
 
     @_worked_out_once
     def fp8_operand(self) -> int:
-        """Bytes a token of a product's factor in 8 bits, at most: that of gate and up, of their gradients."""
+        """Most bytes of a product's operand in 8 bits: for gate and up together, their gradients."""
         widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
         return widest + PRECISE * self._projections_together
 
     @_worked_out_once
     def head(self) -> int:
-        """What the final norm and the loss keep of each token, the last residual included."""
+        """Bytes kept by the final norm and the loss, including the last residual."""
         hidden, element = self.model.hidden_size, self.element_bytes
-        loss = 8 + 2 * PRECISE  # the target's place, the log-sum-exp, and the norm's statistic
+        loss = 8 + 2 * PRECISE  # the target's index, the log-sum-exp, and the norm's statistic
         norm = (self.residual + hidden) * element
         if self.sharding.residual:
             norm += 0 if self.kernels else self._fp32_copy(self.residual)
-            # The gathered vectors in fp32, as they are scaled; on one rank a view that has the statistic beside it.
+            # The gathered vectors in fp32, once scaled; on one rank a view with the statistic next to it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
         return norm + loss + (0 if self.kernels else self._composite_norm(hidden) - self._let_go(hidden))
 
     @_worked_out_once
     def head_norm_backward(self) -> int:
-        """What the backward pass through the final norm takes of each token, all that ``head`` keeps included."""
+        """Bytes held during the backward pass through the final norm, including all that ``head`` keeps."""
         hidden = self.model.hidden_size
         if self.sharding.residual:
-            # In fp32: of the scaled rows, of the rows, and the summands of their scales'.
+            # Gradients in fp32: of the scaled rows, of the rows, and the summands of their scales' gradients.
             return self.head() + 3 * hidden * PRECISE
-        # Torch's kernel has its input and output; in torch's operations each summand is there for itself.
+        # Torch's kernel has its input and output; composed of torch's operations, each summand is separate.
         return self.head() + (2 * hidden * self.element_bytes if self.kernels else 5 * hidden * PRECISE)
 
     def _whole_block(self, crossed: bool) -> int:
@@ -208,7 +231,7 @@ class Activations:
         return kept if self.kernels else kept + self._of_references(crossed)
 
     def _norms(self) -> int:
-        """Statistics, and what a norm that is a pass of its own keeps."""
+        """Statistics, and what a norm that is a separate pass keeps."""
         width, products = self.residual, self._products
         if not self.sharding.residual:
             return products * (width * self.element_bytes + PRECISE)
@@ -221,20 +244,20 @@ class Activations:
         return normed + sent + self._normed * self.latent * PRECISE
 
     def _head_norms(self) -> int:
-        """What norms of queries and keys keep."""
+        """Bytes kept by the norms of queries and keys."""
         if not self.model.qk_norm:
             return 0
         width = self.query + self.key_value
         statistics = PRECISE * width // self.model.head_size
         if self.kernels:
             return width * self.element_bytes + statistics
-        # In torch's operations an input in fp32, which is the projections' own unless that is narrower; the references
-        # count already what the values beside them keep of it.
+        # Composed of torch's operations: an input in fp32, which is the projections' output unless that is narrower;
+        # the references already count what the values next to them keep of it.
         own = (width - self._turned()) * self.element_bytes if self.element_bytes == PRECISE else 0
         return self._composite_norm(width) + statistics + own
 
     def _sent_statistics(self) -> int:
-        """Beside the latents in their type, or in collectives of their own."""
+        """Sent with the latents in their type, or in separate collectives."""
         return self._products * (self.element_bytes if self.parallelism.norm == "fused" else PRECISE)
 
     def _latents(self) -> int:
@@ -247,7 +270,7 @@ class Activations:
         return (2 + gate) * self._projections * self.latent * self.element_bytes
 
     def _of_references(self, crossed: bool) -> int:
-        """What the kernels' references keep more than the kernels: each of torch's operations for itself."""
+        """What the kernels' references keep beyond the kernels: each of torch's operations keeps its own inputs."""
         more = self._mlp * self.element_bytes if self.model.gated_by_silu else 0
         if self.sharding.residual:
             more += 2 * self._fp32_copy(self.residual)
@@ -277,13 +300,13 @@ class Activations:
         arrived = PRECISE * self._normed if self._scaled else 0
         sent = self.element_bytes * self._normed if copies and self._scaled and self._size > 1 else 0
         gate = -self._projections * self.element_bytes if gate_matrices(self.model) else 0
-        # The kernel's latents as they arrived are counted already.
+        # The kernel's latents as they arrived are already counted.
         latents = (steps + arrived + sent + gate - self.element_bytes * self._projections) * self.latent
         ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
         return latents + PRECISE * 2 * self._projections + self.element_bytes * ones
 
     def _turned(self) -> int:
-        """Queries and keys turned out of place, where what they were made from is kept by the values beside them.
+        """Queries and keys rotated out of place, where the values next to them keep their inputs alive.
 
         Context parallel ranks copy values.
         """
@@ -296,31 +319,31 @@ class Activations:
         return width * PRECISE if self.element_bytes < PRECISE else 0
 
     def _composite_norm(self, width: int) -> int:
-        """Torch's norm of whole rows where it has no kernel: rows in fp32, and normed ones before their scale."""
+        """Torch's norm of whole rows where it has no kernel: rows in fp32, and normed rows before scaling."""
         return width * PRECISE + self._fp32_copy(width)
 
     def _let_go(self, width: int) -> int:
-        """The residual itself, where such norms keep a copy of it in fp32."""
+        """The residual itself, freed where such norms keep an fp32 copy of it."""
         return width * self.element_bytes if self.element_bytes < PRECISE else 0
 
     @cached_property
     def _projections(self) -> int:
-        """All of a block."""
+        """Number of projections of a block."""
         return sum(len(group.wide_outs) for group in projection_groups(self.model))
 
     @cached_property
     def _projections_together(self) -> int:
-        """Of one input."""
+        """Most projections with a common input."""
         return max(len(group.wide_outs) for group in projection_groups(self.model))
 
     @cached_property
     def _normed(self) -> int:
-        """Those that a norm precedes."""
+        """Number of projections after a norm."""
         return sum(len(group.wide_outs) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _grouped(self) -> bool:
-        """Whether projections of one input share a product; dense ones do in any case."""
+        """Whether projections with a common input share a product; dense ones always do."""
         return self.parallelism.group_projections or self.model.rank is None
 
     @property
@@ -330,12 +353,12 @@ class Activations:
 
     @property
     def _products(self) -> int:
-        """Matrix products that a norm precedes."""
+        """Number of matrix products after a norm."""
         return sum(len(group.products(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _normed_pieces(self) -> int:
-        """In how many pieces of one width (``nn.bottleneck``) their latents go on."""
+        """Number of pieces of equal width (``nn.bottleneck``) into which their latents are divided."""
         return sum(len(group.pieces(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
@@ -344,7 +367,7 @@ class Activations:
 
     @property
     def _split(self) -> int:
-        """In how many parts heads and MLP are."""
+        """Number of parts into which heads and MLP are split."""
         return self._size if self.sharding.wide else 1
 
     @property
@@ -363,19 +386,19 @@ class Activations:
 
 @dataclass(frozen=True)
 class BlockSplit:
-    """How a block is split, whatever stages and replicas there are; two that split it alike are equal."""
+    """How a block is split, regardless of stages and replicas; two that split it alike are equal."""
 
     parts: tuple[Hashable, ...]
     parallelism: ParallelismConfig = field(compare=False)
 
     @classmethod
     def of(cls, parallelism: ParallelismConfig) -> "BlockSplit":
-        """That of a job's."""
+        """Return the split of a job's parallelism."""
         parts = tuple(value for name, value in vars(parallelism).items() if name not in _OF_OTHERS)
         return cls(parts, parallelism)
 
 
 @lru_cache(1024)
 def activations(model: ModelConfig, split: BlockSplit, element_bytes: int, kernels: bool) -> Activations:
-    """``Activations``, which layouts share that split a block alike."""
+    """Return ``Activations``, shared by layouts that split a block alike."""
     return Activations(model, split.parallelism, element_bytes, kernels)

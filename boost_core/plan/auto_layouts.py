@@ -1,15 +1,15 @@
-"""The layouts of a job that leaves them to the service: ``elasticity.layouts: auto``.
+"""Choosing the layouts of a job with ``elasticity.layouts: auto``.
 
-All legal layouts of as many GPUs as the job allows are timed, and those that do not fit their GPU with 4 % to spare are
-left out. Of the others, one is kept unless another takes no more GPUs, fits wherever it fits (the ranks that share a
-node divide into groups of the other's), and is as fast. So whatever nodes there are, the fastest layout kept that fits
-them is as fast as the fastest of all that do.
+Every legal layout within the job's range of GPUs is timed. Layouts that do not fit their GPU with 4 % to spare, or do
+not fit the host memory of their nodes, are dropped. Of the rest, a layout is kept unless another needs no more GPUs, is
+as fast, and fits wherever it fits (its ranks that share a node divide into groups of the other's size). So whatever
+nodes there are, the fastest kept layout that fits them is as fast as the fastest of all that do.
 
-If more are kept than a job may allow, those go that gain least: each is to be faster by a share than all kept that
-could stand in for it, and the share is raised until few enough are.
+If more are kept than a job may allow, those that gain least are dropped: each must be faster by some share than every
+kept layout that could replace it, and the share is raised until few enough remain.
 
-The micro-batch, the schedule, ZeRO's stage, the strategy and the batch are the job's: losses do not depend on which
-layout the scheduler takes. Seconds are those by which it chooses among them.
+The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as the job sets them, so losses do not
+depend on the layout that the scheduler takes. Times are the predictions by which the scheduler chooses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,8 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
-from boost_core.plan.devices import SPARE, at, device_bytes, remedies
+from boost_core.plan.devices import SPARE, at, device_bytes, remedies, too_large_for_hosts
+from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import NODE_GPUS, Machine
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
@@ -33,45 +34,56 @@ from boost_core.plan.resize import units
 from boost_core.plan.search import Choice, largest_part, longer
 from boost_core.plan.throughput import step_parts
 
-MOST_TIMED = 5000  # layouts, some milliseconds each
+MOST_TIMED = 5000  # layouts, a few milliseconds each
 _NAMED = 12  # numbers of replicas
 _MOST_TENSOR, _MOST_PIPELINE = 1024, 32  # ``ParallelismConfig``
-_GAINS = (*(percent / 100 for percent in range(1, 101)), inf)  # that a layout is kept for, where many are kept
+_GAINS = (
+    *(percent / 100 for percent in range(1, 101)),
+    inf,
+)  # least gains required of a layout where too many are kept
 
 
 class NothingFits(ValueError):
-    """No layout of as many GPUs as the job allows is legal and fits them."""
+    """No layout within the job's range of GPUs is legal and fits."""
 
 
 class ChosenLayout(Config):
-    """One of the layouts that were chosen for a job."""
+    """One of the layouts chosen for a job."""
 
-    layout: str = Field(description="In words, for example tp 2 × pp 1 × dp 4.")
+    layout: str = Field(description="The layout in words, for example tp 2 × pp 1 × dp 4.")
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
     context_parallel_size: int = 1
     world_size: int
     recompute: str = Field(
-        description="What parallelism.recompute comes to: a mode, or how many blocks of each stage have which."
+        description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
-    memory_bytes: int = Field(description="Of the rank that needs most.")
-    step_seconds: float = Field(description="Predicted.")
-    step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
-    why: tuple[str, ...] = Field(description="Deciding term, the next best, and the nearest that does not fit.")
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    node_host_bytes: int = Field(
+        0, description="The most host memory that a node's ranks need for their state and copies."
+    )
+    step_seconds: float = Field(description="Predicted seconds per step.")
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
+    why: tuple[str, ...] = Field(
+        description="Reasons: the largest part of a step, the next best layout, and the nearest that does not fit."
+    )
 
 
 class ChosenLayouts(Config):
-    """The layouts that were chosen for a job with layouts=auto."""
+    """The layouts chosen for a job with layouts=auto."""
 
-    layouts: tuple[ChosenLayout, ...] = Field(description="The fewest ranks first.")
-    timed: int = Field(description="How many legal layouts were timed.")
-    device_memory_bytes: int | None = Field(description="Of the requested GPU model; null on CPUs.")
+    layouts: tuple[ChosenLayout, ...] = Field(description="The chosen layouts, fewest ranks first.")
+    timed: int = Field(description="Number of legal layouts that were timed.")
+    device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null on CPUs.")
+    node_memory_bytes: int | None = Field(
+        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
+    )
     provenance: Provenance = Field("assumed", description=PROVENANCE)
 
     @property
     def sizes(self) -> tuple[Layout, ...]:
-        """They themselves."""
+        """The layouts themselves."""
         return tuple(Layout.of(layout) for layout in self.layouts)
 
 
@@ -80,42 +92,45 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
 
     Args:
         spec: The job.
-        basis: What its seconds are predicted by.
+        basis: What predictions are based on.
 
     Raises:
-        NothingFits: There is none; says what lacks, and what to change.
-        ValueError: It is not known how much memory the GPUs have, there are too many layouts, or the profile is of
-            another precision.
+        NothingFits: No layout fits; says what is lacking and what to change.
+        ValueError: The GPUs' memory is unknown, there are too many layouts, or the profile is of another precision.
     """
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
-        raise ValueError("the job lists its layouts; only layouts=auto leaves them to be chosen")
+        raise ValueError("the job lists its layouts; they are only chosen with layouts=auto")
     device, machine = device_bytes(spec.resources), basis.machine(spec)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
-            "layouts=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
+            "layouts=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
             f"{', '.join(DEVICE_BYTES)}, or list layouts"
         )
     timed = [_timed(spec, layout, machine) for layout in _legal(spec, gpus, machine)]
     limit = inf if device is None else device * (1 - SPARE)
-    fitting = sorted((choice for choice in timed if choice.needed <= limit), key=_rank)
-    if device is not None and not fitting:
+    on_gpu = [choice for choice in timed if choice.needed <= limit]
+    fitting = sorted((choice for choice in on_gpu if not lacking(choice.host, machine)), key=_rank)
+    if device is not None and not on_gpu:
         raise NothingFits(_too_large(spec, gpus, timed, device))
-    unfit = [choice for choice in timed if choice.needed > limit]
+    if not fitting:
+        raise NothingFits(too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
+    unfit = [choice for choice in timed if choice.needed > limit or lacking(choice.host, machine)]
     kept = sorted(_kept(spec, fitting), key=lambda choice: (choice.layout.world_size, choice.layout))
     reports = (_reported(spec, choice, fitting, unfit, limit, machine) for choice in kept)
     return ChosenLayouts(
         layouts=tuple(reports),
         timed=len(timed),
         device_memory_bytes=device,
+        node_memory_bytes=machine.node_memory_bytes,
         provenance=machine.provenance,
     )
 
 
 def _legal(spec: JobSpec, gpus: GpuRange, machine: Machine) -> list[Layout]:
-    """All layouts in the range that the job's model, batch and optimizer allow, and that go into a node.
+    """All layouts in the range that the job's model, batch and optimizer allow and whose units fit into a node.
 
-    A node may be larger than most are that there are now.
+    A node may be larger than most that there are now.
     """
     node = min(max(machine.cluster.levels[0].fan_out, NODE_GPUS), gpus.max)
     numbers = numbers_of_replicas(spec.training, 1, gpus.max)
@@ -156,16 +171,17 @@ def _sizes(spec: JobSpec, node: int, gpus: GpuRange, numbers: Sequence[int]) -> 
 
 def _timed(spec: JobSpec, layout: Layout, machine: Machine) -> Choice:
     job = at(spec, layout)
-    return Choice(job, step_parts(job, layout, machine), rank_memory(job, layout).total)
+    memory = rank_memory(job, layout)
+    return Choice(job, step_parts(job, layout, machine), memory.total, node_bytes(memory, layout, machine))
 
 
 def _rank(choice: Choice) -> tuple[float, int, Layout]:
-    """The faster first; of equals the one of fewer ranks, then of smaller groups."""
+    """Order by speed, then by fewer ranks, then by smaller groups."""
     return choice.seconds.total, choice.layout.world_size, choice.layout
 
 
 def _kept(spec: JobSpec, fitting: Sequence[Choice]) -> list[Choice]:
-    """As many as a job may allow."""
+    """The layouts to keep: no more than a job may allow."""
     front = kept = _worthwhile(spec, fitting)
     for gain in _GAINS:
         if len(kept) <= MOST_LAYOUTS:
@@ -175,9 +191,9 @@ def _kept(spec: JobSpec, fitting: Sequence[Choice]) -> list[Choice]:
 
 
 def _worthwhile(spec: JobSpec, fitting: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
-    """Those that are faster, by a share of the time, than any kept one that could stand in for them.
+    """Layouts that are faster by the share ``gain`` than any kept layout that could replace them.
 
-    With a share of 0 the fastest of several that take as long is kept, which comes first in its order.
+    With a gain of 0 the first of several that take equally long is kept.
     """
     kept: list[Choice] = []
     by_size = sorted(fitting, key=lambda choice: (choice.layout.world_size, *_rank(choice)))
@@ -189,7 +205,7 @@ def _worthwhile(spec: JobSpec, fitting: Sequence[Choice], gain: float = 0.0) -> 
 
 
 def _stands_in(spec: JobSpec, other: Layout, layout: Layout) -> bool:
-    """Whether one layout fits on all nodes on which another does."""
+    """Whether ``other`` fits on all nodes on which ``layout`` fits."""
     placement = spec.resources.placement
     return other.world_size <= layout.world_size and units(layout, placement)[0] % units(other, placement)[0] == 0
 
@@ -204,49 +220,52 @@ def _reported(
         world_size=layout.world_size,
         recompute=choice.job.parallelism.recompute_text,
         memory_bytes=choice.needed,
+        node_host_bytes=choice.host,
         step_seconds=choice.seconds.total,
         step_seconds_range=machine.range_of(choice.job, choice.seconds.total),
-        why=tuple(_reasons(spec, choice, fitting, unfit, limit)),
+        why=tuple(_reasons(spec, choice, fitting, unfit, limit, machine)),
     )
 
 
 def _reasons(
-    spec: JobSpec, choice: Choice, fitting: Sequence[Choice], unfit: Sequence[Choice], limit: float
+    spec: JobSpec, choice: Choice, fitting: Sequence[Choice], unfit: Sequence[Choice], limit: float, machine: Machine
 ) -> Iterator[str]:
-    """Why a layout was chosen, for people, by those that take no more GPUs."""
+    """Explain why a layout was chosen, compared with those that need no more GPUs."""
     layout, ranks = choice.layout, choice.layout.world_size
     yield f"most of its step is {largest_part(choice.seconds)}"
     others = (other for other in fitting if other.layout.world_size <= ranks and other.layout != layout)
     if other := next(others, None):
         own, its = (units(each, spec.resources.placement)[0] for each in (layout, other.layout))
         if _rank(other) < _rank(choice):
-            yield f"{other.layout} is faster, and needs {its} free GPUs of a node at a time, not {own}"
+            yield f"{other.layout} is faster, but needs {its} free GPUs on one node at a time, not {own}"
         else:
-            yield f"the next best with at most as many GPUs, {other.layout}, takes {longer(other, choice)}"
+            yield f"the next best with no more GPUs, {other.layout}, takes {longer(other, choice)}"
     faster = [each for each in unfit if each.layout.world_size <= ranks and _rank(each) < _rank(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
         lacks = (misfit.needed - limit) / 1e9
-        yield f"{misfit.layout} would take {misfit.seconds.total:.3g} s, and lacks {lacks:.1f} GB a GPU"
+        what = f"lacks {lacks:.1f} GB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
+        yield f"{misfit.layout} would take {misfit.seconds.total:.3g} s, but {what}"
 
 
 def _too_large(spec: JobSpec, gpus: GpuRange, timed: Sequence[Choice], device: int) -> str:
     least = min(timed, key=lambda choice: (choice.needed, choice.layout))
     lacks = least.needed - device * (1 - SPARE)
     return (
-        f"no layout of {gpus.min} to {gpus.max} GPUs fits: {least.layout} needs least, {least.needed / 1e9:.1f} GB, "
-        f"and lacks {lacks / 1e9:.1f} GB of a GPU's {device / 1e9:g} GB ({SPARE:.0%} are spared); "
+        f"no layout of {gpus.min} to {gpus.max} GPUs fits: {least.layout} needs the least, "
+        f"{least.needed / 1e9:.1f} GB, {lacks / 1e9:.1f} GB more than a GPU of {device / 1e9:g} GB has "
+        f"({SPARE:.0%} is kept free); "
         f"{', '.join(remedies(spec, least.layout))}"
     )
 
 
 def _illegal(spec: JobSpec, gpus: GpuRange) -> str:
-    """Why no layout of as many GPUs is legal: what they would have to be a product of."""
+    """Explain why no layout in the range of GPUs is legal: what their number would have to be a product of."""
     training, model = spec.training, spec.model
     numbers = numbers_of_replicas(training, 1, training.global_batch_size)
     listed = ", ".join(map(str, numbers[:_NAMED])) + (", …" if len(numbers) > _NAMED else "")
     return (
-        f"no layout of {gpus.min} to {gpus.max} GPUs is legal: it is a number of replicas over which the batch splits "
-        f"({listed}), times a tensor parallel size that divides hidden_size={model.hidden_size} and the heads, times "
-        f"pipeline stages, at most {model.num_hidden_layers} and no more than each replica has micro-batches; widen "
-        "elasticity.gpus"
+        f"no layout of {gpus.min} to {gpus.max} GPUs is legal: the number of GPUs must be a number of replicas over "
+        f"which the batch splits ({listed}), times a tensor parallel size that divides "
+        f"hidden_size={model.hidden_size} and the heads, times a number of pipeline stages, at most "
+        f"{model.num_hidden_layers} and no more than each replica has micro-batches; widen elasticity.gpus"
     )

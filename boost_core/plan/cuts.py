@@ -1,15 +1,17 @@
-"""How many blocks each pipeline stage of a layout has, where a search chooses that together with what blocks keep.
+"""Choosing the number of blocks of each pipeline stage together with what the blocks keep.
 
-The first ranks have the most micro-batches in hand. Where memory is short they compute more again, and are then the
+The first ranks have the most micro-batches in flight. Where memory is short they recompute more, which makes them the
 slowest; with fewer blocks they need not. So blocks are moved one at a time, from a rank that does not fit, or else from
-one of the two slowest ranks, to any other stage, as long as the played step gets shorter; each rank has the least
-costly mix of modes that fits with the blocks that it has (``mixes``). Of all moves the few are played that are best by
-the formula (``throughput``). ``tests/planning_truth.py`` has what it is held to: every cut there is.
+one of the two slowest ranks, to any other stage, as long as the simulated step gets shorter; each rank uses the least
+costly mix of modes that fits with its blocks (``mixes``). Only the few moves that are best by the formula
+(``throughput``) are simulated. ``tests/planning_truth.py`` compares the result with an exhaustive search of all cuts.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import nlargest, nsmallest
+from math import inf
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
@@ -20,7 +22,7 @@ from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal
 from boost_core.plan.stages import Stage, layers_per_stage, stages_of
 from boost_core.plan.throughput import Step
 
-_PLAYED = 3  # of all moves
+_PLAYED = 3  # moves simulated in each round
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class CutPlan:
     """A cut that fits.
 
     Attributes:
-        job: The job with it, and with what its blocks keep.
+        job: The job with this cut and the modes of its blocks.
         step: Its step.
-        seconds: That this takes, played.
+        seconds: Simulated time of the step.
     """
 
     job: JobSpec
@@ -40,7 +42,7 @@ class CutPlan:
 
 @dataclass(frozen=True)
 class _RankPlan:
-    """What a rank's blocks keep, or ``None`` if nothing fits; and its seconds, or the bytes that it lacks then."""
+    """What a rank's blocks keep, or ``None`` if nothing fits; and its seconds, or else the bytes that it lacks."""
 
     mix: Sequence[StageModes] | None
     cost: float
@@ -50,11 +52,11 @@ class Cuts:
     """The cuts of a job at a layout.
 
     Args:
-        job: The job at its layout, cut as by default; what it recomputes does not matter.
+        job: The job at its layout, with the default cut; what it recomputes does not matter.
         layout: The layout.
         limit: Bytes that a rank may hold.
         machine: What it runs on.
-        order: As of ``Step``.
+        order: As for ``Step``.
     """
 
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
@@ -64,10 +66,13 @@ class Cuts:
         self._costs = BlockCosts(self._step, modes)
         self._ranks: dict[tuple[int, Sequence[Stage] | Sequence[int]], _RankPlan] = {}
 
+    def first(self) -> CutPlan | None:
+        """Return the faster of the cuts from which ``best`` starts; ``None`` if neither fits."""
+        return self._plan(self._start)
+
     def best(self) -> CutPlan | None:
-        """The best that moves of blocks lead to; ``None`` if none fits."""
-        job = self._job
-        sizes = layers_per_stage(job.model, job.parallelism, job.training.sequence_length)
+        """Return the best cut found by moving blocks; ``None`` if none fits."""
+        sizes = self._start
         best, lacks = self._plan(sizes), self._lacks(sizes)
         while best is None:
             sizes = min(self._moves(sizes), key=lambda each: (self._lacks(each), each), default=sizes)
@@ -82,8 +87,20 @@ class Cuts:
                 return best
             _, sizes, best = shortest
 
+    @cached_property
+    def _start(self) -> Sequence[int]:
+        """The default cut, or the one with its larger stages last, whichever is faster.
+
+        The first ranks finish the step last and only then reduce their gradients. The last stage, which has the head,
+        stays as it is.
+        """
+        job = self._job
+        default = layers_per_stage(job.model, job.parallelism, job.training.sequence_length)
+        late = *sorted(default[:-1]), default[-1]
+        return min((default, late), key=lambda sizes: plan.seconds if (plan := self._plan(sizes)) else inf)
+
     def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Cuts with a block moved from a stage of the ranks that are in the way to any other."""
+        """Cuts with one block moved from a stage of the limiting ranks to any other stage."""
         plans = self._rank_plans(sizes)
         unfit = [rank for rank, plan in enumerate(plans) if plan.mix is None]
         for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank].cost):
@@ -93,7 +110,7 @@ class Cuts:
                         yield tuple(size + (stage == target) - (stage == source) for stage, size in enumerate(sizes))
 
     def _estimate(self, plan: CutPlan, sizes: Sequence[int], moved: Sequence[int]) -> float:
-        """What a cut takes by the formula, if the costliest block of a stage moves, and is the costliest there, too."""
+        """Estimate a cut by the formula, assuming that the moved block is the costliest of both stages."""
         counts = [dict(plan.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
         source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
         target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
@@ -103,7 +120,7 @@ class Cuts:
         return self._step.keeping(self._with(moved, [StageModes(**count) for count in counts])).parts().total
 
     def _lacks(self, sizes: Sequence[int]) -> float:
-        """Bytes that ranks lack which do not fit."""
+        """Bytes lacking on the ranks that do not fit."""
         return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mix is None)
 
     def _plan(self, sizes: Sequence[int]) -> CutPlan | None:

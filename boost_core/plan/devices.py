@@ -1,8 +1,8 @@
-"""Which of a job's layouts fit the memory of which GPUs.
+"""Whether a job's layouts fit the memory of its GPUs.
 
-What is planned for a rank is held to what torch's allocator has; CUDA's context, NCCL's buffers and the allocator's
-gaps are not in it. They are left the difference between the gigabytes of data sheets (``hardware``) and what drivers
-report, which is some 6 % more.
+A rank's planned memory is what torch's allocator hands out, without CUDA's context, NCCL's buffers and the allocator's
+fragmentation. For these remains the difference between the gigabytes of data sheets (``hardware``) and what drivers
+report, about 6 % more.
 """
 
 from collections.abc import Hashable, Mapping
@@ -14,31 +14,32 @@ from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.machine import kind_of_gpu
+from boost_core.plan.host_memory import host_remedies, kept_on_host, lack_in_words, lacking, node_bytes
+from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.stages import miscounted
 
-SPARE = 0.04  # of a GPU's memory, where what is planned for a job is chosen for it
+SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choices
 
 
 def device_bytes(resources: ResourcesConfig) -> int | None:
-    """Memory of the GPU that a job asks for; ``None`` if it asks for none, or for a kind that is not known."""
+    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind."""
     kind = kind_of_gpu(resources)
     return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
 
 
 def needed_bytes(spec: JobSpec, layout: Layout) -> int:
-    """What the rank that needs most of a gang of one layout needs of its device."""
+    """Return the device memory needed by the rank that needs most in a layout."""
     if spec.parallelism.recompute == "auto":
         return _recomputing(_Asked.of(spec, layout))[1]
     return rank_memory(spec, layout).total
 
 
 def at(spec: JobSpec, layout: Layout) -> JobSpec:
-    """The job as a gang of one layout trains it.
+    """Return the job as a gang of one layout trains it.
 
-    In place of ``recompute: auto`` comes the least costly mix of modes with which every rank fits its GPU (``mixes``),
-    or else the mode with which the fullest holds least. Losses are the same to the bit in all of them.
+    ``recompute: auto`` is replaced by the least costly mix of modes with which every rank fits its GPU (``mixes``), or
+    else by the mode with which the fullest rank holds least. Losses are bit-identical in all modes.
     """
     if spec.parallelism.recompute != "auto":
         return spec.at(layout)
@@ -47,7 +48,7 @@ def at(spec: JobSpec, layout: Layout) -> JobSpec:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A job at a layout. Only the parts count that its memory and seconds depend on: others cannot be hashed."""
+    """A job at a layout, compared by the parts that affect its memory and time; others cannot be hashed."""
 
     parts: tuple[Hashable, ...]
     job: JobSpec = field(compare=False)
@@ -63,10 +64,10 @@ class _Asked:
         return cls(parts, job, layout, device * (1 - SPARE))
 
 
-@lru_cache(4096)  # a plan, the door and the scheduler ask the same
+@lru_cache(4096)  # shared by plans, admission and the scheduler
 def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
-    """What comes in place of ``auto``, and the bytes that a rank needs then."""
-    # Imported here because the seconds of mixes are those of a step, and those of a job's step depend on what it mixes.
+    """Return what replaces ``auto``, and the bytes that a rank then needs."""
+    # Imported here to break a cycle: the time of a mix is that of a step, and a step's time depends on its mix.
     from boost_core.plan.mixes import least_costly, legal_modes
 
     whole = asked.job.parallelism.model_copy(update={"recompute": legal_modes(asked.job)[0]})
@@ -77,38 +78,56 @@ def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
     return mixed.parallelism, rank_memory(mixed, asked.layout).total
 
 
-def nothing_fits(spec: JobSpec) -> str | None:
-    """Why a job can run in none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can.
+def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
+    """Return the host memory that a node's ranks need in one layout."""
+    return node_bytes(rank_memory(at(spec, layout), layout), layout, machine)
 
-    Also where it lists modes for other stages than a layout has.
+
+def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
+    """Explain why none of a job's layouts fits the GPUs it requests, and what to change; ``None`` if one fits.
+
+    Also checks that listed modes match the number of stages of each layout.
+
+    Args:
+        spec: The job.
+        machine: What it runs on; the memory of its nodes' hosts is checked if known. By default it is not checked.
     """
     jobs = map(spec.at, spec.layouts()) if isinstance(spec.parallelism.recompute, tuple) else ()
     wrong = (miscounted(job.model, job.parallelism, job.training.sequence_length) for job in jobs)
     if problem := next(filter(None, wrong), None):
         return problem
     device = device_bytes(spec.resources)
-    if device is None:
-        return _auto_of_what(spec)
-    needed = {}
-    for layout in reversed(spec.layouts()):  # the largest fits if any does, most often
-        needed[layout] = needed_bytes(spec, layout)
-        if needed[layout] <= device:
-            return None
-    return too_large(spec, needed, device)
+    if device is None and (problem := _auto_of_what(spec)):
+        return problem
+    checks_hosts = machine is not None and machine.node_memory_bytes is not None
+    if device is None and not checks_hosts:
+        return None
+    needed, of_hosts = {}, {}
+    for layout in reversed(spec.layouts()):  # usually the largest fits if any does
+        needed[layout] = 0 if device is None else needed_bytes(spec, layout)
+        if needed[layout] <= (device or 0):
+            if machine is None or not checks_hosts:
+                return None
+            of_hosts[layout] = node_host_bytes(spec, layout, machine)
+            if not lacking(of_hosts[layout], machine):
+                return None
+    if machine is not None and of_hosts:
+        return too_large_for_hosts(spec, of_hosts, machine)
+    return too_large(spec, needed, device or 0)
 
 
 def _auto_of_what(spec: JobSpec) -> str | None:
-    """Why a job cannot choose what to recompute by the memory of a GPU that is not known."""
+    """Explain why ``recompute: auto`` cannot be resolved for a GPU whose memory is unknown; ``None`` if not needed."""
     if spec.parallelism.recompute != "auto" or not spec.resources.gpus_per_worker:
         return None
     return (
-        "recompute=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
-        f"{', '.join(DEVICE_BYTES)}, or recompute to one of the others"
+        "recompute=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
+        f"{', '.join(DEVICE_BYTES)}, or recompute to another mode"
     )
 
 
 def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
-    """The same for people.
+    """Explain that no layout fits, and what to change.
 
     Args:
         spec: The job.
@@ -117,17 +136,33 @@ def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
     """
     layout = min(needed, key=lambda layout: needed[layout])
     sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
-    return f"no layout fits: {layout} needs least, {sizes}; {', '.join(remedies(spec, layout))}"
+    return f"no layout fits: {layout} needs the least, {sizes}; {', '.join(remedies(spec, layout))}"
+
+
+def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Machine) -> str:
+    """Explain why no layout fits the host memory of its nodes, and what to change.
+
+    Args:
+        spec: The job.
+        needed: Bytes of host memory that a node's ranks need, by layout, for the layouts that fit their GPU.
+        machine: What it runs on.
+    """
+    layout = min(needed, key=lambda layout: (needed[layout], layout))
+    return (
+        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / 1e9:.1f} GB per node for "
+        f"{kept_on_host(spec)}, and "
+        f"{lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
+    )
 
 
 def remedies(spec: JobSpec, layout: Layout) -> list[str]:
-    """What would need less memory in a layout, and is not done yet."""
+    """List changes that would reduce a layout's device memory and are not made yet."""
     parallelism, training = spec.parallelism, spec.training
     sizes = f"parallelism.tensor_parallel_size or {'pipeline' if layout.cp == 1 else 'context'}_parallel_size"
     found = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
     if training.micro_batch_size > 1:
         found.append(f"lower training.micro_batch_size={training.micro_batch_size}")
-    if parallelism.recompute not in ("full", "auto"):
+    if parallelism.recompute not in ("full", "auto") and not parallelism.keeps_on_host:
         found.append("set parallelism.recompute=auto")
     if parallelism.zero_stage == 0 and layout.same_weights > 1:
         found.append("set parallelism.zero_stage=1")

@@ -1,4 +1,4 @@
-"""What a job's workers run on, as far as the job says: a device's profile and a network."""
+"""The machine that a job's workers run on, as far as the job specifies it: a device profile and a network."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from boost_core.plan.profile import Profile, of_cores, range_of
 
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
-NODE_GPUS = 8  # of NVIDIA's HGX boards
+NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
 _NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
 
@@ -24,24 +24,26 @@ class Machine:
     """What ranks run on.
 
     Attributes:
-        profile: Of each rank's device.
-        cluster: Of all of them.
-        fitted: What jobs took beside what is predicted by these; ``None``: none has run.
+        profile: Profile of each rank's device.
+        cluster: Network between the ranks.
+        fitted: Corrections from jobs that ran on such machines; ``None`` if none has run.
+        node_memory_bytes: Memory of each node's host; ``None`` if unknown.
     """
 
     profile: Profile
     cluster: Cluster
     fitted: Fitted | None = None
+    node_memory_bytes: int | None = None
 
     @property
     def provenance(self) -> Provenance:
-        """Where predictions for it are from."""
+        """What predictions for this machine are based on."""
         if self.profile.measured:
             return "measured_fitted" if self.fitted else "measured"
         return "fitted" if self.fitted else "assumed"
 
     def correction(self, job: JobSpec) -> Correction:
-        """What a prediction is corrected by.
+        """Return the correction of a job's predictions.
 
         Args:
             job: The job in its layout (``devices.at``).
@@ -51,41 +53,40 @@ class Machine:
         return self.fitted.of(job)
 
     def range_of(self, job: JobSpec, seconds: float) -> tuple[float, float]:
-        """Between which eight of ten steps of a job are expected. Arguments as ``correction``.
+        """Return the range expected to contain 80 % of a job's step times.
 
         Args:
-            job: The job.
-            seconds: Predicted, with the correction.
+            job: The job in its layout, as in ``correction``.
+            seconds: Predicted step time, with the correction.
         """
         return range_of(seconds, self.correction(job).spread)
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
-    """The kind that a job asks for; ``None`` where any will do."""
+    """Return the kind of GPU that a job requests; ``None`` if any will do."""
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
 
 
 def kind_of_device(resources: ResourcesConfig) -> str | None:
-    """The kind whose jobs correct a job's predictions: of its GPU, or ``CPU``; ``None`` where any GPU will do."""
+    """Return the device kind whose jobs correct predictions: the GPU's, or ``CPU``; ``None`` if any GPU will do."""
     return kind_of_gpu(resources) if resources.gpus_per_worker else CPU
 
 
 def required_labels(resources: ResourcesConfig) -> dict[str, str]:
-    """The labels that a node must have for a job."""
+    """Return the labels that a node must have for a job."""
     kind = resources.accelerator_type
     return dict(resources.node_labels) | ({ACCELERATOR_LABEL: kind} if kind else {})
 
 
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
-    """The machine that a job's workers run on.
+    """Return the machine that a job's workers run on.
 
-    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank layouts
-    than a GPU does from a CPU. How many of them a node has is taken to be ``NODE_GPUS``, each with
-    an adapter of its own.
+    An unknown or unspecified kind of GPU is treated as an A100: kinds differ less in how they rank layouts than a GPU
+    does from a CPU. A node is assumed to have ``NODE_GPUS`` GPUs, each with its own network adapter.
 
     Args:
-        resources: The job's.
-        precision: Of its products.
+        resources: The job's resources.
+        precision: Precision of its products.
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
@@ -100,7 +101,7 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
 
 
 def with_nodes_of(machine: Machine, spec: JobSpec, gpus: int | None) -> Machine:
-    """The same with so many GPUs a node, if that is known and the job takes any."""
+    """Return the machine with ``gpus`` GPUs per node, or unchanged if unknown or the job uses no GPUs."""
     if gpus is None or not spec.resources.gpus_per_worker:
         return machine
     node, *outer = machine.cluster.levels
@@ -108,19 +109,19 @@ def with_nodes_of(machine: Machine, spec: JobSpec, gpus: int | None) -> Machine:
 
 
 def captures_steps(job: JobSpec) -> bool:
-    """Whether a job's steps are captured as CUDA graphs, as far as can be planned; see ``train.step_graph``."""
+    """Whether a job's steps are captured as CUDA graphs, as far as planning can tell; see ``train.step_graph``."""
     on_gpu, parallelism = job.resources.gpus_per_worker > 0, job.parallelism
     by_itself = parallelism.pipeline_parallel_size == parallelism.context_parallel_size == 1
-    by_itself = by_itself and job.training.attention is None
+    by_itself = by_itself and job.training.attention is None and not parallelism.keeps_on_host
     return on_gpu and by_itself and job.training.cuda_graphs != "off" and attends_on_device(job)
 
 
 def attends_in_one(job: JobSpec) -> bool:
-    """Whether each position sees all of its sequence that is before it."""
+    """Whether each position sees everything before it in its sequence."""
     window = job.model.sliding_window
     return not job.data.documents_apart and (window is None or window >= job.training.sequence_length)
 
 
 def attends_on_device(job: JobSpec) -> bool:
-    """Whether attention needs no lengths of documents on the host, on a GPU; see ``nn.documents``."""
+    """Whether attention on a GPU needs no document lengths on the host; see ``nn.documents``."""
     return attends_in_one(job) or flash_takes(job.model, job.training)

@@ -1,9 +1,9 @@
-"""A profile as ``boost bench profile`` writes it, and the machine that a plan makes of it.
+"""A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.
 
-Samples of work and its seconds become rates by non-negative least squares of relative errors, as ``profile`` adds them
-up. A training step of a few blocks, with and without some of them, says by how much a block takes longer than its work
-at those rates: the correction, by which all rates are divided. What is left between kinds of blocks is the spread, of
-which a plan's range is made.
+Timed samples of work become rates by non-negative least squares of the relative errors, with the terms of ``profile``.
+Training steps with different numbers of blocks show how much longer a block takes than its work at those rates: the
+correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which a plan's
+range is computed.
 """
 
 import re
@@ -32,70 +32,70 @@ ProfilePrecision = Literal["fp32", "bf16"]
 
 
 class MeasuredLink(Config):
-    """All-reduces among the ranks of one node, all at once: α + n/β."""
+    """All-reduces among all ranks of one node: α + n/β."""
 
     ranks: int = Field(ge=2, le=65_536)
-    base_seconds: Seconds = Field(description="α, of so many ranks.")
-    bytes_per_second: Rate = Field(description="β, of each rank.")
+    base_seconds: Seconds = Field(description="α for this number of ranks.")
+    bytes_per_second: Rate = Field(description="β of each rank.")
     overlap: float = Field(
         ge=0,
         le=1,
-        description="Of the shorter of an all-reduce and a product, the share that is saved if both go on.",
+        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently.",
     )
     symmetric_memory: SymmetricMemoryConfig | None = Field(
-        None, description="Up to which sizes symmetric memory was faster, for parallelism.symmetric_memory."
+        None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."
     )
 
 
 class MeasuredProfile(Config):
-    """What one kind of device does, at one precision."""
+    """Measured speed of one kind of device, at one precision."""
 
     format: Literal[1] = 1
-    device: Line = Field(min_length=1, description="What CUDA calls it.")
+    device: Line = Field(min_length=1, description="The device's name in CUDA.")
     commit: Line
     torch_version: Line
     triton_version: Line
-    measured_at: Moment | None = Field(None, description="When; null in profiles that do not say so.")
+    measured_at: Moment | None = Field(None, description="When it was measured; null in profiles that do not say.")
     precision: ProfilePrecision
-    cores: int = Field(ge=1, le=65_536, description="CPU cores that a rank had; of a GPU it does not matter.")
+    cores: int = Field(ge=1, le=65_536, description="CPU cores per rank; irrelevant for a GPU.")
     cases: tuple[Line, ...] = Field(max_length=64, description="What was timed.")
     product_flops: Rate
     attention_flops: Rate
     bandwidth: Rate
     start_seconds: Seconds
     block_seconds: Seconds
-    correction: float = Field(ge=1e-3, le=1e3, description="A block's seconds over those of its work at the rates.")
-    spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of what is left.")
+    correction: float = Field(ge=1e-3, le=1e3, description="A block's seconds over those predicted by the rates.")
+    spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of the remaining error.")
     link: MeasuredLink | None = Field(None, description="Added by boost bench comm --profile.")
 
     def refuse_other_kind(self, kind: str) -> None:
-        """Check that this may be a GPU of a kind, as far as such GPUs are known.
+        """Check that the profile may be of a kind of GPU, as far as the kind is known.
 
         Args:
-            kind: Ray's name of it.
+            kind: Ray's name of the kind.
 
         Raises:
-            ValueError: It is of another one.
+            ValueError: It is of another kind.
         """
         known = device_named(kind)
         if kind not in DEVICE_BYTES and kind.upper() in DEVICE_BYTES:
-            raise ValueError(f"would be of no job's kind, as Ray writes {kind.upper()}; store it under that")
+            raise ValueError(f"would match no job, as Ray writes {kind.upper()}; store it under that name")
         if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
             raise ValueError(f"was measured on {self.device!r}, which is no {kind}; store it under that device's kind")
 
     def serves(self, precision: str) -> bool:
-        """Whether a job of some precision computes in that of the profile."""
+        """Whether a job of this precision computes in the profile's precision."""
         return computed_in(precision) == self.precision
 
     def machine(self, otherwise: Machine, precision: str) -> Machine:
-        """What a job runs on if it runs on such devices; what was not measured is as otherwise.
+        """Return the machine of a job on such devices; what was not measured is taken from ``otherwise``.
 
         Raises:
-            ValueError: The job's precision is another one.
+            ValueError: The job has another precision.
         """
         if not self.serves(precision):
             raise ValueError(
-                f"the profile is of {self.precision}, and training.precision={precision}: "
+                f"the profile is of {self.precision}, but training.precision={precision}: "
                 f"measure one of {computed_in(precision)}"
             )
         device = device_named(self.device)
@@ -119,32 +119,36 @@ class MeasuredProfile(Config):
 
 
 class Basis(Config):
-    """What a job's seconds are predicted by."""
+    """What a job's predictions are based on."""
 
-    profile: MeasuredProfile | None = Field(None, description="What was measured of its devices; null: data sheets.")
-    fitted: Fitted | None = Field(None, description="What jobs took beside predictions by that; null: none has run.")
-    node_gpus: int | None = Field(None, description="GPUs of a node; null: as many as machine.machine_for says.")
+    profile: MeasuredProfile | None = Field(None, description="Measured profile of its devices; null: data sheets.")
+    fitted: Fitted | None = Field(None, description="Corrections from earlier jobs; null: none has run.")
+    node_gpus: int | None = Field(None, description="GPUs per node; null: as assumed by machine.machine_for.")
+    node_memory_bytes: int | None = Field(
+        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
+    )
 
     def machine(self, spec: JobSpec) -> Machine:
-        """What a job is planned for.
+        """Return the machine that a job is planned for.
 
         Raises:
             ValueError: The profile is of another precision.
         """
         machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
-        return with_nodes_of(machine, spec, self.node_gpus)
+        machine = with_nodes_of(machine, spec, self.node_gpus)
+        return replace(machine, node_memory_bytes=self.node_memory_bytes if spec.resources.gpus_per_worker else None)
 
 
 NOMINAL = Basis()  # data sheets
 
 
 def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:
-    """What a job is planned for.
+    """Return the machine that a job is planned for.
 
     Args:
         spec: The job.
-        profile: What was measured of the devices; by default what data sheets promise.
-        cluster: The network; by default what is assumed of the job's kind of GPU.
+        profile: Measured profile of the devices; by default the data sheets' figures.
+        cluster: The network; by default the one assumed for the job's kind of GPU.
 
     Raises:
         ValueError: The profile is of another precision.
@@ -156,5 +160,5 @@ def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: C
 
 
 def computed_in(precision: str) -> str:
-    """What profiles are taken at for a job's precision; how much faster products in 8 bits are, data sheets say."""
+    """Return the precision of profiles for a job's precision; data sheets give the speedup of 8-bit products."""
     return "bf16" if precision == "fp8" else precision

@@ -1,29 +1,30 @@
-"""How much memory a job needs on a rank in a layout: on the one that needs most.
+"""Memory of the rank that needs most in a layout.
 
-``state_memory`` has what is there all the time, ``activations`` what a token costs, ``in_flight`` how many
-micro-batches are there at once. On top of those here:
+``state_memory`` has the persistent state, ``activations`` the cost per token, ``in_flight`` the number of micro-batches
+in flight. This module adds:
 
 =========  ==========================================================================================================
 head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
            backward the gradients of the hidden vectors, c·T·d, and of the head, in fp32 and rounded or as a summand
 pipeline   torch's stages have a buffer for each micro-batch of a step that a neighbour sends, forward and backward; its
-           schedules of several stages keep what they have sent until the step's end
-batch      32 bytes a token of a replica's step: ids as the host sends them, ids and targets in 64 bits, what counts,
+           schedules of several stages keep what they have sent until the end of the step
+batch      32 bytes per token of a replica's step: ids as the host sends them, 64-bit ids and targets, the loss mask,
            and weights
-rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
-context    what ``_context`` says of a context parallel rank, which has its part of a micro-batch's tokens
-documents  where they are apart, or a window slides, and attention takes each by itself, as on a CPU: in each block its
-           output once more, and the masks of windows, of the compute type and in bytes
-sparse     what ``sparse_memory`` says: the indexes of all blocks, and what one document's head takes at a time
-graph      what a captured step takes is its own between steps, too: LORO's or Muon's update and evaluation come on top
+rotary     24 bytes per position and pair of a head's elements: angles in fp64 and fp32
+context    attention on a context parallel rank, which has its share of a micro-batch's tokens: see ``_context``
+documents  where they are separate, or with a sliding window, if attention takes each by itself, as on a CPU: a second
+           copy of each block's output, and the masks of windows, in the compute type and in bytes
+sparse     as in ``sparse_memory``: the indexes of all blocks, and the temporaries of one document's head
+offload    what ``recompute: offload`` has in transit to the host: what one block keeps
+graph      a captured step keeps its memory between steps, so LORO's or Muon's update and evaluation come on top
 =========  ==========================================================================================================
 
-A step is fullest either as the loss's backward pass begins, with all activations and the head's, or after that in the
-final norm or the block before it, with gradients of activations and what is computed again. ``total`` is the fuller of
-the two, or what the start or LORO's or Muon's update takes if that is more; so it can be less than the sum of its
-parts. CUDA's context, what the driver keeps of a graph's launches, NCCL's buffers, the scratch memory of a CPU's matrix
-products and the allocator's gaps are not in it.
-``tests/numerics/test_memory_plan.py`` compares with what torch's allocator gives out.
+A step peaks either as the loss's backward pass begins, with all activations and the head's, or later in the final norm
+or the block before it, with gradients of activations and recomputed activations. ``total`` is the larger of the two, or
+the peak at the start or in LORO's or Muon's update if that is larger; so it can be less than the sum of its parts. It
+does not include CUDA's context, what the driver keeps for a graph's launches, NCCL's buffers, the scratch memory of a
+CPU's matrix products, or the allocator's fragmentation.
+``tests/numerics/test_memory_plan.py`` compares it with what torch's allocator hands out.
 """
 
 from collections import Counter
@@ -37,11 +38,11 @@ from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ModeRuns, RecomputeMode
+from boost_core.config.parallelism import TRAITS, ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
-from boost_core.plan.context.dealt import STAGES, head_groups
+from boost_core.plan.context.dealt import STAGES, head_groups, most_moved
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
@@ -52,24 +53,24 @@ from boost_core.plan.work import rank_tokens
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
-_OWN_COPIES = 2  # for recovery: one stays as it is until all ranks have the next
-_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
+_OWN_COPIES = 2  # for recovery: one stays valid until all ranks have the next
+_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.muon`` at a time; with a common input
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The most that a rank holds, in bytes.
+    """Peak memory of a rank, in bytes.
 
     Attributes:
-        weights: What the model computes with.
-        gradients: Sums of gradients, and those that are being sent.
-        optimizer: Masters, moments and rounded copies; and the buffers for what the host has of them.
-        activations: What is kept for the backward pass, and what that takes in a block.
-        logits: What head and loss take.
-        total: The most at any moment; not all of the above is there at once.
-        host: Masters and moments in the host's memory, which are not in ``total``, as the copies are not.
-        copies: Copies of masters and moments in the host's memory: one for checkpoints; where there are copies for
-            recovery, of every two steps its own, and those of another rank.
+        weights: Weights in the compute type.
+        gradients: Gradient accumulators, and gradients being sent.
+        optimizer: Masters, moments and rounded copies, and the staging buffers for those kept on the host.
+        activations: Activations kept for the backward pass, and the temporaries of a block's backward pass.
+        logits: Memory of the head and the loss.
+        total: Peak at any moment; not all of the above exists at once.
+        host: Masters, moments and what blocks keep in the host's memory, not in ``total``.
+        copies: Copies of masters and moments in the host's memory, not in ``total``: one for checkpoints; with copies
+            for recovery, the rank's own of two steps and those of another rank.
     """
 
     weights: int
@@ -83,7 +84,7 @@ class RankMemory:
 
 
 def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
-    """What the rank that needs most of a gang of one layout needs; of the host's memory, what any needs there.
+    """Return the memory of the rank that needs most in a layout; for host memory, the most of any rank.
 
     Args:
         spec: The job.
@@ -98,19 +99,19 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
 
 
 def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
-    """What the ranks of one place in the pipeline need.
+    """Return the memory of one pipeline rank.
 
     Args:
         spec: The job.
         layout: One of ``spec.layouts()``.
-        rank: The place, from 0.
+        rank: The pipeline rank, from 0.
     """
     (place,) = pipeline_ranks(spec.at(layout), layout, [rank])
     return place.memory()
 
 
 def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int]) -> "list[PipelineRank]":
-    """Some places in the pipeline of a job at its layout."""
+    """Return some pipeline ranks of a job at its layout."""
     stages = _stages(job)
     return [PipelineRank(job, rank, stages[rank :: layout.pp]) for rank in ranks]
 
@@ -119,13 +120,13 @@ def _stages(job: JobSpec) -> Sequence[Stage]:
     return cut(job.model, job.parallelism, job.training.sequence_length)
 
 
-@lru_cache(1024)  # a scheduler asks the same for each number of replicas
+@lru_cache(1024)  # the same for each number of replicas
 def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Sequence[int]:
-    """The pipeline ranks that may need most.
+    """Return the pipeline ranks that may need most.
 
-    From one rank to the next, fewer micro-batches are in flight, and under zero_bubble more gradients are owed; each by
-    the same number. So none needs more than both of two others, one before and one after it, that have as much of all
-    that a stage's memory grows with.
+    From one rank to the next, fewer micro-batches are in flight, and under zero_bubble more gradients are owed, each by
+    the same number. So no rank needs more than both an earlier and a later rank whose loads are at least as large in
+    everything that a stage's memory grows with.
     """
     loads = [
         tuple(number for stage in stages[rank::pipeline] for number in _load(model, stage)) for rank in range(pipeline)
@@ -145,7 +146,7 @@ def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Seq
 
 
 def _load(model: ModelConfig, stage: Stage) -> tuple[int, ...]:
-    """What a stage's memory grows with; and stages at one end of the model compare with none but such."""
+    """What a stage's memory grows with; stages at an end of the model only compare with each other."""
     crosses = model.crosses_into
     crossed = sum(map(crosses, stage.layers))
     ends = crosses(stage.layers.start), crosses(stage.layers.stop)
@@ -172,18 +173,18 @@ class PipelineRank:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Blocks of each of its stages, of which the first has more micro-batches in hand."""
+        """Number of blocks of each stage; the first has more micro-batches in flight."""
         return [len(stage.layers) for stage in self._stages]
 
     def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
-        """The same rank whose stages' blocks keep this; what does not depend on it is worked out once for all."""
+        """Return the rank with its stages' blocks in these modes; what does not depend on them is computed once."""
         _ = self._state, self._starting, self._moments, self._owed_by_stages, self._largest_weight
         other = copy(self)
         other._runs = tuple(modes)
         return other
 
     def memory(self) -> RankMemory:
-        """What it holds at most."""
+        """Return the rank's peak memory."""
         groups = self._state
         weights, gradients, optimizer = (
             sum(sizes)
@@ -198,7 +199,7 @@ class PipelineRank:
             step += max(update, self._evaluation())
         update += weights + gradients + optimizer
         total = max(step, self._starting, update)
-        host = sum(each.host for each in groups)
+        host = sum(each.host for each in groups) + self._on_host()
         return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total, host, self._copies())
 
     def _copies(self) -> int:
@@ -220,16 +221,37 @@ class PipelineRank:
         return state_bytes(self._job, self._stages, self._element)
 
     def _evaluation(self) -> int:
-        """What a forward pass takes at most: a block's activations, and the head's."""
+        """Peak of a forward pass: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
         block = self._tokens * (self._each.block(crossed, given, "none") + self._each.residual * self._element)
         return block + self._by_itself(self._stages[0]) + self._tokens * self._each.head() + self._logits()
 
     def _kept(self) -> int:
-        """Activations as the last of the micro-batches in hand has gone through."""
+        """Activations once the last of the micro-batches in flight has gone through."""
         of_stages = [self._of_stage(stage) for stage in self._stages]
         most = max(_bytes(moment, of_stages, self._owed_by_stages) for moment in self._moments)
-        return most + self._buffers() + self._batch() + self._rotary()
+        return most + max(map(self._leaving, self._stages)) + self._buffers() + self._batch() + self._rotary()
+
+    def _on_host(self) -> int:
+        """Bytes on the host for all micro-batches in flight: ``parallel.host_memory``."""
+        of_stages = [self._tokens * self._of_blocks(stage, self._modes(stage), on_host=True) for stage in self._stages]
+        return max(_bytes(moment, of_stages, (0,) * len(of_stages)) for moment in self._moments)
+
+    def _leaving(self, stage: Stage) -> int:
+        """Bytes in transit to the host at a time: those of a stage's last block that offloads."""
+        begin, a_token = stage.layers.start, 0
+        for mode, count in self._modes(stage):
+            if TRAITS[mode].on_host:
+                last = begin + count - 1
+                crossed = given = self._job.model.crosses_into(last)
+                a_token = self._each.on_host(crossed, given, mode)
+                a_token -= self._begins(stage) if last == stage.layers.start else 0
+            begin += count
+        return self._tokens * a_token
+
+    def _begins(self, stage: Stage) -> int:
+        """Bytes per token that a stage keeps of its input, whatever its first block keeps."""
+        return self._each.stream_start() if stage.first else self._each.residual * self._element
 
     @cached_property
     def _owed_by_stages(self) -> list[int]:
@@ -243,24 +265,27 @@ class PipelineRank:
         return in_hand(self._job.parallelism, self._rank, self._micro_batches)
 
     def _of_stage(self, stage: Stage) -> int:
-        """What a stage keeps of a micro-batch, the head left out."""
+        """Bytes that a stage keeps of a micro-batch, without the head."""
         each = self._each
-        a_token = self._of_blocks(stage, self._modes(stage))
+        modes = self._modes(stage)
+        a_token = self._of_blocks(stage, modes)
+        if TRAITS[modes[0][0]].on_host:
+            a_token += self._begins(stage)
         if stage.first:
             a_token += each.embedding()
         else:
             a_token -= each.residual * self._element  # its input is in a buffer
-        if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # else it is among what was sent
+        if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # otherwise among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
         indexes = len(stage.layers) * index_bytes(self._job, self._heads)
         return a_token * self._tokens + self._by_itself(stage) + indexes
 
     def _crossing(self, layer: int) -> int:
-        """Bytes a token that LaX sends to the stage that begins with a block."""
+        """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
         return self._each.carried if self._job.model.crosses_into(layer) else 0
 
     def _by_itself(self, stage: Stage) -> int:
-        """What attention to one document at a time, or to one window, keeps besides what attention in one does."""
+        """Extra bytes kept by attention that takes one document or one window at a time."""
         job = self._job
         some_sparsely = job.training.attention is not None and job.data.documents_apart
         if not some_sparsely and (
@@ -275,7 +300,7 @@ class PipelineRank:
         return self._tokens * at_once * (self._each.query * self._element + seen * (self._element + 1))
 
     def _owed(self, stage: Stage) -> int:
-        """What weight gradients that wait need of a micro-batch: inputs and output gradients of all products.
+        """Bytes per micro-batch for deferred weight gradients: inputs and output gradients of all products.
 
         About what a block keeps without recomputation.
         """
@@ -284,17 +309,18 @@ class PipelineRank:
     def _modes(self, stage: Stage) -> ModeRuns:
         return self._runs[self._stages.index(stage)]
 
-    def _of_blocks(self, stage: Stage, modes: ModeRuns) -> int:
-        """What a stage's blocks keep of each token; many are alike."""
+    def _of_blocks(self, stage: Stage, modes: ModeRuns, on_host: bool = False) -> int:
+        """Bytes per token that a stage's blocks keep, on the device or on the host; many blocks are alike."""
         alike = _alike(self._job.model, stage.layers, modes)
-        return sum(self._each.block(*block) * count for block, count in alike)
+        of_block = self._each.on_host if on_host else self._each.block
+        return sum(of_block(*block) * count for block, count in alike)
 
     def _of_run(self, layers: range, mode: RecomputeMode) -> int:
         alike = _alike(self._job.model, layers, ((mode, len(layers)),))
         return sum(self._each.block(*block) * count for block, count in alike)
 
     def _buffers(self) -> int:
-        """Of torch's pipeline stages, for what neighbours send."""
+        """Buffers of torch's pipeline stages for what neighbours send."""
         width = self._each.residual * self._element
         a_token = 0
         for stage in self._stages:
@@ -311,21 +337,22 @@ class PipelineRank:
 
     def _rotary(self) -> int:
         training, model = self._job.training, self._job.model
-        # Context parallel ranks turn their tokens by angles of their own, and the keys that they make of latents.
+        # Context parallel ranks have separate angles for their tokens, and for the keys that they compute from latents.
         ranks = self._job.parallelism.context_parallel_size
         own = 0 if ranks == 1 else self._tokens * (ranks if self._sends_latents else 1)
         if self._job.parallelism.pipeline_parallel_size > 1 and self._job.data.documents_apart:
-            own *= self._micro_batches  # which then are dealt each in its way, and all at once
+            own *= self._micro_batches  # each is then dealt differently, and all at once
         return 24 * (training.sequence_length + own) * model.head_size // 2
 
     def _context(self) -> int:
-        """What attention's backward pass takes besides where other ranks' keys come in stages.
+        """Extra bytes of attention's backward pass where other ranks' keys arrive in stages.
 
-        Gradients of queries and of own keys in fp32. Of a stage's keys six: as they came and in order; the next stage's
-        as they come, and what is sent for it; gradients that go back and come back; and two of gradients in fp32. There
-        are as many as one document needs, and documents that are apart need less. On a GPU a call of flash attention
-        has keys of its own, and their gradients. Of sparse attention also which keys go and come. Where latents may
-        come: these, with the gradients of a stage's, and of the weights that keys are made by.
+        Gradients of queries and of own keys in fp32. Six times a stage's keys: as they arrived and in order; the next
+        stage's as they arrive, and what is sent for it; gradients going back and coming back; and twice gradients in
+        fp32. This is sized for a single document; separate documents need less. On a GPU a call of flash attention has
+        its own keys and their gradients. With sparse attention also the lists of keys sent and received. Where latents
+        may be sent: the latents, with the gradients of a stage's, and of the weights that keys are computed with. Where
+        tasks may move, the gradients of their queries.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
@@ -334,11 +361,25 @@ class PipelineRank:
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
         in_calls = max(self._tokens, stage) * 2 * keys * element if self._each.kernels else 0
         active = active_bytes(self._job, keys // (2 * self._job.model.head_size))
-        return own + stage * keys * (6 * element + 2 * PRECISE) + in_calls + active + self._key_latents()
+        of_keys = stage * keys * (6 * element + 2 * PRECISE)
+        return own + of_keys + in_calls + active + self._key_latents() + self._moved_queries()
+
+    def _moved_queries(self) -> int:
+        """For the most tokens that may move: what is sent, what is received, that in parts, and gradients of queries.
+
+        Three tensors as wide as the queries are sent and received, and log-sum-exps. Gradients are computed in fp32,
+        sent back and received.
+        """
+        if self._job.parallelism.context.pool == "none":
+            return 0
+        size = chunk_tokens(self._job.training.sequence_length, self._job.parallelism.context_parallel_size)
+        query, moved = self._each.query, most_moved(self._tokens // size) * size
+        asking = 3 * query * self._element + self._heads * PRECISE
+        return moved * (3 * asking + query * (PRECISE + 4 * self._element))
 
     @cached_property
     def _stage_tokens(self) -> int:
-        """Tokens whose keys come in a stage, at most; of sparse attention the same room has some heads' of all."""
+        """Most tokens whose keys arrive in a stage; with sparse attention the room holds some heads' keys of all."""
         ranks = self._job.parallelism.context_parallel_size
         chunk = chunk_tokens(self._job.training.sequence_length, ranks)
         of_all = -(-self._tokens * (ranks - 1) // (chunk * STAGES)) * chunk
@@ -350,7 +391,7 @@ class PipelineRank:
 
     @cached_property
     def _sends_latents(self) -> bool:
-        """Whether context parallel ranks may; which of them share a node is known when they run."""
+        """Whether context parallel ranks may send latents; which of them share a node is only known at run time."""
         job = self._job
         if job.parallelism.context_parallel_size == 1:
             return False
@@ -363,19 +404,19 @@ class PipelineRank:
             return 0
         rank, tensor = job.model.bottleneck_rank, job.parallelism.tensor_parallel_size
         stage, keys = self._stage_tokens, 2 * self._each.key_value
-        shares = 6 * stage * 2 * rank // tensor  # that come and come next, are sent, and go back and come back
-        # Of a stage: latents as they were gathered, in order, and their gradients twice; keys before they are turned,
-        # in fp32 on a CPU, and gradients.
+        shares = 6 * stage * 2 * rank // tensor  # arriving now and next, sent, and gradients going and coming back
+        # Of a stage: latents as gathered, in order, and their gradients twice; keys before rotation, in fp32 on a CPU,
+        # and gradients.
         whole = 4 * 2 * rank + (3 if self._each.kernels else 5) * keys
         own = self._tokens * 2 * rank * (1 + PRECISE // self._element)
         return self._element * (shares + stage * whole + own) + 2 * PRECISE * 2 * rank * self._each.key_value
 
     def _backward(self) -> int:
-        """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
+        """Bytes of a block's backward pass, with a weight's gradient; or of the embedding's gradient."""
         block = self._tokens * max(map(self._blocks_backward, self._stages))
         largest = self._largest_weight
         gradient = (2 * self._element + PRECISE) * largest
-        if self._job.training.precision == "fp8" and self._each.kernels:  # factors in 8 bits, for one product at a time
+        if self._job.training.precision == "fp8" and self._each.kernels:  # 8-bit operands, for one product at a time
             block += self._tokens * self._each.fp8_operand() + largest
         embedding = (
             (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
@@ -385,13 +426,13 @@ class PipelineRank:
 
     @property
     def _heads(self) -> int:
-        """Heads of queries of this rank."""
+        """Number of query heads on this rank."""
         return self._each.query // self._job.model.head_size
 
     def _blocks_backward(self, stage: Stage) -> int:
-        """What it takes of each token in the fullest of a stage's blocks, less what those behind it keep no more."""
+        """Bytes per token in the fullest of a stage's blocks, less what later blocks have already freed."""
         gone, most, end = 0, 0, stage.layers.stop
-        # Which zero_bubble keeps till weights' gradients are taken.
+        # zero_bubble keeps it until the weight gradients are computed.
         lets_go = self._job.parallelism.pipeline_schedule != "zero_bubble"
         for mode, count in reversed(self._modes(stage)):
             crossed = given = self._job.model.crosses_into(end - 1)
@@ -411,13 +452,13 @@ class PipelineRank:
         return self._tokens * self._each.head() + self._logits() + gradients
 
     def _logits(self) -> int:
-        """Those of a chunk, and the hidden vectors that they are made of, with both gradients."""
+        """A chunk's logits and the hidden vectors that they are computed from, with both gradients."""
         job, element = self._job, self._element
         vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
         chunk = min(self._tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
         logits = chunk * vocabulary * element * (1 if chunk == self._tokens else 2)
         if not self._each.kernels:
-            # Their gradient is not made in their memory, and of bf16 there is a copy.
+            # Their gradient is not computed in place, and bf16 logits are copied.
             logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
         hidden = (self._tokens + chunk) * job.model.hidden_size * element
         return logits + hidden
@@ -426,14 +467,14 @@ class PipelineRank:
         return self._tokens * self._each.head_norm_backward() if self._stages[-1].last else 0
 
     def _copied(self) -> int:
-        """Bytes an element of the copy that a CPU makes of a bf16 gradient to add it to a sum in fp32."""
+        """Bytes per element of the copy that a CPU makes of a bf16 gradient to add it to an fp32 sum."""
         return PRECISE if not self._each.kernels and self._element < PRECISE else 0
 
     def _table(self) -> int:
         return self._job.model.vocab_size * self._job.model.hidden_size // self._job.parallelism.tensor_parallel_size
 
     def _update(self, weights: int) -> int:
-        """LORO has the directions of all factors at once; Muon one factor's, and its Gram matrices, also in float64."""
+        """LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64."""
         if self._job.optimizer.loro is not None:
             return PRECISE * weights
         if self._job.optimizer.muon is None:
@@ -445,7 +486,7 @@ class PipelineRank:
 def _alike(
     model: ModelConfig, layers: range, modes: ModeRuns
 ) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
-    """Whether latents cross into blocks of a stage, whether they are given some, their mode, and how many are so."""
+    """Count a stage's blocks by whether latents cross into them, whether they receive any, and mode."""
     if model.lax is None:
         return [((False, False, mode), count) for mode, count in modes if count]
     return _alike_with_lax(model, layers, modes)
@@ -460,7 +501,7 @@ def _alike_with_lax(
     for mode, count in modes:
         run = range(begin, begin + count)
         crossed = sum(map(model.crosses_into, run))
-        # The first of a stage is given none but those that cross into it.
+        # The first of a stage only receives latents that cross into it.
         first = layers.start in run and not model.crosses_into(layers.start)
         given = count - crossed - first
         counts.update({(True, True, mode): crossed, (False, True, mode): given})

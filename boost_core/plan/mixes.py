@@ -1,32 +1,32 @@
-"""What the blocks of a layout keep where a job leaves that to its memory: the least costly mix that fits.
+"""Choosing what blocks keep where memory decides (``recompute: auto``): the least costly mix of modes that fits.
 
-Each pipeline rank has a mix of its own, as the first have the most micro-batches in hand. A rank's mix is of any two
-modes, with one block of a third: among these the least costly that fits is found by bisection, as a rank holds the less
-the more of its blocks have the mode that keeps less. Blocks that compute most again come first, also of a rank's two
-stages, of which the first has more in hand. ``tests/unit/test_mixes.py`` holds the mixes to all that there are.
+Each pipeline rank has its own mix, as the first ranks have the most micro-batches in flight. A mix combines two modes
+and at most one block of a third; the least costly one that fits is found by bisection, as a rank holds less the more of
+its blocks use the leaner mode. Blocks that recompute most come first, also across a rank's two stages, of which the
+first has more in flight. ``tests/unit/test_mixes.py`` compares the mixes with an exhaustive search.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import get_args
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import ModeRuns, ParallelismConfig, RecomputeMode, StageModes
+from boost_core.config.parallelism import MODES, TRAITS, ModeRuns, ParallelismConfig, RecomputeMode, StageModes
 from boost_core.config.strategy import strategy_problems
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import PipelineRank, RankMemory, pipeline_ranks, rank_memory
 from boost_core.plan.throughput import ORDER, Step
 
-MIXED_LESS = 0.03  # at most that a mix holds less than any mode alone, whose backward pass may take more
+MIXED_LESS = 0.03  # most that a mix can save over every single mode, whose backward pass may take more
 
-_MODES: tuple[RecomputeMode, ...] = get_args(RecomputeMode)
+# Whether copies to the host are hidden has not been measured, so they are left for people to choose.
+_MODES: tuple[RecomputeMode, ...] = tuple(mode for mode in MODES if not TRAITS[mode].on_host)
 
 Counts = Mapping[RecomputeMode, int]
 
 
 def legal_modes(job: JobSpec) -> list[RecomputeMode]:
-    """The modes that blocks may have, those first that keep more; ``shared`` where there is somebody to share with."""
+    """Return the modes that blocks may have, those that keep more first; ``shared`` only with several ranks."""
     alone = job.parallelism.tensor_parallel_size == 1
     return [
         mode
@@ -36,13 +36,13 @@ def legal_modes(job: JobSpec) -> list[RecomputeMode]:
 
 
 def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | None = None) -> JobSpec:
-    """The job with the least costly mix with which no rank holds more than a limit; as ``leanest`` if none is so.
+    """Return the job with the least costly mix that keeps every rank within a limit; as ``leanest`` if none does.
 
     Args:
         job: The job at its layout; what it recomputes does not matter.
         layout: The layout.
-        limit: Bytes.
-        machine: What it runs on; by default what ``machine_for`` says.
+        limit: Bytes per rank.
+        machine: What it runs on; by default what ``machine_for`` returns.
     """
     modes = legal_modes(job)
     lean, memory = leanest(job, layout)
@@ -63,13 +63,13 @@ def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | 
 
 
 def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
-    """The mode of all blocks, or else those of each stage."""
+    """Return the mode of all blocks if they share one, or else those of each stage."""
     used = {mode for stage in stages for mode, _ in stage.runs}
     return used.pop() if len(used) == 1 else tuple(stages)
 
 
 def leanest(job: JobSpec, layout: Layout) -> tuple[JobSpec, RankMemory]:
-    """The job with all blocks in the mode with which the fullest rank holds least, and what that is."""
+    """Return the job with all blocks in the mode that minimizes the fullest rank's memory, and that memory."""
     jobs = [with_modes(job, mode) for mode in legal_modes(job)]
     return min(((each, rank_memory(each, layout)) for each in jobs), key=lambda found: found[1].total)
 
@@ -78,39 +78,39 @@ class BlockCosts:
     """Seconds that a micro-batch takes in a block of each mode.
 
     Args:
-        step: Of the job, with these modes.
-        modes: The legal ones, those first that keep more.
+        step: The job's step, with these modes.
+        modes: The legal modes, those that keep more first.
     """
 
     def __init__(self, step: Step, modes: Sequence[RecomputeMode]) -> None:
         self._of_block = {mode: step.of_a_block(mode) for mode in modes}
         self.modes = sorted(modes, key=lambda mode: (self._of_block[mode], modes.index(mode)))
-        self._first_gather = step.first_gather() if "shared" in modes else 0.0
+        self._first_gather = step.first_gather("shared") if "shared" in modes else 0.0
 
     def of_block(self, mode: RecomputeMode) -> float:
-        """Of one block."""
+        """Return the seconds of one block."""
         return self._of_block[mode]
 
     def of(self, stages: Sequence[StageModes]) -> float:
-        """Of a rank's stages."""
+        """Return the seconds of a rank's stages."""
         blocks = sum(count * self._of_block[mode] for stage in stages for mode, count in stage.runs)
         return blocks + self._first_gather * sum(stage.shared > 0 for stage in stages)
 
 
 class RankMix:
-    """The mixes of one rank, with which it holds no more than a limit."""
+    """The mixes of one rank that stay within a limit."""
 
     def __init__(self, rank: PipelineRank, costs: BlockCosts, limit: float) -> None:
         self._rank, self._costs, self._limit = rank, costs, limit
         self._blocks = sum(rank.sizes)
 
     def least_costly(self) -> list[StageModes] | None:
-        """Of those that fit; ``None`` if none does."""
+        """Return the least costly mix that fits; ``None`` if none does."""
         found = [self._stages(counts) for counts in self._candidates()]
         return min(found, key=self._costs.of, default=None)
 
     def _candidates(self) -> Iterator[Counts]:
-        """Of each two modes and perhaps a block of a third, that which has as few of the costlier one as fit."""
+        """For each pair of modes, and perhaps one block of a third: the mix with the fewest blocks of the costlier."""
         modes = self._costs.modes
         fitting = [mode for mode in modes if self._fits({mode: self._blocks})]
         if modes[0] in fitting:
@@ -138,7 +138,7 @@ class RankMix:
     def _fewest(
         self, cheaper: RecomputeMode, dearer: RecomputeMode, third: RecomputeMode | None, most: int
     ) -> Counts | None:
-        """As few of the dearer one as fit, and no more than ``most``."""
+        """Return the mix with the fewest blocks of the dearer mode that fits, at most ``most``."""
         rest = self._blocks - (third is not None)
         more: Counts = {} if third is None else {third: 1}
 
@@ -163,7 +163,7 @@ class RankMix:
         return [StageModes(**dict(runs)) for runs in self._runs(counts)]
 
     def _runs(self, counts: Counts) -> list[ModeRuns]:
-        """Modes of each of the rank's stages: in the first as many as fit of those that keep least."""
+        """Distribute modes over the rank's stages: those that keep least go to the first."""
         left, stages = dict(counts), []
         for size in self._rank.sizes:
             runs: list[tuple[RecomputeMode, int]] = []
@@ -177,6 +177,6 @@ class RankMix:
 
 
 def with_modes(job: JobSpec, recompute: RecomputeMode | tuple[StageModes, ...]) -> JobSpec:
-    """The job whose blocks keep this."""
+    """Return the job with these modes."""
     parallelism: ParallelismConfig = job.parallelism.model_copy(update={"recompute": recompute})
     return job.model_copy(update={"parallelism": parallelism})

@@ -1,4 +1,4 @@
-"""What a job will need and about how long it will take, in every layout that it allows: before any of it runs."""
+"""Predicts what a job will need and how long it will take, in every layout that it allows, before it runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,12 +11,14 @@ from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
+from boost_core.config.parallelism import TRAITS
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import at, device_bytes, too_large
 from boost_core.plan.flops import model_flops_per_token
+from boost_core.plan.host_memory import host_remedies, kept_on_host, lacking, node_bytes
 from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
@@ -29,7 +31,7 @@ _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable w
 
 
 class Memory(Config):
-    """Bytes of the rank that needs most."""
+    """Memory in bytes of the rank that needs most."""
 
     weights: int = Field(description="Weights in the compute type.")
     gradients: int = Field(description="Gradient accumulators, fp32.")
@@ -37,9 +39,13 @@ class Memory(Config):
     activations: int = Field(description="Activations kept for the backward pass, and a block's temporaries.")
     logits: int = Field(description="Memory of the head and the loss.")
     total: int = Field(description="Peak at any moment; not all of the above exists at once.")
-    host: int = Field(0, description="Master weights and moments in the host's memory, which are not in total.")
+    host: int = Field(
+        0,
+        description="Master weights, moments and what blocks keep for their backward pass in the host's memory, not "
+        "included in total.",
+    )
     copies: int = Field(
-        0, description="Copies of the state in the host's memory, for checkpoints and recovery, not in total either."
+        0, description="Copies of the state in the host's memory, for checkpoints and recovery, not included in total."
     )
 
 
@@ -49,19 +55,21 @@ class Communication(Config):
     all_reduces: int
     elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
     gathered_elements_per_token: int = Field(
-        0, description="Elements per token of the kept latents that a rank's all-gathers begin with: recompute=shared."
+        0,
+        description="Elements per token of the kept latents that a rank passes to all-gathers: recompute=shared or "
+        "offload.",
     )
 
 
 class StepParts(Config):
-    """Seconds of a step on the slowest pipeline rank, by what they are spent on."""
+    """Breakdown of a step's seconds on the slowest pipeline rank."""
 
     arithmetic: float = Field(description="Matrix products, attention and passes over memory.")
-    exchange: float = Field(description="Tensor parallel collectives, as far as nothing hides them.")
-    sends: float = Field(description="Between pipeline stages.")
-    idle: float = Field(description="Waiting while the pipeline fills and empties.")
-    reduction: float = Field(description="Gradients between replicas, as far as nothing hides them, and weights.")
-    update: float = Field(description="The optimizer, with copies of what the host's memory has of its state.")
+    exchange: float = Field(description="Exposed tensor parallel collectives.")
+    sends: float = Field(description="Transfers between pipeline stages.")
+    idle: float = Field(description="Waiting while the pipeline fills and drains.")
+    reduction: float = Field(description="Exposed collectives of gradients, and of weights, between replicas.")
+    update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
 
 class PlannedShape(Config):
@@ -73,9 +81,9 @@ class PlannedShape(Config):
     context_parallel_size: int = 1
     world_size: int
     recompute: str = Field(
-        description="What parallelism.recompute comes to: a mode, or how many blocks of each stage have which."
+        description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
-    layers_per_stage: tuple[int, ...] = Field((), description="Blocks of each pipeline stage.")
+    layers_per_stage: tuple[int, ...] = Field((), description="Number of blocks in each pipeline stage.")
     memory: Memory
     device_memory_bytes: int | None = Field(
         description="Memory of the requested GPU model; null for CPUs and unknown models."
@@ -83,25 +91,28 @@ class PlannedShape(Config):
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
     node_host_bytes: int = Field(
         0,
-        description="What the ranks of a node need of its host's memory for their state and copies at most; what nodes "
-        "have is not known to the plan, and not checked.",
+        description="The most host memory that a node's ranks need for their state and copies.",
     )
+    node_memory_bytes: int | None = Field(None, description="Memory of a node's host; null if unknown, and for CPUs.")
+    fits_host: bool | None = Field(None, description="Whether node_host_bytes fits; null if unknown and not checked.")
     offload_seconds: float = Field(
-        0, description="Of step_seconds, copies of what the host's memory has: parallelism.optimizer_offload."
+        0,
+        description="Part of step_seconds spent on exposed copies to and from the host's memory: "
+        "parallelism.optimizer_offload, and recompute=offload.",
     )
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
-    step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     observed_jobs: int = Field(
         0,
-        description="Jobs that have run in this shape, whose steps its seconds are corrected by; 0: by all jobs on its "
-        "kind of GPU.",
+        description="Number of jobs that have run in this shape and correct its prediction; 0: corrected by all jobs "
+        "on its kind of GPU.",
     )
-    step_parts: StepParts = Field(description="What step_seconds is made of.")
+    step_parts: StepParts = Field(description="Breakdown of step_seconds.")
     tokens_per_second: float
     total_seconds: float = Field(description="Predicted seconds of all steps.")
     communication: Communication
     context: PlannedContext | None = Field(
-        None, description="Context parallelism, and what other sizes, chunks and exchanges would take; null without."
+        None, description="Context parallelism, and the cost of other sizes, chunks and exchanges; null without it."
     )
 
 
@@ -111,13 +122,14 @@ class Plan(Config):
     parameters: int
     trainable_bytes_per_parameter: int = Field(
         description="Bytes of weights, gradients and optimizer state per parameter, without sharding across replicas; "
-        "rounded where the optimizer keeps fewer moments of some."
+        "rounded where the optimizer keeps fewer moments for some."
     )
-    flops_per_token: int = Field(description="Forward and backward, without recomputation.")
+    flops_per_token: int = Field(description="FLOPs of forward and backward, without recomputation.")
     tokens_per_step: int
-    shapes: tuple[PlannedShape, ...] = Field(description="Layouts that the gang may take, the fewest ranks first.")
+    shapes: tuple[PlannedShape, ...] = Field(description="Layouts that the gang may take, fewest ranks first.")
     fastest: int | None = Field(
-        description="Index of the layout with the highest predicted throughput of those that fit; null if none fits."
+        description="Index of the layout with the highest predicted throughput among those that fit GPU and host; null "
+        "if none does."
     )
     provenance: Provenance = Field(description=PROVENANCE)
     notes: tuple[str, ...] = Field(description="Notes for people.")
@@ -143,14 +155,14 @@ class PresetList(Config):
 
 
 def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
-    """What a job will need in each of its layouts.
+    """Plan a job in each of its layouts.
 
     Args:
         spec: The job.
-        machine: What it will run on; by default what ``machine_of`` makes of the job alone.
+        machine: What it will run on; by default what ``machine_of`` derives from the job alone.
 
     Raises:
-        ValueError: A layout does not go into the machine's network, or has other stages than modes are listed for.
+        ValueError: A layout does not fit into the machine's network, or its stages do not match the listed modes.
     """
     machine = machine or machine_of(spec)
     jobs = {layout: at(spec, layout) for layout in spec.layouts()}
@@ -163,7 +175,11 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         _planned(job, layout, parts[layout], machine, context_report(spec, layout, machine))
         for layout, job in jobs.items()
     )
-    fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
+    fitting = [
+        layout
+        for layout, each in zip(layouts, planned, strict=True)
+        if each.fits_device is not False and each.fits_host is not False
+    ]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
     needed = {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)}
     return Plan(
@@ -174,12 +190,12 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_offload_notes(planned)),
+        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(spec, planned)),
     )
 
 
 def _bytes_per_parameter(spec: JobSpec) -> int:
-    """A master, its gradient and its moments in fp32; the weights are apart from the masters if they are rounded."""
+    """A master, its gradient and its moments in fp32; the weights are separate from the masters if rounded."""
     precise, rounded = BYTES["fp32"], BYTES[spec.training.precision]
     total = 4 * precise + (rounded if rounded < precise else 0)
     if spec.optimizer.muon is None:
@@ -189,7 +205,7 @@ def _bytes_per_parameter(spec: JobSpec) -> int:
 
 
 def presets() -> PresetList:
-    """All presets and how many parameters each has in each family."""
+    """Return all presets with their parameter counts in each family."""
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
@@ -197,6 +213,7 @@ def _planned(
     spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
 ) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
+    of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
@@ -205,7 +222,9 @@ def _planned(
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
-        node_host_bytes=min(layout.world_size, machine.cluster.levels[0].fan_out) * (memory.host + memory.copies),
+        node_host_bytes=of_host,
+        node_memory_bytes=host,
+        fits_host=None if host is None else not lacking(of_host, machine),
         offload_seconds=offload_seconds(spec, layout, machine),
         step_seconds=seconds.total,
         step_seconds_range=machine.range_of(spec, seconds.total),
@@ -233,10 +252,12 @@ def _communication(spec: JobSpec, layout: Layout) -> Communication:
 
 
 def _gathered(spec: JobSpec) -> int:
-    """Elements of a token that a rank hands over of all blocks' kept latents."""
+    """Elements per token of all blocks' kept latents that a rank passes to all-gathers."""
     model, parallelism = spec.model, spec.parallelism
     stages = cut(model, parallelism, spec.training.sequence_length)
-    shared = [layer for stage in stages for layer, mode in block_modes(parallelism, stage).items() if mode == "shared"]
+    shared = [
+        layer for stage in stages for layer, mode in block_modes(parallelism, stage).items() if TRAITS[mode].slices
+    ]
     whole = sum(sum(kept_latents(model, parallelism, model.crosses_into(layer))) for layer in shared)
     return whole // parallelism.tensor_parallel_size
 
@@ -246,23 +267,23 @@ def _tokens_per_step(spec: JobSpec) -> int:
 
 
 def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> list[str]:
-    """For people, by the bytes that each layout needs."""
+    """Notes for people; ``needed`` has the bytes of each layout."""
     levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
     notes = [
-        "seconds are predictions that are meant to rank layouts; how long a step really takes, its report says",
+        "times are predictions meant for ranking layouts; a job's report has the measured times",
         f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
     ]
     if fitted := machine.fitted:
         notes.append(
             f"corrected by {counted(fitted.jobs, 'job')} that ran in {fitted.precision} on {fitted.kind}: steps are "
-            f"expected to take {fitted.factor:.2f} times as long as by these figures"
+            f"expected to take {fitted.factor:.2f} times as long as these figures predict"
         )
     if not spec.resources.gpus_per_worker:
         return notes
     device = device_bytes(spec.resources)
     if device is None:
         kind = kind_of_gpu(spec.resources)
-        named = "no kind of GPU is named" if kind is None else f"how much memory a {kind} has is not known here"
+        named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
         return [*notes, f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"]
     too_many = sum(total > device for total in needed.values())
     if too_many == len(needed):
@@ -273,14 +294,31 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
 
 
 def _offload_notes(planned: Sequence[PlannedShape]) -> list[str]:
-    """What is kept in the host's memory where that is most, and what that costs."""
+    """Explain what the layout that needs most keeps in the host's memory, and what that costs."""
     most = max(planned, key=lambda each: each.node_host_bytes)
     if most.memory.host == 0:
         return []
     return [
-        f"{Layout.of(most)}: the host's memory has {most.memory.host / 1e9:.1f} GB of each rank's masters and moments, "
-        f"which takes {most.offload_seconds:.2g} s of a step; with copies for checkpoints and recovery a node needs "
-        f"{most.node_host_bytes / 1e9:.1f} GB of it, and what nodes have is not known here"
+        f"{Layout.of(most)}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and "
+        f"activations, which costs {most.offload_seconds:.2g} s per step"
+    ]
+
+
+def _host_notes(spec: JobSpec, planned: Sequence[PlannedShape]) -> list[str]:
+    """Explain which layouts need more host memory than nodes have, or that this is unknown."""
+    if not spec.resources.gpus_per_worker:
+        return []
+    most = max(planned, key=lambda each: each.node_host_bytes)
+    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
+    if most.node_memory_bytes is None:
+        return [f"{Layout.of(most)}: a node needs {needs}; what nodes have is unknown and not checked"]
+    too_many = sum(each.fits_host is False for each in planned)
+    if too_many == 0:
+        return []
+    remedies = ", ".join(host_remedies(spec, Layout.of(most)))
+    return [
+        f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
+        f"that a node has; {Layout.of(most)} needs the most, {needs}; {remedies}"
     ]
 
 

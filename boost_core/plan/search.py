@@ -7,9 +7,9 @@ faster than, the most promising first: what a replica computes, divided evenly o
 ``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
 by. The search ends once nothing left can be faster than what was found. So none of these is missed, and few are played.
 
-All of this is with stages of about equal work. Then the most promising of the pipelines that were looked at, of those
-that some cut may make faster than what was found (``throughput.Step.at_least_however_cut``), are cut otherwise
-(``cuts``): the fewer, the more blocks and stages there are, as cuts take the longer.
+All of this is with stages of about equal work. Then pipelines that were looked at and that some cut may make faster
+than what was found (``throughput.Step.at_least_however_cut``) are cut otherwise (``cuts``): the most promising ones
+once, and the best of these further, the fewer, the more blocks and stages there are, as cuts take the longer.
 
 Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
 what that leaves out. The model, the batch, the precision and the strategy are the user's.
@@ -27,8 +27,9 @@ from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems
 from boost_core.hardware import BYTES
-from boost_core.plan.cuts import Cuts
+from boost_core.plan.cuts import CutPlan, Cuts
 from boost_core.plan.devices import SPARE
+from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
 from boost_core.plan.mixes import MIXED_LESS, leanest, least_costly
@@ -40,7 +41,8 @@ _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
-_MOST_EFFORT = 30_000  # for other cuts; one combination's take about its stages times its blocks, squared
+_MOST_EFFORT = 30_000  # for more cuts of them; one pipeline's take about its stages times its blocks, squared
+_MOST_BEGUN = 16  # pipelines that are cut otherwise
 _WORTH_SAYING = 0.01  # of a step
 
 
@@ -49,23 +51,25 @@ class Choice:
     """One way to train the job.
 
     Attributes:
-        job: The job with it.
-        seconds: Of a step.
-        needed: Bytes of the rank that needs most.
+        job: The job with this choice.
+        seconds: Seconds of a step.
+        needed: Device bytes of the rank that needs most.
+        host: Bytes of host memory that a node's ranks need.
     """
 
     job: JobSpec
     seconds: StepSeconds
     needed: int
+    host: int = 0
 
     @property
     def layout(self) -> Layout:
-        """Its sizes."""
+        """The layout of this choice."""
         return Layout.of(self.job.parallelism)
 
     @property
     def patch(self) -> dict[str, Any]:
-        """What makes it of the job, as a JSON merge patch."""
+        """JSON merge patch that turns the job into this choice."""
         parallelism = self.job.parallelism
         layers = parallelism.pipeline_layers_per_stage
         return {
@@ -93,12 +97,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        choices: The fastest first; none if nothing fits.
-        misfit: Of those faster than the first choice that do not fit, the one that lacks least; of all if nothing does.
-        timed: How many combinations were looked at one by one.
+        choices: The best choices, fastest first; empty if nothing fits.
+        misfit: The combination that lacks least among those that do not fit but are faster than the first choice; among
+            all if nothing fits.
+        timed: Number of combinations that were examined one by one.
     """
 
     choices: Sequence[Choice]
@@ -109,18 +114,18 @@ class Found:
 def search(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER
 ) -> Found:
-    """The best ways to train a job.
+    """Search for the best ways to train a job.
 
     Args:
         spec: The job; its own sizes, micro-batch, schedule, ZeRO stage and recomputation do not matter.
-        gpus: How many there are at most.
-        machine: What they are.
-        device_bytes: Memory of each.
-        top: How many to give.
-        order: In which groups take the places of the network, the innermost first. Gangs have no other than this one.
+        gpus: Most GPUs to use.
+        machine: The machine that they form.
+        device_bytes: Memory of each GPU.
+        top: Number of choices to return.
+        order: Order in which groups are placed on the network, innermost first. Gangs only use the default.
 
     Raises:
-        ValueError: The network has no places for so many GPUs.
+        ValueError: The network has no room for this many GPUs.
     """
     machine.cluster.rows([gpus])
     return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order).found()
@@ -128,7 +133,7 @@ def search(
 
 @dataclass(frozen=True, order=True)
 class _Shape:
-    """A combination, whatever the number of replicas."""
+    """A combination, regardless of the number of replicas."""
 
     tensor: int
     context: int
@@ -168,8 +173,8 @@ class _Search:
         self._steps: dict[_Shape, Step] = {}
         self._too_large: set[_Shape] = set()  # without recomputation, with any fewer replicas, too
         self._hopeless: set[_Shape] = set()  # the same with any recomputation
-        self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, int]] = {}
-        self._unfit: list[tuple[int, float, JobSpec, Step]] = []
+        self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, RankMemory]] = {}
+        self._unfit: list[tuple[float, float, JobSpec, Step, RankMemory]] = []
         self._timed = 0
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
@@ -182,38 +187,65 @@ class _Search:
                 break
             look(bound)
         self._cut_otherwise()
-        choices = [_choice(job, step, needed) for _, job, step, needed in self._fastest.values()]
+        choices = [self._choice(job, step, memory) for _, job, step, memory in self._fastest.values()]
         choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
         return Found(choices[: self._top], self._misfit(choices), self._timed)
 
     def _slowest_kept(self) -> float:
-        """Seconds of the last of those that will be given; what is slower is none of them."""
+        """Seconds of the last choice that would be returned now; anything slower is not among them."""
         best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
         return best[-1] if len(best) == self._top else inf
 
     def _cut_otherwise(self) -> None:
-        """Try other cuts of those that were looked at, as many as effort allows of those that may be faster so."""
-        effort = 0
+        """Try other cuts of the examined pipelines that some cut may make the fastest.
+
+        One cut of each of the most promising comes first; its time decides which of them to pursue.
+        """
         pipelines = self._pipelines.items()  # most of those that do not fit as they are do not fit with any cut
-        for (shape, replicas), pipeline in sorted(pipelines, key=lambda item: (not item[1].fits, item[1].expected)):
-            if effort >= _MOST_EFFORT:
-                return
-            if self._least * pipeline.step.at_least_however_cut() > self._slowest_kept():
-                continue
-            job = pipeline.job
-            effort += job.parallelism.stages * job.model.num_hidden_layers**2
-            layout = Layout.of(job.parallelism)
-            found = Cuts(job, layout, self._limit, self._machine, self._order).best()
-            if found and found.seconds < self._fastest.get((shape, replicas), (inf,))[0]:
-                needed = rank_memory(found.job, layout).total
-                self._fastest[shape, replicas] = found.seconds, found.job, found.step, needed
+        in_order = sorted(pipelines, key=lambda item: (not item[1].fits, item[1].expected))
+        begun = list[tuple[float, _Shape, int, Cuts]]()
+        for (shape, replicas), pipeline in in_order:
+            if len(begun) < _MOST_BEGUN and self._hopes(pipeline):
+                layout = Layout.of(pipeline.job.parallelism)
+                cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)
+                begun.append((self._keep(shape, cuts.first()), shape, replicas, cuts))
+        effort = 0
+        for _, shape, replicas, cuts in sorted(begun, key=lambda each: each[:3]):
+            pipeline = self._pipelines[shape, replicas]
+            if effort < _MOST_EFFORT and self._hopes(pipeline):
+                effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
+                self._keep(shape, cuts.best())
+
+    def _keep(self, shape: _Shape, plan: CutPlan | None) -> float:
+        """Keep a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
+        if plan is None:
+            return inf
+        layout = Layout.of(plan.job.parallelism)
+        if plan.seconds < self._fastest.get((shape, layout.dp), (inf,))[0]:
+            memory = rank_memory(plan.job, layout)
+            if not self._lacks(memory, layout):
+                self._fastest[shape, layout.dp] = plan.seconds, plan.job, plan.step, memory
+        return plan.seconds
+
+    def _hopes(self, pipeline: _Pipeline) -> bool:
+        """Whether some cut may be faster than what was found."""
+        return self._least * pipeline.step.at_least_however_cut() <= self._slowest_kept()
 
     def _misfit(self, choices: Sequence[Choice]) -> Choice | None:
         fastest = choices[0].seconds.total if choices else inf
-        for needed, bound, job, step in sorted(self._unfit, key=lambda unfit: unfit[:2]):
+        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
             if bound < fastest and (not choices or step.played() < fastest):
-                return _choice(job, step, needed)
+                return self._choice(job, step, memory)
         return None
+
+    def _choice(self, job: JobSpec, step: Step, memory: RankMemory) -> Choice:
+        layout = Layout.of(job.parallelism)
+        return Choice(job, step.replayed(), memory.total, node_bytes(memory, layout, self._machine))
+
+    def _lacks(self, memory: RankMemory, layout: Layout) -> float:
+        """Bytes that a rank lacks on its device, plus those that its node's host lacks; 0 if it fits."""
+        of_host = lacking(node_bytes(memory, layout, self._machine), self._machine)
+        return max(0.0, memory.total - self._limit) + of_host
 
     def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float]]:
         """All combinations with numbers of replicas, the most first, and the least seconds a micro-batch takes."""
@@ -237,7 +269,7 @@ class _Search:
         heappush(self._queue, (bound, next(self._numbers), look))
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
-        """Have a combination looked at with the most of some numbers of replicas, and then with the others."""
+        """Queue a combination with the most of some numbers of replicas, and then with the others."""
         training = self._spec.training
         while replicas:
             number, *replicas = replicas
@@ -254,7 +286,7 @@ class _Search:
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
-        """Have a combination looked at without recomputation, or, where that is known not to fit, with some."""
+        """Queue a combination without recomputation, or, where that is known not to fit, with some."""
         job = self._job(shape, replicas)
         if shape in self._hopeless or _problems(job):
             return
@@ -281,22 +313,25 @@ class _Search:
             each.expected, each.fits = seconds, True
 
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
-        """Play a job if it fits."""
+        """Simulate a job if it fits."""
         layout = Layout.of(job.parallelism)
         memory = rank_memory(job, layout)
-        if memory.total <= self._limit:
+        lacks = self._lacks(memory, layout)
+        if not lacks:
             total = step.played()
             self._expect(shape, layout, total)
             if total < self._fastest.get((shape, layout.dp), (inf,))[0]:
-                self._fastest[shape, layout.dp] = total, job, step, memory.total
+                self._fastest[shape, layout.dp] = total, job, step, memory
             return True
-        self._unfit.append((memory.total, bound, job, step))
+        self._unfit.append((lacks, bound, job, step, memory))
+        if self._hosts_lack(shape, job, memory):
+            return True  # no recomputation makes room there
         if job.parallelism.recompute == "none" and _with_any_replicas(memory, job) > self._limit:
             self._too_large.add(shape)
         return False
 
     def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
-        """Have the least costly mix looked at of a job that does not fit without recomputation."""
+        """Queue the least costly mix of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
         if not self._may_fit(shape, job, bound):
             return
@@ -311,15 +346,33 @@ class _Search:
         self._push(bound, look)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job may fit with some mix, by the mode with which it holds least; that is sooner seen."""
+        """Whether a job may fit with some mix, judged by the mode with which it holds least, as that is quicker."""
         layout = Layout.of(job.parallelism)
         lean, memory = leanest(job, layout)
-        if memory.total <= self._limit * (1 + MIXED_LESS):
+        hosts_lack = self._hosts_lack(shape, job, memory)
+        if memory.total <= self._limit * (1 + MIXED_LESS) and not hosts_lack:
             return True
-        self._unfit.append((memory.total, bound, lean, Step(lean, layout, self._machine, self._order)))
+        step = Step(lean, layout, self._machine, self._order)
+        self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
         if _with_any_replicas(memory, lean) > self._limit * (1 + MIXED_LESS):
             self._hopeless.add(shape)
         return False
+
+    def _hosts_lack(self, shape: _Shape, job: JobSpec, memory: RankMemory) -> bool:
+        """Whether nodes' hosts have too little memory for a job, which is then dropped.
+
+        With fewer replicas, a node's ranks share the state among fewer, or fewer ranks are on a node: so a node needs
+        least either with one replica or with the most.
+        """
+        layout, on = Layout.of(job.parallelism), self._machine
+        if not lacking(node_bytes(memory, layout, on), on):
+            return False
+        self._pipelines.pop((shape, layout.dp), None)
+        alone = self._job(shape, 1)
+        layout = Layout.of(alone.parallelism)
+        if lacking(node_bytes(rank_memory(alone, layout), layout, on), on):
+            self._hopeless.add(shape)
+        return True
 
     def _step(self, shape: _Shape) -> Step:
         """That of one replica without recomputation; which passes it has does not depend on how many there are."""
@@ -334,10 +387,6 @@ class _Search:
             self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule,
             pipeline_layers_per_stage=None, recompute="none", zero_stage=1,
         )  # fmt: skip
-
-
-def _choice(job: JobSpec, step: Step, needed: int) -> Choice:
-    return Choice(job, step.replayed(), needed)
 
 
 def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
@@ -359,7 +408,7 @@ def _problems(job: JobSpec) -> Iterable[object]:
 
 @lru_cache(4096)
 def _replicas(portions: int, most: int) -> Sequence[int]:
-    """Numbers of replicas that a number of micro-batches splits over, the most first."""
+    """Numbers of replicas over which a number of micro-batches splits, largest first."""
     lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
     numbers = {*lower, *(portions // number for number in lower)}
     return sorted((number for number in numbers if number <= most), reverse=True)
@@ -375,8 +424,8 @@ def _with(job: JobSpec, micro_batch_size: int, **parallelism: object) -> JobSpec
     )
 
 
-def reasons(found: Found, device_bytes: float) -> Iterator[str]:
-    """Why the first choice is the first, for people."""
+def reasons(found: Found, device_bytes: float, machine: Machine) -> Iterator[str]:
+    """Explain why the first choice is the best."""
     if found.choices:
         first, *others = found.choices
         yield f"most of its step is {largest_part(first.seconds)}"
@@ -384,20 +433,21 @@ def reasons(found: Found, device_bytes: float) -> Iterator[str]:
             yield f"the next best, {others[0]}, takes {longer(others[0], first)}"
     if found.misfit is not None:
         lacks = found.misfit.needed - device_bytes * (1 - SPARE)
-        yield (
-            f"{found.misfit} would take {found.misfit.seconds.total:.3g} s, and lacks {lacks / 1e9:.1f} GB of "
-            f"{device_bytes / 1e9:g} GB a GPU ({SPARE:.0%} are spared)"
-        )
+        if lacks > 0:
+            what = f"lacks {lacks / 1e9:.1f} GB of {device_bytes / 1e9:g} GB per GPU ({SPARE:.0%} is kept free)"
+        else:
+            what = lack_in_words(found.misfit.host, machine)
+        yield f"{found.misfit} would take {found.misfit.seconds.total:.3g} s, but {what}"
 
 
 def largest_part(seconds: StepSeconds) -> str:
-    """What most of a step is, and how much of it."""
+    """Name the largest part of a step and its share."""
     name = max(fields(seconds), key=lambda field: getattr(seconds, field.name)).name
     return f"{name} ({getattr(seconds, name) / seconds.total:.0%})"
 
 
 def longer(other: Choice, first: Choice) -> str:
-    """By how much one is slower, and by what most of all."""
+    """Say by how much one choice is slower, and which part contributes most."""
     more = {
         field.name: there - here
         for field, there, here in zip(fields(StepSeconds), astuple(other.seconds), astuple(first.seconds), strict=True)
@@ -410,7 +460,7 @@ def longer(other: Choice, first: Choice) -> str:
 def sensitivities(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, change: float = 0.2
 ) -> Iterator[str]:
-    """Which inputs, changed by so much, would change the first choice, and to what."""
+    """List the inputs that, changed by the share ``change``, would change the first choice, and to what."""
     first = _first(search(spec, gpus, machine, device_bytes, 1))
     for name, sign in product(_inputs(machine), (-1, 1)):
         scaled, memory = _scaled(machine, device_bytes, name, 1 + sign * change)
@@ -420,7 +470,7 @@ def sensitivities(
 
 
 def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
-    """What other orders of ranks over the network's levels would gain, though gangs have none of them.
+    """Say what other orders of ranks over the network's levels would gain, though gangs do not support them.
 
     Tensor parallel ranks stay innermost, and context parallel ones next to them.
     """

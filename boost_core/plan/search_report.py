@@ -1,4 +1,4 @@
-"""What a search found, as people and programs read it."""
+"""Report of a search, for people and programs."""
 
 from dataclasses import asdict, replace
 from math import inf
@@ -20,48 +20,60 @@ from boost_core.plan.search import Choice, other_orders, reasons, search, sensit
 
 
 class PlanSearch(Config):
-    """What the best ways to train a job are searched for."""
+    """A search for the best ways to train a job."""
 
-    gpus: int = Field(ge=1, le=65_536, description="How many there are at most.")
-    cluster: NetworkConfig | None = Field(None, description="Their network; default: nodes of node_gpus.")
+    gpus: int = Field(ge=1, le=65_536, description="Most GPUs to use.")
+    cluster: NetworkConfig | None = Field(None, description="Network of the GPUs; default: nodes of node_gpus.")
     node_gpus: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="GPUs of a node, where cluster is left out; default: as many as the nodes have that the service "
-        "sees and that suit the job, else 8.",
+        description="GPUs per node, if cluster is omitted; default: that of the nodes that the service sees and that "
+        "suit the job, otherwise 8.",
+    )
+    node_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="Memory of a node's host, if cluster is omitted; default: that of the nodes that the service sees "
+        "and that suit the job, otherwise unknown and not checked.",
     )
     profile: MeasuredProfile | None = Field(
         None,
-        description="What `boost bench profile` measured of such GPUs; default: what the service stores of their kind, "
-        "else data sheets.",
+        description="Profile that `boost bench profile` measured of such GPUs; default: the one that the service "
+        "stores for their kind, otherwise data sheets.",
     )
-    top: int = Field(5, ge=1, le=100, description="How many ways to give.")
+    top: int = Field(5, ge=1, le=100, description="Number of choices to return.")
     explain: bool = Field(
         False,
-        description="Find out which inputs, and which orders of ranks, would change the choice: a search for each.",
+        description="Find out which inputs, and which orders of ranks, would change the choice: one search for each.",
     )
 
     def machine(self, spec: JobSpec) -> Machine:
-        """What the job would run on.
+        """Return the machine that the job would run on.
 
         Raises:
             ValueError: The profile is of another precision.
         """
         if self.cluster is not None:
-            return machine_of(spec, self.profile, self.cluster.cluster())
-        return Basis(profile=self.profile, node_gpus=self.node_gpus).machine(spec)
+            machine = machine_of(spec, self.profile, self.cluster.cluster())
+            return replace(machine, node_memory_bytes=self.cluster.node_memory_bytes)
+        basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
+        return basis.machine(spec)
 
 
 class PlannedChoice(Config):
     """One way to train the job."""
 
     text: str
-    patch: dict[str, Any] = Field(description="JSON merge patch that makes it of the job.")
+    patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
     world_size: int
-    memory_bytes: int = Field(description="Of the rank that needs most.")
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    node_host_bytes: int = Field(
+        0, description="The most host memory that a node's ranks need for their state and copies."
+    )
     step_seconds: float
-    step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
 
@@ -69,17 +81,22 @@ class PlannedChoice(Config):
 class SearchReport(Config):
     """The best ways to train a job on some GPUs."""
 
-    choices: tuple[PlannedChoice, ...] = Field(description="The fastest first; none if nothing fits.")
-    combinations: int = Field(description="Of sizes, micro-batches and schedules that were timed.")
-    device_memory_bytes: int | None = Field(description="Of the requested GPU model; null if that is not known.")
+    choices: tuple[PlannedChoice, ...] = Field(description="The best choices, fastest first; empty if nothing fits.")
+    combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
+    device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
+    node_memory_bytes: int | None = Field(
+        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
+    )
     provenance: Provenance = Field(description=PROVENANCE)
     context: PlannedContext | None = Field(
-        None, description="Context parallelism of the first choice, as in its plan; null without."
+        None, description="Context parallelism of the first choice, as in its plan; null without it."
     )
-    why: tuple[str, ...] = Field(description="Deciding term, the next best, and the nearest that does not fit.")
+    why: tuple[str, ...] = Field(
+        description="Reasons: the largest part of a step, the next best choice, and the nearest that does not fit."
+    )
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
     other_orders: tuple[str, ...] = Field(
-        (), description="What other orders of ranks over the network would gain; gangs have none of them."
+        (), description="What other orders of ranks over the network would gain; gangs do not support them."
     )
 
 
@@ -88,8 +105,8 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
 
     Args:
         spec: The job.
-        asked: What for.
-        fitted: What jobs took beside predictions by the profile that it has.
+        asked: What to search for.
+        fitted: Corrections from jobs, for its profile.
 
     Raises:
         ValueError: The profile is of another precision.
@@ -102,16 +119,17 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
         choices=tuple(_planned(choice, machine) for choice in found.choices),
         combinations=found.timed,
         device_memory_bytes=device,
+        node_memory_bytes=machine.node_memory_bytes,
         context=None if first is None else context_report(_leaving_modes(first.job), first.layout, machine),
         provenance=machine.provenance,
-        why=tuple(reasons(found, limit)),
+        why=tuple(reasons(found, limit, machine)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
         other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
 
 
 def _leaving_modes(job: JobSpec) -> JobSpec:
-    """The job with whatever recomputation each size needs, as the search chose it for the one that it found."""
+    """Return the job with ``recompute: auto``, so that each size gets what it needs, as in the search."""
     return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"recompute": "auto"})})
 
 
@@ -122,6 +140,7 @@ def _planned(choice: Choice, machine: Machine) -> PlannedChoice:
         patch=choice.patch,
         world_size=choice.layout.world_size,
         memory_bytes=choice.needed,
+        node_host_bytes=choice.host,
         step_seconds=seconds,
         step_seconds_range=machine.range_of(choice.job, seconds),
         step_parts=StepParts(**asdict(choice.seconds)),

@@ -1,4 +1,4 @@
-"""How long an optimizer step of a job would take in a layout, to tell layouts apart before any of them runs.
+"""Predicts the time of a job's optimizer step in a layout, to rank layouts before any of them runs.
 
 A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 
@@ -8,7 +8,7 @@ for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has t
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
 * arithmetic: what the rank computes and moves of its stages' blocks and the head (``work``), by its device's rates
-  (``profile``);
+  (``profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward, pass;
 * exchange: what ``architecture.sharding`` says that tensor parallel ranks send in each block, and the head's hidden
   vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
@@ -35,8 +35,9 @@ from operator import mul
 from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding, kept_latents
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import RecomputeMode
+from boost_core.config.parallelism import TRAITS, RecomputeMode
 from boost_core.hardware import BYTES, Link
+from boost_core.plan.activations import BlockSplit, activations
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
@@ -57,15 +58,15 @@ ORDER = ("tp", "cp", "pp", "dp")  # of ranks, the innermost first, as ``Layout.c
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """A step's seconds by what they are spent on, on the slowest pipeline rank.
+    """Breakdown of a step's seconds on the slowest pipeline rank.
 
     Attributes:
-        arithmetic: Computing and moving.
-        exchange: Tensor parallel collectives, as far as nothing hides them.
-        sends: Between pipeline stages.
-        idle: Waiting as the pipeline fills and empties.
-        reduction: Of gradients between replicas, as far as nothing hides it, and gathering weights.
-        update: The optimizer, with copies of what the host's memory has of its state.
+        arithmetic: Computation and memory traffic, with exposed copies of what blocks keep in the host's memory.
+        exchange: Exposed tensor parallel collectives.
+        sends: Transfers between pipeline stages.
+        idle: Waiting while the pipeline fills and drains.
+        reduction: Exposed reduction of gradients between replicas, and gathering of weights.
+        update: The optimizer, including copies of state kept in the host's memory.
     """
 
     arithmetic: float
@@ -77,17 +78,17 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Seconds of the whole step."""
         return self.arithmetic + self.exchange + self.sends + self.idle + self.reduction + self.update
 
     def times(self, factor: float) -> "StepSeconds":
-        """All of it so many times as long."""
+        """Return all parts multiplied by a factor."""
         return StepSeconds(*(factor * seconds for seconds in astuple(self)))
 
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """What a pipeline rank takes for a micro-batch, in seconds."""
+    """Seconds of a pipeline rank for a micro-batch."""
 
     arithmetic: float
     exchange: float
@@ -99,26 +100,26 @@ class _MicroBatch:
 
 
 def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
-    """Predicted seconds of one optimizer step. Arguments as ``step_parts``."""
+    """Return the predicted seconds of one optimizer step. Arguments as in ``step_parts``."""
     return step_parts(spec, layout, machine).total
 
 
 def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """The same by parts.
+    """Return the predicted seconds of one optimizer step by parts.
 
     Args:
         spec: The job.
         layout: One of ``spec.layouts()``.
-        machine: What it runs on; by default what ``machine_for`` says.
+        machine: What it runs on; by default what ``machine_for`` returns.
 
     Raises:
-        ValueError: The layout's groups do not go into the machine's network.
+        ValueError: The layout's groups do not fit into the machine's network.
     """
     return _step(spec, layout, machine).parts()
 
 
 def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """The same with the pipeline played pass by pass. Arguments and errors as ``step_parts``."""
+    """Like ``step_parts``, with the pipeline simulated pass by pass. Arguments and errors as there."""
     return _step(spec, layout, machine).replayed()
 
 
@@ -127,8 +128,11 @@ def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
 
 
 def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
-    """Of a step, what copies of state in the host's memory take, with the correction. Arguments as ``step_parts``."""
-    if spec.parallelism.optimizer_offload == 0:
+    """Return a step's seconds of exposed copies to and from the host's memory, with the correction.
+
+    Arguments as in ``step_parts``.
+    """
+    if spec.parallelism.optimizer_offload == 0 and not spec.parallelism.keeps_on_host:
         return 0.0
     return _step(spec, layout, machine).offload_seconds
 
@@ -284,8 +288,9 @@ class Step:
 
     @property
     def offload_seconds(self) -> float:
-        """What copies take of what the host has of the optimizer's state."""
-        return self._correction * self._offload
+        """What copies take of what the host has of the optimizer's state, and of what blocks keep."""
+        kept = (sum(count * sum(self._copies[mode]) for mode, count in modes.items()) for modes in self._rank_modes)
+        return self._correction * (self._offload + self._micro_batches * max(kept))
 
     @property
     def _offload(self) -> float:
@@ -319,9 +324,9 @@ class Step:
         ranks = []
         for stages, modes in zip(self._stages, self._rank_modes, strict=True):
             last = any(stage.last for stage in stages)
-            arithmetic = sum(count * self._block_seconds[mode] for mode, count in modes.items()) + last * head
+            arithmetic = sum(count * self._computed(mode) for mode, count in modes.items()) + last * head
             exchange = sum(count * sum(self._exchanges[mode]) for mode, count in modes.items()) + last * head_exchange
-            exchange += sum(self._first_gather(stage) for stage in stages)
+            exchange += sum(self._before_backward(stage) for stage in stages)
             ranks.append(_MicroBatch(arithmetic, exchange, sum(self._send(stage) for stage in stages)))
         return ranks
 
@@ -331,7 +336,7 @@ class Step:
         return [[self._passes_of(stage) for stage in stages] for stages in self._stages]
 
     def _passes_of(self, stage: Stage) -> StageSeconds:
-        forward, backward, weights = 0.0, self._first_gather(stage), 0.0
+        forward, backward, weights = 0.0, self._before_backward(stage), 0.0
         for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
             of_forward, of_backward, of_weights = self._block_passes[mode]
             forward += count * of_forward
@@ -352,9 +357,10 @@ class Step:
         for mode, block in self._block.items():
             exchange_forward, exchange_backward = self._exchanges[mode]
             slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
+            copy_forward, copy_backward = self._copies[mode]
             found[mode] = (
-                slower * seconds(block.forward) + exchange_forward,
-                slower * seconds(block.backward) + exchange_backward,
+                slower * seconds(block.forward) + exchange_forward + copy_forward,
+                slower * seconds(block.backward) + exchange_backward + copy_backward,
                 slower * seconds(block.weight_gradients),
             )
         return found
@@ -375,7 +381,29 @@ class Step:
 
     def of_a_block(self, mode: RecomputeMode) -> float:
         """Seconds of one micro-batch in one block."""
-        return self._block_seconds[mode] + sum(self._exchanges[mode])
+        return self._computed(mode) + sum(self._exchanges[mode])
+
+    def _computed(self, mode: RecomputeMode) -> float:
+        return self._block_seconds[mode] + sum(self._copies[mode])
+
+    @cached_property
+    def _copies(self) -> dict[RecomputeMode, tuple[float, float]]:
+        """One block's to the host and back in each mode, as far as its passes do not hide them."""
+        return {mode: self._copies_of(mode) for mode in self._block}
+
+    def _copies_of(self, mode: RecomputeMode) -> tuple[float, float]:
+        if not TRAITS[mode].on_host:
+            return 0.0, 0.0
+        copy, block = self._copy_of(mode), self._block[mode]
+        forward, backward = block.forward, block.backward + block.weight_gradients
+        return max(0.0, copy - self._profile.seconds(forward)), max(0.0, copy - self._profile.seconds(backward))
+
+    def _copy_of(self, mode: RecomputeMode) -> float:
+        """What a block keeps on the host, over the bus once."""
+        job = self._job
+        each = activations(job.model, BlockSplit.of(job.parallelism), self._element, job.resources.gpus_per_worker > 0)
+        crossed = given = job.model.lax is not None
+        return self._tokens * each.on_host(crossed, given, mode) / self._profile.host_bandwidth
 
     @cached_property
     def _block_seconds(self) -> dict[RecomputeMode, float]:
@@ -391,14 +419,14 @@ class Step:
         parallelism, profile, block = self._job.parallelism, self._profile, self._block[mode]
         exchanges = block_exchanges(self._job.model, parallelism)
         forward, backward = self._all_reduces(exchanges.forward), self._all_reduces(exchanges.backward)
-        if mode == "full":
+        if TRAITS[mode].again == "all":
             backward += forward
         if self._sharding.residual:
             backward = profile.exposed(backward, profile.seconds(block.weight_gradients))
         if parallelism.split_micro_batch:
             forward = profile.exposed(forward, profile.seconds(block.forward) / 2)
-        if mode == "shared":
-            backward += profile.exposed(self._gathers, self._behind_gathers)
+        if TRAITS[mode].slices:
+            backward += profile.exposed(self._gathers, self._behind_gathers(mode))
         keys_forward, keys_backward = self._keys(mode)
         return forward + keys_forward, backward + keys_backward
 
@@ -409,18 +437,23 @@ class Step:
         slices = self._tokens * self._element * sum(latents) / self._layout.tp
         return self._over(self._tensor_row, "all_gather", slices, len(latents))
 
-    def first_gather(self) -> float:
+    def first_gather(self, mode: RecomputeMode) -> float:
         """What hides the gathers of other blocks and not those of the one that the backward pass begins with."""
-        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers)
+        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers(mode))
 
-    def _first_gather(self, stage: Stage) -> float:
-        shares = any(mode == "shared" for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers)))
-        return self.first_gather() if shares else 0.0
+    def _before_backward(self, stage: Stage) -> float:
+        """What a backward pass waits for before its first block: gathers, and copies from the host's memory.
 
-    @property
-    def _behind_gathers(self) -> float:
+        A last stage's follows its own forward pass, so that this block's tensors are still on the device.
+        """
+        modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
+        gathers = max((self.first_gather(mode) for mode in modes if TRAITS[mode].slices), default=0.0)
+        copies = [self._copy_of(mode) for mode in modes if TRAITS[mode].on_host and not stage.last]
+        return gathers + max(copies, default=0.0)
+
+    def _behind_gathers(self, mode: RecomputeMode) -> float:
         """The backward pass of a block, which hides the gathers of the one before it."""
-        block = self._block["shared"]
+        block = self._block[mode]
         return self._profile.seconds(block.backward + block.weight_gradients)
 
     def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
@@ -434,7 +467,7 @@ class Step:
         sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
         made = Work(product_flops=sent.made_tokens * attention_layer(self._job).projection_flops)
         projected = self._profile.seconds(made)
-        again, block = mode == "full", self._block[mode]  # else attention is kept
+        again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
         def seconds(ways: int, times: int, each: Work) -> float:
             attention = self._profile.seconds(Work(attention_flops=each.attention_flops))

@@ -28,7 +28,7 @@ from boost_core.config.attention import LAST_QUERIES, SAMPLED_QUERIES
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 from boost_core.hardware import BYTES
 
 _PRECISE = BYTES["fp32"]
@@ -162,7 +162,7 @@ def _block_work(
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
     backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
-    again = {"none": Work(), "full": forward, "latent": of_latents, "shared": of_latents}[mode]
+    again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
     gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 

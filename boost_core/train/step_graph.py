@@ -1,9 +1,9 @@
-"""The device's work of a step as a CUDA graph: captured once, replayed from then on without the host's part in it.
+"""The device's work of a step as a CUDA graph: captured once, then replayed without the host's part in it.
 
-What is captured is all from the batch at hand to the one reading of the step: forward and backward of every
-micro-batch, their collectives, the gradients' sums over replicas and their norm. The update comes after that reading,
-which decides whether there is one, and is a few launches. (As Megatron-Core's graphs of a full iteration, which leave
-the optimizer out, too.)
+The graph covers everything from the batch at hand to the step's single read-back: forward and backward of every
+micro-batch, their collectives, the gradients' sums over replicas and their norm. The update comes after that read-back,
+which decides whether there is one, and is a few launches. (Megatron-Core's full-iteration graphs leave the optimizer
+out, too.)
 
 NCCL wants all ranks of a collective to capture it or none, so ranks agree after they have tried. A graph lives as long
 as the state of one gang: after a resize the new gang's state captures its own.
@@ -21,15 +21,15 @@ from boost_core.plan.machine import attends_on_device
 
 logger = logging.getLogger(__name__)
 
-# In the first, kernels are compiled, communicators made, and the order of gradients learnt; the second sends by it.
+# The first compiles kernels, creates communicators and learns the gradients' order; the second sends in that order.
 WARM_STEPS = 2
 
-Results = tuple[torch.Tensor, torch.Tensor]  # what is to be read of a step's work, and what its update goes on with
-Work = Callable[[], Results]  # queues a step's work
+Results = tuple[torch.Tensor, torch.Tensor]  # the values read from a step's work, and what its update needs
+Work = Callable[[], Results]  # enqueues a step's work
 
 
 class CudaGraph:
-    """Torch's, with a stream of its own: none may be captured on that which all else uses."""
+    """Torch's graph, with a stream of its own, because the default stream cannot be captured."""
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -44,17 +44,17 @@ class CudaGraph:
         return values
 
     def capture(self, work: Work) -> Results:
-        """Take note of the work; what it gives is there after each ``replay``."""
-        # Other threads, which copy checkpoints and watch over NCCL, may do meanwhile what no capture allows.
+        """Record the work; its results are there after each ``replay``."""
+        # Meanwhile other threads, which copy checkpoints and watch NCCL, may do what no capture allows.
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return work()
 
     def replay(self) -> None:
-        """Do the work that was captured, on the current stream."""
+        """Do the captured work, on the current stream."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Let go of it, and of its memory; another may be captured then. The stream stays, which is warm."""
+        """Release the graph and its memory; another may be captured then. The stream stays, already warm."""
         self._graph.reset()
         self._graph = torch.cuda.CUDAGraph()
 
@@ -63,15 +63,15 @@ class StepGraph:
     """Does the work of steps: operation by operation at first, then as a graph, unless there is an obstacle.
 
     Args:
-        obstacle: Why the work cannot be captured; ``None`` if it is to be tried.
+        obstacle: Why the work cannot be captured; ``None`` to try it.
         required: Whether it is an error if it cannot.
         clock: Told of the parts of a replayed step.
         ledger: Told of its collectives.
-        all_agree: Whether all ranks say yes.
-        abandon: Called after a capture that has failed, to forget what it has left half done.
+        all_agree: Returns whether all ranks say yes.
+        abandon: Called after a failed capture, to discard what it left half done.
 
     Attributes:
-        obstacle: As given, or found meanwhile.
+        obstacle: As given, or found since.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class StepGraph:
         self._failure: str | None = None
 
     def run(self, work: Work) -> Results:
-        """Do a step's work and give what it gives. The work is the same every time, and reads the same memory.
+        """Do a step's work and return its results. The work is the same every time, and reads the same memory.
 
         Raises:
-            ValueError: It cannot be captured, and has to be; on all ranks.
+            ValueError: It cannot be captured, although required; on all ranks.
         """
         if self._graph is None:
             raise AssertionError(self.obstacle)
@@ -101,19 +101,19 @@ class StepGraph:
         return work() if self._replay is None else self._replay()
 
     def failure(self) -> str | None:
-        """Why a capture has failed since this was last asked."""
+        """Return why a capture has failed since the last call, if one has."""
         found, self._failure = self._failure, None
         return found
 
     def release(self, why: str) -> None:
-        """Give a graph's memory back. From now on steps are done operation by operation."""
+        """Free a graph's memory. From now on steps run operation by operation."""
         self.obstacle, self._replay = why, None
         if self._graph is not None:
             self._graph.reset()
             self._graph = None
 
     def forget(self) -> None:
-        """Give a graph's memory back, if there is one. The next ``run`` captures anew."""
+        """Free a graph's memory, if there is one. The next ``run`` captures anew."""
         if self._graph is not None and self._replay is not None:
             self._graph.reset()
             self._replay = None
@@ -124,7 +124,7 @@ class StepGraph:
             try:
                 values = graph.capture(work)
             except RuntimeError as error:  # as all of CUDA's are
-                # The end of a broken capture fails as well, and hides what has broken it.
+                # Ending a broken capture fails as well, and hides the original error.
                 cause = str(error.__context__ or error).partition("\n")[0]
         if self._all_agree(cause is None):
             logger.info("steps are replayed as a CUDA graph from now on")
@@ -152,7 +152,7 @@ class StepGraph:
 
 
 def obstacle(spec: JobSpec, device: torch.device) -> str | None:
-    """Why a job's steps cannot be captured, as far as its spec tells; ``None`` if it is worth trying."""
+    """Return why a job's steps cannot be captured, as far as its spec tells; ``None`` if it is worth trying."""
     if spec.training.cuda_graphs == "off":
         return "training.cuda_graphs is off"
     if spec.parallelism.pipeline_parallel_size > 1:
@@ -161,6 +161,8 @@ def obstacle(spec: JobSpec, device: torch.device) -> str | None:
         return "the host plans who attends to what"
     if spec.training.attention is not None:
         return "what sparse attention computes is chosen on the host in each step"
+    if spec.parallelism.keeps_on_host:
+        return "what blocks keep goes to the host's memory and back"
     if device.type != "cuda":
         return "the job trains on CPU"
     if not attends_on_device(spec):

@@ -1,4 +1,4 @@
-"""What a job spec is checked for at the door beyond its own legality."""
+"""Checks of a job on submission that go beyond the legality of its spec."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
-from service.jobs.seen_nodes import gpus_of_a_node
+from service.jobs.seen_nodes import NodeSize, size_of_a_node
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
 from service.models.profiles import StoredProfile, basis_of
@@ -38,26 +38,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Completed:
-    """A job as it is recorded.
+    """A job as it will be recorded.
 
     Attributes:
-        spec: With its dataset's shards and the layouts chosen for it.
-        chosen: Why it has these layouts; ``None`` if they are its user's.
-        profile: What its seconds are predicted by; ``None``: data sheets.
-        fitted: What jobs took beside such predictions; ``None``: none has run.
-        node_gpus: GPUs of a node that suits it; ``None``: none is seen.
+        spec: The spec, with its dataset's shards and the layouts chosen for it.
+        chosen: Why it has these layouts; ``None`` if the user gave them.
+        profile: Profile that predicts its seconds; ``None``: data sheets.
+        fitted: Correction of such predictions by earlier jobs; ``None`` if none has run.
+        nodes: Size of the nodes that suit it.
     """
 
     spec: JobSpec
     chosen: ChosenLayouts | None
     profile: StoredProfile | None
     fitted: Fitted | None
-    node_gpus: int | None
+    nodes: NodeSize
 
     @property
     def basis(self) -> Basis:
-        """What its seconds are predicted by."""
-        return basis_of(self.profile, self.fitted, self.node_gpus)
+        """The basis of its predictions."""
+        return basis_of(self.profile, self.fitted, *self.nodes)
 
 
 async def admitted(
@@ -67,42 +67,42 @@ async def admitted(
     then: Callable[[Completed], T],
     original: JobSpec | None = None,
 ) -> T:
-    """What a function returns that is called with a completed job if it could run: by its paths, memory, queue, data.
+    """Complete a job, check that it could run (paths, memory, queue, data), and return what ``then`` makes of it.
 
-    It may take seconds to complete a job.
+    Completing a job may take seconds.
 
     Args:
         spec: The job.
         context: The service's parts.
-        tenant: Whose it is.
-        then: The function, which gives something; it may wait, but not for stores.
+        tenant: The job's tenant.
+        then: Called with the completed job; may block, but not on stores.
         original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
 
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
         RateLimited: It leaves its layouts to the service, and another search is under way.
-        StoreUnavailable: Its data is where nothing answers.
+        StoreUnavailable: The store of its data does not respond.
     """
 
     def completed_or_done() -> tuple[Completed, T | None]:
         job = _completed(spec, context, tenant, original)
         if _looks_at_stores(job.spec):
             return job, None
-        _refuse_unfit(job.spec, context, tenant)  # looks at no store, and at no file but the service's own
+        _refuse_unfit(job, context, tenant)  # reads no store, and no files but the service's own
         return job, then(job)
 
-    job, done = await run_in_threadpool(completed_or_done)  # one thread for all: it costs as much as the rest
+    job, done = await run_in_threadpool(completed_or_done)  # one thread for everything: a switch costs as much again
     if done is not None:
         return done
-    await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job.spec, context, tenant))
+    await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job, context, tenant))
     return await run_in_threadpool(then, job)
 
 
 def planned(job: JobSpec, machine: Machine) -> Plan:
-    """The plan of a job.
+    """Plan a job.
 
     Raises:
-        InvalidJob: There is none: a layout has more ranks than there are networks for, or other stages than are listed.
+        InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
     """
     try:
         return plan(job, machine)
@@ -111,18 +111,18 @@ def planned(job: JobSpec, machine: Machine) -> Plan:
 
 
 def _looks_at_stores(spec: JobSpec) -> bool:
-    """Whether checking a job reads what may be slow: stores, files of users, secrets."""
+    """Whether checking a job reads anything that may be slow: stores, users' files, secrets."""
     trackers = [each for each in (spec.trackers.mlflow, spec.trackers.wandb) if each is not None]
     names_secret = any(name is not None for name in (spec.credentials, *(each.credentials for each in trackers)))
     return names_secret or any(named_places(spec))
 
 
 async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
-    """Check a dataset before it is built: its places, its files, its tokenizer and its secret.
+    """Check a dataset before it is built: its paths, files, tokenizer and secret.
 
     Raises:
-        InvalidDataset: It could not be made; names the fields at fault.
-        StoreUnavailable: Its data is where nothing answers.
+        InvalidDataset: It could not be built; names the fields at fault.
+        StoreUnavailable: The store of its data does not respond.
     """
     named = ", ".join(map(repr, request.source.paths[:_MOST_NAMED])) or "the standard library"
     await context.stores.run(tenant, f"data: {named}", partial(_refuse_unfit_dataset, request, context, tenant))
@@ -151,16 +151,16 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
 
 
 def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
-    """The job with the shards of the dataset that it names written into it; any other job as it is.
+    """Return the job with its dataset's shards written into it, or unchanged if it names no dataset.
 
     Args:
         spec: The job.
         context: The service's parts.
-        tenant: Whose it is.
+        tenant: The job's tenant.
         original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
 
     Raises:
-        InvalidJob: There is no such dataset, it is not ready, or the job names other shards, too.
+        InvalidJob: There is no such dataset, it is not ready, or the job names other shards as well.
     """
     name = spec.data.dataset
     if name is None:
@@ -176,7 +176,7 @@ def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec
         raise InvalidJob([FieldError(field="data.dataset", message=message, value=name)])
     source = SourceConfig(kind="tokenized", paths=(dataset.url,))
     if spec.data.source not in (None, source):
-        message = f"names other shards than the dataset {name!r} has; leave it out"
+        message = f"names other shards than those of the dataset {name!r}; leave it out"
         raise InvalidJob([FieldError(field="data.source", message=message)])
     return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
 
@@ -185,20 +185,20 @@ def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec |
     spec = with_dataset(spec, context, tenant, original)
     stored = context.profiles.for_job(spec)
     profile = stored.for_record if stored else None
-    node_gpus = gpus_of_a_node(spec, context.store)
-    fitted = context.observations.for_job(spec, profile.profile if profile else None, node_gpus, tenant)
-    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted, node_gpus))
-    return Completed(spec, chosen, profile, fitted, node_gpus)
+    nodes = size_of_a_node(spec, context.store, autoscaling=context.settings.autoscaling)
+    fitted = context.observations.for_job(spec, profile.profile if profile else None, nodes.gpus, tenant)
+    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted, *nodes))
+    return Completed(spec, chosen, profile, fitted, nodes)
 
 
 def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> tuple[JobSpec, ChosenLayouts | None]:
-    """The job with the layouts that are chosen for it, if it leaves them to the service, and why; it may take seconds.
+    """Choose a job's layouts if it leaves them to the service, and say why they were chosen; may take seconds.
 
     Args:
-        spec: The job; layouts that it says were chosen are chosen anew.
+        spec: The job; layouts chosen for it earlier are chosen anew.
         context: The service's parts.
-        tenant: Whose it is.
-        basis: What its seconds are predicted by.
+        tenant: The job's tenant.
+        basis: The basis of its predictions.
 
     Raises:
         InvalidJob: None is legal and fits, or choosing takes too long.
@@ -211,7 +211,7 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
 
 
 def _data_of(spec: JobSpec) -> str:
-    """What is looked up, for messages."""
+    """A job's data, for messages."""
     sources = [*(source for source, _ in spec.data.sources), *spec.data.validation]
     paths = [path for source in sources for path in source.paths]
     if spec.data.tokenizer not in (None, BYTES):
@@ -220,7 +220,8 @@ def _data_of(spec: JobSpec) -> str:
     return f"data: {named or 'the standard library'}"  # without the credentials, which may be the secret itself
 
 
-def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
+def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
+    spec = job.spec
     errors = prefix_errors(spec, context.settings.prefixes(), tenant)
     errors += [
         FieldError(field=".".join(each.field), message=each.message, value=each.value)
@@ -228,7 +229,7 @@ def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     ]
     if errors:
         raise InvalidJob(errors)
-    if problem := nothing_fits(spec):
+    if problem := nothing_fits(spec, job.basis.machine(spec)):
         raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
     try:
         context.quotas.refuse_unknown_queue(spec.queue)
@@ -244,10 +245,10 @@ def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
 
 
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
-    """What a job's object store is reached with; ``None`` for the service's own means.
+    """Options for reaching a job's object store; ``None``: the service's own credentials.
 
     Raises:
-        SecretUnusable: The secret that the job names is not there, or not as it should be.
+        SecretUnusable: The secret that the job names is missing or malformed.
     """
     return _secret_options(spec.credentials, context, tenant)
 

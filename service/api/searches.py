@@ -1,6 +1,6 @@
-"""What is searched for requests: plans, and the layouts of jobs that leave them to the service.
+"""Searches on behalf of requests: for plans, and for the layouts of jobs that leave them to the service.
 
-Each search keeps a core busy, so it has a process of its own, and few are under way at a time.
+Each search keeps a core busy, so it runs in a process of its own, and only a few run at a time.
 """
 
 import threading
@@ -28,16 +28,16 @@ from service.models.problems import FieldError
 _SECONDS = 20.0
 _TOGETHER = 2
 _RETRY_SECONDS = 5
-_REMEMBERED_LAYOUTS = 256  # answers; some ten kilobytes each
+_REMEMBERED_LAYOUTS = 256  # about ten kilobytes each
 _REMEMBERED_PLANS = 32  # up to 400 kilobytes each
-_TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every vocabulary
+_TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # suits every vocabulary
 
 
 Answer = TypeVar("Answer")
 
 
 class Turns:
-    """Lets each tenant have one search under way, and all tenants two."""
+    """Allows one search at a time per tenant, and two in all."""
 
     def __init__(self) -> None:
         self._tenants: set[str] = set()
@@ -45,10 +45,10 @@ class Turns:
 
     @contextmanager
     def of(self, tenant: str) -> Iterator[None]:
-        """While a tenant searches.
+        """Hold a tenant's turn while it searches.
 
         Raises:
-            RateLimited: It does so already, or too many others do.
+            RateLimited: The tenant has a search under way, or too many others have.
         """
         with self._lock:
             if tenant in self._tenants:
@@ -64,10 +64,10 @@ class Turns:
 
 
 class Found(Generic[Answer]):
-    """What the last searches found.
+    """Results of the latest searches.
 
     Args:
-        most: How many of them.
+        most: Maximum number of results.
     """
 
     def __init__(self, most: int) -> None:
@@ -76,14 +76,14 @@ class Found(Generic[Answer]):
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> Answer | None:
-        """What was found, if it is still known."""
+        """Return a result, if it is still remembered."""
         with self._lock:
             if key in self._answers:
                 self._answers.move_to_end(key)
             return self._answers.get(key)
 
     def add(self, key: bytes, answer: Answer) -> None:
-        """Remember it, and forget what nobody has asked for the longest."""
+        """Remember a result, and forget the least recently used."""
         with self._lock:
             self._answers[key] = answer
             if len(self._answers) > self._most:
@@ -91,11 +91,11 @@ class Found(Generic[Answer]):
 
 
 class Searches:
-    """Searches, and remembers what was found.
+    """Runs searches, and remembers their results.
 
     Attributes:
-        for_plans: Whose turn it is to search for plans.
-        for_layouts: The same of layouts, so that searches for plans keep no job from being submitted.
+        for_plans: Turns for searching plans.
+        for_layouts: Turns for searching layouts, separate so that searches for plans never block a submission.
     """
 
     def __init__(self) -> None:
@@ -104,17 +104,17 @@ class Searches:
         self._layouts: Found[ChosenLayouts] = Found(_REMEMBERED_LAYOUTS)
 
     def plans(self, job: JobSpec, asked: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
-        """The best ways to train a job; without a search if the same was asked for before.
+        """Return the best ways to train a job, without a search if the same was requested before.
 
         Args:
             job: The job.
-            asked: What for.
-            tenant: Whose it is.
-            fitted: What jobs took beside predictions by the profile that is asked for.
+            asked: The requested search.
+            tenant: The job's tenant.
+            fitted: Correction by earlier jobs of predictions by the requested profile.
 
         Raises:
-            InvalidJob: It takes too long, or it fails.
-            RateLimited: The tenant's other search is under way, or too many of others are.
+            InvalidJob: The search takes too long or fails.
+            RateLimited: The tenant has a search under way, or too many others have.
         """
         key = _digest(
             _without_what_does_not_matter(job).model_copy(update={"elasticity": None}),
@@ -132,16 +132,16 @@ class Searches:
         return found
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
-        """The layouts of a job with ``layouts: auto``; without a search if the same was asked for before.
+        """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.
 
         Args:
             spec: The job.
-            tenant: Whose it is.
-            basis: What its seconds are predicted by.
+            tenant: The job's tenant.
+            basis: The basis of its predictions.
 
         Raises:
-            InvalidJob: None is legal and fits, or choosing takes too long, or fails.
-            RateLimited: The tenant's other search is under way, or too many of others are.
+            InvalidJob: No layout is legal and fits, or choosing takes too long or fails.
+            RateLimited: The tenant has a search under way, or too many others have.
         """
         asked = _without_what_does_not_matter(spec)
         key = _digest(asked, basis)
@@ -157,19 +157,20 @@ class Searches:
 
 
 def _digest(*parts: Config) -> bytes:
-    """What tells these from others, however long they are."""
+    """A key for these parts, of fixed length."""
     return sha256("\n".join(part.model_dump_json() for part in parts).encode()).digest()
 
 
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
-    """A job with defaults for all that neither its layouts nor the best ways to train it depend on."""
+    """The job with defaults for everything that affects neither its layouts nor the best ways to train it."""
+    every = spec.fault_tolerance.memory_copy_every_steps  # copies take hosts' memory
     return spec.with_layouts(None).model_copy(
         update={
             "name": "auto",
             "training": spec.training.model_copy(update={"seed": 0, "sample": None}),
             "data": DataConfig(source=_TOKENS, documents_apart=spec.data.documents_apart),
             "checkpoint": CheckpointConfig(),
-            "fault_tolerance": FaultToleranceConfig(),
+            "fault_tolerance": FaultToleranceConfig(memory_copy_every_steps=every and 10),
             "trackers": TrackersConfig(),
             "queue": "default",
             "credentials": None,

@@ -76,31 +76,36 @@ class JobRecord(BaseModel):
     shape: ShapeReport | None = Field(None, description="Layout and nodes of the newest gang.")
     spare: SpareReport | None = Field(
         None,
-        description="The newest gang's spare copy: of which step, and the node outside the gang that keeps it, as of a "
-        "few seconds ago; null, or with a step of null, where there is none.",
+        description="The newest gang's spare copy: its step, and the node outside the gang that keeps it, as of a few "
+        "seconds ago; null, or with a step of null, if there is none.",
     )
     comparison: ComparisonReport | None = Field(
-        None, description="Memory and step seconds of the newest gang that has made two steps, beside its plan."
+        None, description="Memory and step seconds of the newest gang that has done two steps, compared with its plan."
     )
     profile: StoredProfile | None = Field(
         None,
-        description="What was stored of its kind of GPU when it was submitted: its layouts are chosen by that, and its "
-        "steps predicted; null: by data sheets.",
+        description="Profile of its kind of GPU that was stored when it was submitted; its layouts are chosen and its "
+        "steps predicted from it; null: from data sheets.",
     )
     fitted: Fitted | None = Field(
         None,
-        description="What jobs that ran before it was submitted took beside predictions by that, by which its own are "
-        "corrected; null: none had run.",
+        description="Times of jobs that had run before it was submitted, relative to their predictions, which correct "
+        "its own; null: none had run.",
     )
     node_gpus: int | None = Field(
         None,
-        description="GPUs of a node that suits it, as most GPUs were in such when it was submitted: what its layouts "
-        "are chosen and its steps predicted for; null: none was seen, and nodes of 8 are taken.",
+        description="GPUs per node for which its layouts are chosen and its steps predicted: the size of the suitable "
+        "nodes that had most of the GPUs when it was submitted; null: none was seen, and 8 are assumed.",
+    )
+    node_memory_bytes: int | None = Field(
+        None,
+        description="Memory that Ray keeps for workers on the smallest of these nodes; layouts that need more of a "
+        "host are not used; null: none was seen, and host memory is not checked.",
     )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
-    restarts: list[RestartRecord] = Field([], description="The newest 50, oldest first.")
+    restarts: list[RestartRecord] = Field([], description="The newest 50 restarts, oldest first.")
     restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
     fault_counts: dict[str, int] = Field({}, description="Number of faults by kind.")
     goodput: Goodput = Field(
@@ -128,7 +133,7 @@ class JobRecord(BaseModel):
     @property
     def basis(self) -> Basis:
         """What its seconds are predicted by."""
-        return basis_of(self.profile, self.fitted, self.node_gpus)
+        return basis_of(self.profile, self.fitted, self.node_gpus, self.node_memory_bytes)
 
     @property
     def finished(self) -> bool:
@@ -232,6 +237,6 @@ class JobEvent(BaseModel):
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
-        "what was asked for; for scores: what a checkpoint scored on tasks; for layouts: those that layouts=auto came "
-        "to, and why. Else the trainer's report, see boost_core.messages.reports."
+        "the request; for scores: a checkpoint's scores on tasks; for layouts: those that layouts=auto chose, "
+        "and why. Otherwise the trainer's report, see boost_core.messages.reports."
     )

@@ -1,4 +1,4 @@
-"""What a job's user may change while it lives."""
+"""What a user may change about a job until it ends."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from pydantic import Field
 from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec, Layout
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.plan.devices import nothing_fits
+from boost_core.plan.measured import NOMINAL, Basis
 
 
 class ReplicasPatch(Config):
@@ -24,7 +25,7 @@ class GpusPatch(Config):
 
 
 class JobPatch(Config):
-    """What is to be different; what is left out or null stays as it is. The changed job must be legal as a whole."""
+    """Changes to a job; fields that are missing or null stay as they are. The changed job must be legal as a whole."""
 
     name: str | None = None
     priority: int | None = None
@@ -56,13 +57,16 @@ def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
     return JobSpec.model_validate(job)
 
 
-def apply(changes: JobPatch, spec: JobSpec, chosen: tuple[Layout, ...] | None = None) -> tuple[JobSpec, dict[str, Any]]:
-    """The changed spec, and ``from`` and ``to`` of each field that is different then.
+def apply(
+    changes: JobPatch, spec: JobSpec, chosen: tuple[Layout, ...] | None = None, basis: Basis = NOMINAL
+) -> tuple[JobSpec, dict[str, Any]]:
+    """Return the changed spec, and ``from`` and ``to`` of each changed field.
 
     Args:
-        changes: What is to be different.
+        changes: The changes.
         spec: The job.
-        chosen: The layouts that were chosen for the changed job, where it has limits of GPUs and these change.
+        chosen: The layouts chosen for the changed job, if its limits of GPUs change.
+        basis: The basis of its predictions.
 
     Raises:
         pydantic.ValidationError: The changed job is not legal, or fits its GPUs no more; names the fields of the spec.
@@ -70,7 +74,7 @@ def apply(changes: JobPatch, spec: JobSpec, chosen: tuple[Layout, ...] | None = 
     changed = changed_spec(changes, spec)
     if changed.lacks_layouts:
         changed = changed.with_layouts(chosen)
-    if changes.data_parallel_size and (problem := nothing_fits(changed)):
+    if changes.data_parallel_size and (problem := nothing_fits(changed, basis.machine(changed))):
         limits = changes.data_parallel_size.model_dump(exclude_none=True)
         raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), limits, problem)])
     before, after = _changeable(spec), _changeable(changed)

@@ -1,6 +1,7 @@
-"""What the nodes that the scheduler last saw say of jobs to come."""
+"""Defaults for new jobs, derived from the nodes that the scheduler last saw."""
 
 from collections import Counter
+from typing import NamedTuple
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import required_labels
@@ -8,20 +9,44 @@ from service.jobs.model import NODES
 from service.jobs.store import JobStore
 
 
-def gpus_of_a_node(spec: JobSpec, store: JobStore) -> int | None:
-    """Of the nodes that suit a job: as many as those have that most GPUs are in.
+class NodeSize(NamedTuple):
+    """The size of the nodes that suit a job.
+
+    Attributes:
+        gpus: GPUs of a node, of the size that most GPUs are in.
+        memory_bytes: What Ray keeps for workers on the node that has most; ``None`` if nothing is to be held to it.
+    """
+
+    gpus: int | None = None
+    memory_bytes: int | None = None
+
+
+def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> NodeSize:
+    """Return the size of the nodes that suit a job.
+
+    A job is not held to their memory if larger nodes may be added for it, or if a node may take fewer of its ranks than
+    it has GPUs.
 
     Args:
         spec: The job.
         store: Where the nodes are kept.
+        autoscaling: Whether nodes are added for waiting jobs.
 
     Returns:
-        ``None`` if it takes no GPUs, or none of such nodes is seen.
+        All ``None`` if the job uses no GPUs or no suitable node has been seen.
     """
     seen = store.snapshot(NODES) if spec.resources.gpus_per_worker else None
-    labels = required_labels(spec.resources).items()
+    suits = required_labels(spec.resources).items()
+    nodes = [node for node in seen[1] if suits <= node["labels"].items() and not node["draining"]] if seen else []
+    totals = [node["total"] for node in nodes if node["total"].get("GPU", 0) >= 1]
     gpus = Counter[int]()
-    for node in seen[1] if seen else ():
-        if labels <= node["labels"].items() and not node["draining"]:
-            gpus[int(node["total"].get("GPU", 0))] += int(node["total"].get("GPU", 0))
-    return max(gpus, key=lambda size: (gpus[size], size), default=0) or None
+    for total in totals:
+        gpus[int(total["GPU"])] += int(total["GPU"])
+    if not gpus:
+        return NodeSize()
+    most = max(gpus, key=lambda size: (gpus[size], size))
+    filled = all(total.get("CPU", 0) >= spec.resources.cpus_per_worker * int(total["GPU"]) for total in totals)
+    known = all("memory" in total for total in totals)
+    if autoscaling or not filled or not known or spec.resources.placement == "SPREAD":
+        return NodeSize(most)
+    return NodeSize(most, int(max(total["memory"] for total in totals)))

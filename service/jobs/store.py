@@ -55,7 +55,7 @@ class JobStore:
     Args:
         database: A URL of SQLAlchemy, for example ``sqlite:////var/lib/boost/boost.db``, or an engine.
         lease: Write only while this is the newest of its name.
-        notifications: Told of each write to a job; made where there are none.
+        notifications: Notified of each write to a job; default: new ones.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class JobStore:
         self.engine.dispose()
 
     def under(self, lease: Lease) -> Self:
-        """The same store for one who works under a lease. Its writes raise ``LeaseLost`` when that is gone."""
+        """The same store for writing under a lease. Its writes raise ``LeaseLost`` once the lease is gone."""
         return type(self)(self.engine, lease, self.notifications)
 
     def create(
@@ -88,22 +88,26 @@ class JobStore:
         profile: StoredProfile | None = None,
         fitted: Fitted | None = None,
         node_gpus: int | None = None,
+        alongside: Callable[[Connection], object] = lambda _connection: None,
+        node_memory_bytes: int | None = None,
     ) -> JobRecord:
-        """Store a new job, QUEUED; the same request again gives the same job.
+        """Store a new QUEUED job; repeating the same request returns the same job.
 
         Args:
             spec: What to train.
             checkpoint_root: Folder for checkpoints if the spec names none; tenant and job id are added to it, to
                 another one the job's id.
-            owner: Whose it is.
-            cloned_from: The job that it is a copy of.
-            request: What asks for it, if that may come again.
-            traceparent: The span in whose trace the job's are, as W3C writes it.
-            trackers: Kinds of those that it goes to.
-            chosen: Why the spec has the layouts that were chosen for it, which is an event.
-            profile: What its seconds are predicted by.
-            fitted: What jobs took beside such predictions.
-            node_gpus: GPUs of the nodes that these are for.
+            owner: Its owner.
+            cloned_from: The job that it was cloned from.
+            request: The request for it, if it may be repeated.
+            traceparent: The parent span of the job's spans, in W3C's format.
+            trackers: Kinds of its trackers.
+            chosen: Why the layouts of the spec were chosen, which is stored as an event.
+            profile: The profile that predicts its seconds.
+            fitted: Correction of such predictions by earlier jobs.
+            node_gpus: GPUs per node, for which these predictions hold.
+            alongside: Writes more in the same transaction; called again if the transaction is retried.
+            node_memory_bytes: Host memory of these nodes.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -135,39 +139,45 @@ class JobStore:
             profile=profile,
             fitted=fitted,
             node_gpus=node_gpus,
+            node_memory_bytes=node_memory_bytes,
             goodput=Goodput.begin(now),
             traceparent=traceparent,
             version=1,
         )
         try:
-            return self._insert(record, request, trackers, chosen)
+            return self._insert(record, request, trackers, chosen, alongside)
         except IntegrityError:  # the same request has just been carried out by another process
             if request is None:
                 raise
-            return self._insert(record, request, trackers, chosen)
+            return self._insert(record, request, trackers, chosen, alongside)
 
     def _insert(
-        self, record: JobRecord, request: Request | None, trackers: Collection[str], chosen: ChosenLayouts | None
+        self,
+        record: JobRecord,
+        request: Request | None,
+        trackers: Collection[str],
+        chosen: ChosenLayouts | None,
+        alongside: Callable[[Connection], object],
     ) -> JobRecord:
         job = {name: getattr(record, name) for name in record.model_fields_set}
-        nested = ("spec", "goodput", *(name for name in ("profile", "fitted") if job[name] is not None))
-        job |= {name: job[name].model_dump(mode="json") for name in nested}
         events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
         if chosen is not None:
             events.append(writes.layouts_values(record, chosen))
-        with self.engine.begin() as connection:  # plain statements take a fraction of what a session needs for objects
+        with self.engine.begin() as connection:  # plain statements take a fraction of the time of a session's objects
             if request is not None:
                 if known := requests.find(connection, request):
+                    alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
             connection.execute(_INSERT_JOB, job)
             connection.execute(_INSERT_EVENT, events)
             if trackers:
                 connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
+            alongside(connection)
         return record
 
     def known(self, request: Request) -> JobRecord | None:
-        """The job that a request has brought about already; ``None`` if it has not.
+        """The job that a request has already created; ``None`` if it has not.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -200,28 +210,28 @@ class JobStore:
             return self._known.read(connection, *queries.listed(wanted, limit, cursor))
 
     def active(self) -> Sequence[JobRecord]:
-        """All jobs that have not come to their end, in the order of the queue."""
+        """All jobs that have not ended, in queue order."""
         with self.engine.connect() as connection:
             found = self._known.read(connection, queries.UNFINISHED)
         return [job for job in found if not job.finished]  # one may have ended while they were read
 
     def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
-        """Those of some jobs that have not come to their end."""
+        """Those of some jobs that have not ended."""
         with self.engine.connect() as connection:
             return self._known.read(connection, queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
 
     def with_gangs(self, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs that hold something of the cluster."""
+        """All jobs that hold resources of the cluster."""
         return [job for job in self._known.read(connection, queries.WITH_GANGS) if job.has_gang]
 
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
-        """The versions of some jobs; they grow with every write to a job."""
+        """The versions of some jobs, which increase with every write to a job."""
         with Session(self.engine) as session:
             found = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
             return {row.id: row.version for row in found}
 
     def counts(self, tenant: str | None = None) -> dict[JobState, int]:
-        """How many jobs, of a tenant or of all, are in each state; zeros included."""
+        """Number of jobs in each state, of a tenant or of all; zeros included."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
         if tenant is not None:
             query = query.where(JobRow.tenant == tenant)
@@ -230,20 +240,20 @@ class JobStore:
         return {state: found.get(state, 0) for state in JobState}
 
     def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> JobRecord:
-        """Take a job to the state that a reason leads to, and store the event with it.
+        """Move a job to the state that a reason leads to, and store the event.
 
         A reason to go on waiting that says nothing new writes nothing.
 
         Args:
             job_id: The job.
             reason: Why it changes.
-            message: The same for people.
+            message: The same in words.
             attempt: The number of the gang that this starts, if it starts one.
 
         Raises:
             JobNotFound: There is no such job.
             IllegalTransition: The reason leads nowhere from the job's state.
-            TakenBack: It was to be paused for its user, who has resumed it meanwhile.
+            TakenBack: It was to be paused for its user, who has resumed it in the meantime.
         """
 
         def plan(record: JobRecord) -> Write | None:
@@ -254,7 +264,7 @@ class JobStore:
         return self._write(job_id, plan)
 
     def request_cancel(self, job_id: str) -> JobRecord:
-        """Ask for a job to be cancelled; one that has no gang yet is CANCELLED at once.
+        """Request that a job be cancelled; one without a gang is CANCELLED immediately.
 
         Cancelling a job again changes nothing.
 
@@ -265,7 +275,7 @@ class JobStore:
         return self._write(job_id, writes.cancelled)
 
     def request_pause(self, job_id: str) -> JobRecord:
-        """Ask for a job to be paused; one that has no gang is PAUSED at once.
+        """Request that a job be paused; one without a gang is PAUSED immediately.
 
         Pausing a job again changes nothing.
 
@@ -276,34 +286,34 @@ class JobStore:
         return self._write(job_id, writes.paused)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Put a paused job in the queue again; one that was not paused yet as it was asked for goes on.
+        """Put a paused job back in the queue; one that has not paused yet keeps training.
 
         Raises:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has come to its end.
-            WrongState: The job is not paused, and nobody has asked for that.
+            WrongState: The job is not paused, and no pause was requested.
         """
         return self._write(job_id, writes.resumed)
 
     def retry(self, job_id: str) -> JobRecord:
-        """Put a job that has FAILED or was CANCELLED in the queue again.
+        """Put a job that has FAILED or was CANCELLED back in the queue.
 
         Raises:
             JobNotFound: There is no such job.
-            WrongState: The job has not come to such an end.
+            WrongState: The job is in another state.
         """
         return self._write(job_id, writes.retried)
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
     ) -> JobRecord:
-        """Change what the user said about a job, and store an event with what is different.
+        """Change a job's spec for its user, and store an event with the changes.
 
         Args:
             job_id: The job.
-            changes: What is to be different.
-            expected: The entity tag that the job must have, if that matters.
-            chosen: Layouts that were chosen for the changed job, and why; that is an event, too.
+            changes: The changes.
+            expected: The entity tag that the job must have; ``None`` for any.
+            chosen: Layouts chosen for the changed job, and why; stored as an event, too.
 
         Raises:
             JobNotFound: There is no such job.
@@ -314,11 +324,11 @@ class JobStore:
         return self._write(job_id, lambda record: writes.patched(record, changes, expected, chosen))
 
     def ask(self, job_id: str, command: WorkerCommand, request: Request | None = None) -> JobRecord:
-        """Ask a job's gang for a drill, which is an event, too, or for a profile; ``take_commands`` hands it on.
+        """Request a drill, which is also stored as an event, or a profile of a job's gang; see ``take_commands``.
 
         Args:
             job_id: The job.
-            command: What is asked for.
+            command: The drill or profile.
             request: What asks for it, if that may come again; it takes effect once.
 
         Raises:
@@ -330,7 +340,7 @@ class JobStore:
         return self._write_once_asked(job_id, request, lambda record: writes.asked(record, command))
 
     def add_scores(self, job_id: str, scores: Scores, request: Request | None = None) -> JobRecord:
-        """Store what one of a job's checkpoints scored on tasks, as an event.
+        """Store the scores of one of a job's checkpoints on tasks as an event.
 
         Args:
             job_id: The job.
@@ -344,7 +354,7 @@ class JobStore:
         return self._write_once_asked(job_id, request, lambda record: writes.scored(record, scores))
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
-        """Store that something about a job has been found wrong by others than its gang.
+        """Store a fault of a job that was found by others than its gang.
 
         Raises:
             JobNotFound: There is no such job.
@@ -353,7 +363,7 @@ class JobStore:
         return self._write(job_id, lambda record: writes.found_wrong(record, fault))
 
     def take_commands(self, job_id: str) -> Sequence[WorkerCommand]:
-        """The drills and profiles asked for since the last call, each told once.
+        """Return the drills and profiles requested since the last call, each once.
 
         Raises:
             JobNotFound: There is no such job.
@@ -406,7 +416,7 @@ class JobStore:
         by_columns = groupby(sorted(changes, key=_columns), key=_columns)
         versions = {change.record.id: change.record.version for change in changes}
         with self.engine.begin() as connection:
-            # The jobs come before their events: they are locked then, and events' ids grow in the order of commits.
+            # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
             for columns, alike in by_columns:
                 self._update_many(connection, columns, list(alike))
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
@@ -416,7 +426,7 @@ class JobStore:
         self._known.remember({change.record.id: change.record for change in changes})
 
     def _update_many(self, connection: Connection, columns: Sequence[str], changes: Sequence[Reported]) -> None:
-        """Write to the same columns of several jobs, none of which has moved on."""
+        """Write to the same columns of several jobs, if none has a newer version."""
         unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & self._permitted()
         statement = update(JobRow).where(unmoved)
         statement = statement.values({name: bindparam(f"new_{name}") for name in (*columns, "version")})
@@ -439,7 +449,7 @@ class JobStore:
             return queries.last_sequences(session, job_ids)
 
     def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
-        """How often a job's state has changed for a reason since then."""
+        """Number of changes of a job's state for a reason since a time."""
         of_reason = (EventRow.kind == "state") & (EventRow.data["reason"].as_string() == reason)
         query = select(func.count()).where(EventRow.job_id == job_id, EventRow.time >= since, of_reason)
         with Session(self.engine) as session:
@@ -462,7 +472,7 @@ class JobStore:
             return queries.position(session, job_id)
 
     def explain(self, messages: Mapping[str, str]) -> None:
-        """Say what queued jobs wait for. That is no change of a job: its version stays, and there is no event.
+        """Store what queued jobs wait for. This does not count as a change: the version stays, and there is no event.
 
         Args:
             messages: By job.
@@ -481,7 +491,7 @@ class JobStore:
             self._refuse_if_lost(connection)
 
     def keep_snapshot(self, name: str, data: Any) -> None:
-        """Keep what the scheduler sees, for other processes to show.
+        """Store what the scheduler sees, for other processes to show.
 
         Raises:
             LeaseLost: Another process does the work now for which this one had a lease.
@@ -492,20 +502,20 @@ class JobStore:
             self._refuse_if_lost(session.connection())
 
     def snapshot(self, name: str) -> tuple[datetime, Any] | None:
-        """What was last kept under a name, and when; ``None`` if nothing was."""
+        """The value last stored under a name, and when; ``None`` if there is none."""
         with Session(self.engine) as session:
             row = session.get(SnapshotRow, name)
             return (row.time, row.data) if row else None
 
     def forget_old_requests(self) -> None:
-        """Forget requests that nobody will send again."""
+        """Delete requests that are too old to be repeated."""
         with Session(self.engine) as session, session.begin():
             requests.forget_old(session)
 
     def _write_once_asked(
         self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]
     ) -> JobRecord:
-        """Do what a request asks for, once however often it comes."""
+        """Carry out a request once, however often it is repeated."""
 
         def plan(session: Session, record: JobRecord) -> Write | None:
             if request is None:
@@ -524,7 +534,7 @@ class JobStore:
         return self._write_with(job_id, lambda _session, record: plan(record))
 
     def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
-        """Do what ``plan`` says of the newest record, in one transaction; plan anew when another was faster."""
+        """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
             if written := self._write_once(job_id, plan):
                 self.notifications.publish({job_id: written.version})
@@ -532,13 +542,13 @@ class JobStore:
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
 
     def _write_once(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord | None:
-        """As above; the newest record then, or ``None`` when another was faster."""
+        """The same once; return the newest record, or ``None`` if another writer was faster."""
         with Session(self.engine) as session, session.begin():
             record = queries.load(session, job_id)
             write = plan(session, record)
             if write is None:
                 return record
-            # The job comes before its events: it is locked then, and their ids grow in the order of commits.
+            # The job is written before its events: this locks it, so that their ids follow the order of commits.
             if not self._update(session, record, write.values):
                 return None
             session.add_all(write.rows)
@@ -548,7 +558,7 @@ class JobStore:
             return written
 
     def _update(self, session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
-        """Write to a job unless its version has moved on; say whether it was written.
+        """Write to a job unless it has a newer version; return whether it was written.
 
         Raises:
             LeaseLost: Another process does the work now for which this one had a lease.

@@ -1,4 +1,4 @@
-"""The tables of the record: jobs, their events in the order of storing, and what several processes share."""
+"""The tables of the record: jobs, their events in the order of storing, and state shared by several processes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,17 +21,17 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time, in UTC. SQLite forgets the time zone, and PostgreSQL answers in the one that it is set to."""
+    """A point in time, in UTC. SQLite drops the time zone, and PostgreSQL returns its session's."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Turn to UTC what goes in."""
+        """Convert values to UTC before storing them."""
         return value.astimezone(UTC) if value else None
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Say UTC about what comes out."""
+        """Mark values as UTC after reading them."""
         if value is None:
             return None
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
@@ -82,6 +82,7 @@ class JobRow(Table):
     profile: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     fitted: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     node_gpus: Mapped[int | None]
+    node_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
     commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
@@ -94,7 +95,7 @@ class JobRow(Table):
 
 
 class EventRow(Table):
-    """An event; ``sequence`` numbers a gang's reports and is null for what came from elsewhere."""
+    """An event; ``sequence`` numbers a gang's reports and is null for events from elsewhere."""
 
     __tablename__ = "events"
     __table_args__ = (
@@ -113,7 +114,7 @@ class EventRow(Table):
 
 
 class RequestRow(Table):
-    """A request that was carried out under an Idempotency-Key, and what came of it."""
+    """A request that was carried out under an Idempotency-Key, and its result."""
 
     __tablename__ = "requests"
 
@@ -125,7 +126,7 @@ class RequestRow(Table):
 
 
 class LeaseRow(Table):
-    """Work that one process at a time does. The token grows each time that it changes hands."""
+    """Work that one process at a time does. The token increases each time it changes hands."""
 
     __tablename__ = "leases"
 
@@ -170,7 +171,7 @@ class DatasetRow(Table):
 
 
 class ProfileRow(Table):
-    """What was measured of a kind of GPU at a precision: ``service.models.profiles.StoredProfile``."""
+    """A profile of a kind of GPU at a precision: ``service.models.profiles.StoredProfile``."""
 
     __tablename__ = "profiles"
 
@@ -182,7 +183,7 @@ class ProfileRow(Table):
 
 
 class ObservationRow(Table):
-    """How many times as long as predicted the steps of a job took in one shape; see ``service.jobs.observations``."""
+    """Ratio of a job's measured to predicted step time in one shape; see ``service.jobs.observations``."""
 
     __tablename__ = "observations"
     __table_args__ = (
@@ -212,7 +213,7 @@ class SnapshotRow(Table):
 
 
 class TrackerRow(Table):
-    """How far a tracker is with a job; the columns are the fields of ``service.jobs.trackers.Tracked``."""
+    """A tracker's progress with a job; the columns are the fields of ``service.jobs.trackers.Tracked``."""
 
     __tablename__ = "trackers"
 

@@ -9,31 +9,34 @@ from boost_core.plan.measured import Basis, MeasuredProfile
 
 
 class StoredProfile(BaseModel):
-    """What was measured of a kind of GPU at one precision, and who has stored it."""
+    """A measured profile of a kind of GPU at one precision, and who stored it."""
 
     model_config = ConfigDict(frozen=True)
 
-    kind: str = Field(description="The kind of GPU by Ray's name, as in resources.accelerator_type.")
+    kind: str = Field(description="The kind of GPU by its name in Ray, as in resources.accelerator_type.")
     stored_at: datetime = Field(description="When it was stored.")
     stored_by: str | None = Field(
-        None, description="Name of the key that it was stored with; null in what others than operators read."
+        None, description="Name of the key it was stored with; shown to operators only, null for others."
     )
-    profile: MeasuredProfile = Field(description="As boost bench profile wrote it; without its cases in jobs.")
+    profile: MeasuredProfile = Field(description="As written by boost bench profile; without its cases in jobs.")
 
     @property
     def anonymous(self) -> "StoredProfile":
-        """The same without the name of an operator's key."""
+        """The profile without the name of an operator's key."""
         return self.model_copy(update={"stored_by": None})
 
     @property
     def for_record(self) -> "StoredProfile":
-        """What of it a job keeps: no name, and nothing that its predictions do not depend on."""
+        """The part that a job keeps: no name, and only what its predictions depend on."""
         return self.anonymous.model_copy(update={"profile": self.profile.model_copy(update={"cases": ()})})
 
 
-def basis_of(stored: StoredProfile | None, fitted: Fitted | None, node_gpus: int | None) -> Basis:
-    """What seconds are predicted by: what is stored of a kind, the jobs that ran on it, and its nodes' size."""
-    return Basis(profile=None if stored is None else stored.profile, fitted=fitted, node_gpus=node_gpus)
+def basis_of(
+    stored: StoredProfile | None, fitted: Fitted | None, node_gpus: int | None, node_memory_bytes: int | None
+) -> Basis:
+    """Return what times are predicted from: a kind's stored profile, the jobs that ran on it, and its nodes."""
+    profile = None if stored is None else stored.profile
+    return Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes)
 
 
 class ProfileList(BaseModel):

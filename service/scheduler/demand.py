@@ -1,8 +1,10 @@
-"""What a job asks of nodes, worked out once for all jobs and passes that ask for the same.
+"""A job's demand on nodes, computed once for all jobs and passes with the same demand.
 
-A job that names a kind of GPU takes only layouts that fit its memory. One that names none may be placed on any kind, so
-a gang of it has a *limit*: it takes only layouts that fit into so much memory, and keeps off the kinds that have less
-than the largest of these needs. Of kinds that are not known, and without GPUs, nothing is asked.
+A job that names a kind of GPU only takes layouts that fit its memory. One that names none may be placed on any kind, so
+its gang has a *limit*: it only takes layouts that fit into this much memory, and avoids kinds that have less than the
+largest of these needs. Nothing is checked for unknown kinds and without GPUs.
+
+No job takes a layout that needs more host memory than nodes had when it was submitted.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -14,7 +16,8 @@ from types import MappingProxyType
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
-from boost_core.plan.devices import device_bytes, needed_bytes
+from boost_core.plan.devices import device_bytes, needed_bytes, node_host_bytes
+from boost_core.plan.host_memory import lacking
 from boost_core.plan.machine import Machine, kind_of_gpu, required_labels
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.throughput import step_seconds
@@ -25,27 +28,29 @@ _NOTHING: Mapping[Layout, int] = MappingProxyType({})
 _REMEMBERED = 4096  # specs; a few kilobytes each
 
 Amounts = Mapping[str, float]  # by Ray's names of resources
-Kind = tuple[Hashable, ...]  # what decides how many ranks a node can take
+Kind = tuple[Hashable, ...]  # determines how many ranks a node can hold
 
 
 class Demand:
-    """What a spec asks of nodes.
+    """The demand of a spec on nodes.
 
     Args:
-        spec: A job's.
-        limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
-        needed: Bytes that a rank needs in each layout, where that is known already.
-        basis: What its seconds are predicted by.
+        spec: A job's spec.
+        limit: Bytes that a rank may need; default: the memory of the kind of GPU that the job names.
+        needed: Bytes that a rank needs in each layout, if already known.
+        basis: The basis of its predictions.
+        beyond: Layouts for which nodes' hosts have too little memory, if already known.
 
     Attributes:
-        limit: The same; infinite where nothing limits it.
-        each: What a rank takes of its node, by Ray's names of resources.
-        labels: What nodes must be labelled with.
-        avoid: Kinds of GPU that have too little memory for one layout or another.
-        layouts: Those that the job allows and that are within the limit, the fewest ranks first.
+        limit: The limit; infinite if there is none.
+        each: Resources that a rank takes from its node, by Ray's names.
+        labels: Labels that nodes must have.
+        avoid: Kinds of GPU that have too little memory for some of the layouts.
+        layouts: Layouts that the job allows, that are within the limit, and for which hosts have enough memory; fewest
+            ranks first.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``.
         smallest_group: The fewest ranks that must share a node, over all layouts.
-        kind: Equal for demands of which each node takes equally many ranks.
+        kind: Equal for demands of which each node can hold equally many ranks.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Demand:
         limit: float | None = None,
         needed: Mapping[Layout, int] = _NOTHING,
         basis: Basis = NOMINAL,
+        beyond: frozenset[Layout] | None = None,
     ) -> None:
         self._spec, self._basis = spec, basis
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
@@ -63,10 +69,14 @@ class Demand:
         allowed = spec.layouts()
         if not needed and (self._any_kind or self.limit < inf):
             needed = {layout: needed_bytes(spec, layout) for layout in allowed}
-        self.layouts = tuple(layout for layout in allowed if needed.get(layout, 0) <= self.limit)
+        if beyond is None:
+            beyond = self._beyond_hosts(allowed)
+        self.layouts = tuple(
+            layout for layout in allowed if needed.get(layout, 0) <= self.limit and layout not in beyond
+        )
         most = max((needed[layout] for layout in self.layouts), default=0) if self._any_kind else 0
         self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
-        self._needed, self._smallest = needed, allowed[0]
+        self._needed, self._beyond, self._smallest = needed, beyond, allowed[0]
         self.placement = spec.resources.placement
         self.smallest_group = min(self.groups(layout)[0] for layout in self.layouts or allowed)
         self.kind: Kind = (self.labels, self.avoid, tuple(self.each.items()))
@@ -74,33 +84,33 @@ class Demand:
         self._within: dict[float, Demand] = {}
 
     def within(self, limit: float) -> "Demand":
-        """The same for a gang that has a limit, if the job names no kind of GPU."""
+        """The demand of a gang with a limit, if the job names no kind of GPU."""
         if not self._any_kind or limit == self.limit:
             return self
         if limit not in self._within:
-            self._within[limit] = Demand(self._spec, limit, self._needed, self._basis)
+            self._within[limit] = Demand(self._spec, limit, self._needed, self._basis, self._beyond)
         return self._within[limit]
 
     def holding(self, *layouts: Layout | None) -> "Demand":
-        """The same for a gang of which no limit is known, but these layouts: the lowest limit of a kind for them."""
+        """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
         known = (self._needed.get(layout) or needed_bytes(self._spec, layout) for layout in layouts if layout)
         needed = max(known, default=0) if self._any_kind else 0
         return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
 
     def limits(self, nodes: Iterable[NodeCapacity]) -> list[float]:
-        """The limits that a gang may have on some nodes, the lowest first."""
+        """The limits that a gang may have on some nodes, lowest first."""
         if not self._any_kind:
             return [self.limit]
         usable = [node for node in nodes if self.labels <= node.labels.items() and node.total.get("GPU", 0) > 0]
         return sorted({DEVICE_BYTES.get(node.labels.get(ACCELERATOR_LABEL, ""), inf) for node in usable}) or [inf]
 
     def takes(self, node: NodeCapacity) -> bool:
-        """Whether ranks may be on a node, if it has room."""
+        """Whether ranks may be placed on a node, if it has room."""
         return self.labels <= node.labels.items() and node.labels.get(ACCELERATOR_LABEL) not in self.avoid
 
     @cached_property
     def in_words(self) -> str:
-        """What the job needs at least, for people."""
+        """The job's minimum needs, for messages."""
         layout, resources = self.layouts[0] if self.layouts else self._smallest, self._spec.resources
         size, _ = self.groups(layout)
         words = gang_in_words(layout.world_size, self.each)
@@ -108,17 +118,28 @@ class Demand:
         return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
 
     @cached_property
+    def lacks_hosts(self) -> bool:
+        """Whether layouts that fit the device need more memory of a node's host than the job is planned for."""
+        return any(self._needed.get(layout, 0) <= self.limit for layout in self._beyond)
+
+    @cached_property
     def least_bytes(self) -> int:
-        """What a rank needs of its device at least, whatever the limit; 0 if that does not matter."""
+        """Minimum device memory of a rank, regardless of the limit; 0 if it does not matter."""
         return min(self._needed.values(), default=0)
 
     def amounts(self, ranks: int) -> dict[str, float]:
-        """What so many ranks take."""
+        """Resources that a number of ranks take."""
         return {name: amount * ranks for name, amount in self.each.items()}
 
     def groups(self, layout: Layout) -> tuple[int, int]:
-        """Ranks that must share a node, and how many such groups a layout has."""
+        """The number of ranks that must share a node, and the number of such groups in a layout."""
         return resize.units(layout, self.placement)
+
+    def _beyond_hosts(self, layouts: Iterable[Layout]) -> frozenset[Layout]:
+        if self._basis.node_memory_bytes is None:
+            return frozenset()
+        spec, machine = self._spec, self._machine
+        return frozenset(layout for layout in layouts if lacking(node_host_bytes(spec, layout, machine), machine))
 
     @cached_property
     def _machine(self) -> Machine:
@@ -137,7 +158,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class _Key:
-    """A spec of which only the parts count that a demand depends on; it has others that cannot be hashed."""
+    """A spec compared only by the parts that a demand depends on; others cannot be hashed."""
 
     parts: tuple[Hashable, ...]
     basis: Basis
@@ -146,7 +167,7 @@ class _Key:
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """A spec that equals itself alone, so that it is found without looking at its fields, nor at those of its basis."""
+    """A spec compared by identity, so that it is found without comparing its fields."""
 
     spec: JobSpec
     basis: Basis
@@ -159,11 +180,11 @@ class _Same:
 
 
 def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
-    """The demand of a spec; the same object for specs that ask for the same.
+    """The demand of a spec; the same object for specs with the same demand.
 
     Args:
-        spec: A job's.
-        basis: What its seconds are predicted by.
+        spec: A job's spec.
+        basis: The basis of its predictions.
     """
     return _known(_Same(spec, basis))
 
@@ -174,14 +195,16 @@ def _known(same: _Same) -> Demand:
     resources = spec.resources
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
     labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart
-    parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels)
+    copies = spec.fault_tolerance.memory_copy_every_steps is not None
+    parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels, copies)
     return _remembered(_Key(parts, same.basis, spec))
 
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    any_basis = replace(key, basis=NOMINAL)
-    if key.basis == NOMINAL:
-        return Demand(key.spec)
-    # Bytes do not depend on it, and of many jobs each has another.
-    return Demand(key.spec, needed=_remembered(any_basis)._needed, basis=key.basis)
+    # Many jobs differ only in profile or correction, on which bytes do not depend.
+    nodes = Basis(node_gpus=key.basis.node_gpus, node_memory_bytes=key.basis.node_memory_bytes)
+    if key.basis == nodes:
+        return Demand(key.spec, basis=nodes)
+    same = _remembered(replace(key, basis=nodes))
+    return Demand(key.spec, needed=same._needed, basis=key.basis, beyond=same._beyond)

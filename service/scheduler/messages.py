@@ -1,4 +1,4 @@
-"""Why a job waits, for people. The same words from round to round while nothing changes."""
+"""Explanations of why a job waits. Their wording is stable from pass to pass while nothing changes."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,11 +13,16 @@ _NAMED_JOBS = 3
 
 
 def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
-    """All nodes together could not hold it."""
+    """The job is too large for all nodes together."""
     demand = cluster.demand(job)
+    if not demand.layouts and demand.lacks_hosts:
+        return (
+            f"needs {demand.in_words}; every layout that fits those GPUs needs more memory on a node's host than nodes "
+            "had when the job was submitted; clone it to plan for the nodes there are now"
+        )
     if not demand.layouts:
         needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
-        message = f"needs {demand.in_words}, and {needed:.1f} GB of memory a rank; the GPUs that it may use have"
+        message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
     has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
     room = sum(cluster.whole.slots(demand))
@@ -26,13 +31,13 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
 
 
 def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    """Its quota could not hold it even if it were empty."""
+    """The job is too large for its quota, even if nothing else used it."""
     message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit(account):g}"
     return f"{message}; waits for a higher quota"
 
 
 def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    """Others hold its quota, or come before it there."""
+    """Other jobs use the quota, or come first."""
     quotas = cluster.quotas
     message = (
         f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
@@ -47,7 +52,7 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
 
 
 def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
-    """It waits for others to make room, or to end."""
+    """The job waits for others to make room or to end."""
     nodes = cluster.nodes(job)
     message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}{_scattered(cluster, job, cluster.room)}"
     if leaving := [other.id for other in cluster.leaving() if cluster.nodes(other) & nodes]:
@@ -57,13 +62,13 @@ def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
 
 
 def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: bool) -> str:
-    """Another comes before it.
+    """Another job comes first.
 
     Args:
-        cluster: What there is.
-        job: The one that waits.
-        head: The one that comes before it, and waits itself.
-        fits: Whether it would have room now.
+        cluster: The cluster snapshot.
+        job: The waiting job.
+        head: The job that comes before it and is waiting itself.
+        fits: Whether there is room for it now.
     """
     message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}"
     if fits:
@@ -83,7 +88,7 @@ def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
 
 
 def _scattered(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
-    """What keeps a job from fitting where there is enough room in all."""
+    """Why a job does not fit although there is enough room in total."""
     demand = cluster.demand(job)
     slots, least = room.slots(demand), demand.layouts[0].world_size
     if sum(slots) >= least <= room.ranks(demand):

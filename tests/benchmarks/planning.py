@@ -1,14 +1,17 @@
 """Plans beside other planners' and beside brute force: ``python -m tests.benchmarks.planning``.
 
-Writes docs/figures/planning.md. All plans are judged by the played pipeline (``boost_core/plan/replay.py``), on the
-network as it is; nothing of it ran. What is asked is in ``planning.yaml``. It takes some minutes of one core.
+Writes docs/figures/planning.md, and every plan to ``planning.csv``. All plans are judged by the played pipeline
+(``boost_core/plan/replay.py``), on the network as it is; nothing of it ran. What is asked is in ``planning.yaml``. It
+takes five minutes of one core.
 """
 
+import csv
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -38,6 +41,7 @@ class Judged:
 
     Attributes:
         cluster: Its network.
+        sequences: Of a step.
         model: Family and size.
         gpus: How many.
         ours: Our plan.
@@ -46,6 +50,7 @@ class Judged:
     """
 
     cluster: str
+    sequences: int
     model: str
     gpus: int
     ours: Choice
@@ -58,13 +63,13 @@ class Judged:
         return None if other is None else other.seconds.total / self.ours.seconds.total
 
     def row(self) -> list[str]:
-        """For the table of all of them."""
+        """For the list of all of them."""
         ratios = [self.ratio(name) for name in PLANNERS]
         slowest = max(self.others.values(), key=lambda other: other.seconds.total)
         return [
-            f"{self.model}, {self.gpus}", str(self.ours).replace("|", "\\|"), f"{self.ours.seconds.total:.3g} s",
-            largest_part(self.ours.seconds), *("–" if each is None else f"{each:.2f}" for each in ratios),
-            longer(slowest, self.ours).partition(": ")[2] or "–",
+            self.cluster, str(self.sequences), self.model, str(self.gpus), str(self.ours),
+            f"{self.ours.seconds.total:.4g}", largest_part(self.ours.seconds),
+            *("" if each is None else f"{each:.3f}" for each in ratios), longer(slowest, self.ours).partition(": ")[2],
         ]  # fmt: skip
 
 
@@ -76,10 +81,10 @@ def reference_seconds() -> float:
     return time.process_time() - begun
 
 
-def job(model: str, family: str) -> JobSpec:
+def job(model: str, family: str, sequences: int) -> JobSpec:
     """One of those that are planned."""
     training = {
-        "steps": 10, "sequence_length": ASKED["sequence_length"], "global_batch_size": ASKED["sequences"],
+        "steps": 10, "sequence_length": ASKED["sequence_length"], "global_batch_size": sequences,
         "micro_batch_size": 1, "precision": "bf16",
     }  # fmt: skip
     return JobSpec.model_validate(
@@ -93,14 +98,16 @@ def job(model: str, family: str) -> JobSpec:
 def judged() -> Iterator[Judged]:
     """All questions and their answers."""
     device = DEVICE_BYTES[ASKED["accelerator"]]
-    for (name, levels), family, model, gpus in product(
-        ASKED["clusters"].items(), ASKED["families"], ASKED["models"], ASKED["gpus"]
+    for (name, levels), sequences, family, model, gpus in product(
+        ASKED["clusters"].items(), ASKED["sequences"], ASKED["families"], ASKED["models"], ASKED["gpus"]
     ):
-        spec = job(model, family)
+        spec = job(model, family, sequences)
         machine = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
         begun = time.process_time()
-        ours = search(spec, gpus, machine, device, 1).choices[0]
+        choices = search(spec, gpus, machine, device, 1).choices
         searched = (time.process_time() - begun) / reference_seconds()
+        if not choices:
+            continue
         question = Question(spec, gpus, machine, device, **ASKED["mcmc"])
         others = {}
         for planner, plans in PLANNERS.items():
@@ -108,7 +115,7 @@ def judged() -> Iterator[Judged]:
                 layout = Layout.of(planned.parallelism)
                 needed = rank_memory(planned, layout).total
                 others[planner] = Choice(planned, replayed_parts(planned, layout, machine), needed)
-        yield Judged(name, f"{family} {model}", gpus, ours, others, searched)
+        yield Judged(name, sequences, f"{family} {model}", gpus, choices[0], others, searched)
 
 
 def beside_brute_force(seeds: Iterable[int]) -> list[tuple[float, float]]:
@@ -125,7 +132,7 @@ def beside_brute_force(seeds: Iterable[int]) -> list[tuple[float, float]]:
 
 def memory_times() -> float:
     """How many times as long as the reference loop a shape's memory takes, in the mean over those of 1,024 GPUs."""
-    spec = job("13b", "cola")
+    spec = job("13b", "cola", max(ASKED["sequences"]))
     machine = machine_of(spec)
     seen = searching._Search(spec, 1024, machine, 0.0, 1, ORDER)
     jobs = [
@@ -142,16 +149,26 @@ def memory_times() -> float:
 
 def means(found: Sequence[Judged]) -> Iterator[list[str]]:
     """Of each cluster and planner: mean, least and largest ratio, and how many plans are faster than ours."""
-    for cluster in ASKED["clusters"]:
-        row = [cluster]
+    alone = {cluster: [cluster] for cluster in ASKED["clusters"]}
+    for name, clusters in (alone | {" and ".join(ASKED["oversubscribed"]): ASKED["oversubscribed"]}).items():
+        asked = [each for each in found if each.cluster in clusters]
+        row = [name]
         for planner in PLANNERS:
-            ratios = [ratio for each in found if each.cluster == cluster and (ratio := each.ratio(planner))]
+            ratios = [ratio for each in asked if (ratio := each.ratio(planner))]
             faster = sum(ratio < 1 - 1e-9 for ratio in ratios)
-            missing = sum(each.cluster == cluster and planner not in each.others for each in found)
+            missing = len(asked) - len(ratios)
             text = f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
             notes = [f", {faster} faster"] * bool(faster) + [f", {missing} without a plan"] * bool(missing)
             row.append(text + "".join(notes))
         yield row
+
+
+def by_batch(found: Sequence[Judged]) -> Iterator[str]:
+    """The lines of a table of ``means`` for each number of sequences."""
+    for sequences in ASKED["sequences"]:
+        asked = [each for each in found if each.sequences == sequences]
+        heading = f"### {sequences:,} sequences a step"
+        yield from (heading, "", *table(["cluster", *PLANNERS], list(means(asked))), "")
 
 
 def truth(found: Sequence[tuple[float, float]]) -> list[str]:
@@ -177,16 +194,16 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
         "Simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.planning` writes this page from "
         "`tests/benchmarks/planning.yaml`.", "",
         "## Steps beside ours", "",
-        "Seconds of a step over those of our plan, played pass by pass on the network as it is: geometric mean over "
-        f"{len(found) // len(ASKED['clusters'])} questions (least – largest). {ASKED['sequences']:,} sequences of "
-        f"{ASKED['sequence_length']:,} tokens a step, {ASKED['accelerator']}, nominal rates. manual: tensor parallel "
+        "Seconds of a step over those of our plan, played pass by pass on the network as it is: geometric mean (least "
+        f"– largest) of up to {prod(len(ASKED[each]) for each in ('families', 'models', 'gpus'))} questions. Sequences "
+        f"have {ASKED['sequence_length']:,} tokens; {ASKED['accelerator']}, nominal rates. manual: tensor parallel "
         "ranks fill a node, then as few pipeline ranks as fit. flat network: our search with one bandwidth, the "
         "geometric mean of the levels', or that of a node. memory last: our search without a limit, then twice the "
         "tensor and then the pipeline parallel ranks until it fits; the same with micro-batches of one sequence. MCMC: "
         f"{ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps by the formula. NEST: its step formula, "
         "1f1b, stages on the first free devices. All of them have the same costs and the same memory; ours and the "
         "flat ones mix memory modes and cut stages, the others have one mode for all blocks and the default cut.", "",
-        *table(["cluster", *PLANNERS], list(means(found))), "",
+        *by_batch(found),
         "## Beside brute force", "",
         f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 "
         "blocks and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks "
@@ -198,21 +215,23 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
         f"{statistics.median(searched):.0f} times as long in the median, {max(searched):.0f} at most; a shape's memory "
         f"{memory:.3f} times. The loop took {1000 * reference_seconds():.1f} ms.", "",
         "## All plans", "",
-        "The deciding term is what most of our step is; the last column is what the slowest plan spends more on.",
+        "`tests/benchmarks/planning.csv` has them: our plan, its step's seconds and the term that is most of it, the "
+        "others' seconds over ours, and what the slowest of them spends more on.",
     ]  # fmt: skip
-    for cluster in ASKED["clusters"]:
-        rows = [each.row() for each in found if each.cluster == cluster]
-        head = ["model, GPUs", "our plan", "step", "deciding term", *PLANNERS, "the slowest has"]
-        lines += ["", f"### {cluster}", "", *table(head, rows)]
     wrapped = [each for line in lines for each in ([line] if line.startswith("|") else wrap(line, 120) or [""])]
     return "\n".join([*wrapped, "", provenance(), ""])
 
 
 def main() -> None:
     """Plan, judge and write the figure."""
-    (FIGURES / "planning.md").write_text(
-        page(list(judged()), beside_brute_force(range(ASKED["small_instances"])), memory_times())
-    )
+    found = list(judged())
+    with (Path(__file__).parent / "planning.csv").open("w", newline="") as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(["cluster", "sequences", "model", "gpus", "plan", "seconds", "deciding term", *PLANNERS, "slowest has"])
+        for each in found:
+            write(each.row())
+    small = beside_brute_force(range(ASKED["small_instances"]))
+    (FIGURES / "planning.md").write_text(page(found, small, memory_times()))
 
 
 if __name__ == "__main__":

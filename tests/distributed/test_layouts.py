@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from boost_core.config import JobSpec
+from boost_core.config.layout import Layout as Shape
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.optim import group
 from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.inputs import StepInputs
 from boost_core.train.state import TrainState
@@ -255,10 +257,10 @@ def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str, 
     """So a gang may come to recompute more or less as it changes its layout."""
     by_block = [{"full": 1, "shared": 1, "latent": 1, "none": 1}]
     if "pipeline_schedule" in layout:
-        by_block = [{"shared": 1}, {"full": 1}, {"latent": 1}, {"shared": 1}]
+        by_block = [{"shared": 1}, {"full": 1}, {"offload": 1}, {"shared": 1}]
     jobs = [
         job(corpus, "lax", 2, layout | {"recompute": way}, precision=precision)
-        for way in ("none", "latent", "shared", "full", by_block)
+        for way in ("none", "latent", "shared", "full", "offload", by_block)
     ]
     (expected, whole), *other_ways = (
         ranks.run(spec.parallelism.world_size, trained, spec, COMPUTE_TYPES[precision], FEW_STEPS)[0] for spec in jobs
@@ -266,6 +268,37 @@ def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str, 
     for losses, others in other_ways:
         assert losses == expected
         assert all(torch.equal(others[name], tensor) for name, tensor in whole.items())
+
+
+def trained_with_buffers(spec: JobSpec) -> tuple[list[float], Whole, int, int]:
+    """As ``trained``; and the bytes of the host that were ever used for what blocks keep, and of those planned."""
+    state = TrainState.initial(spec, CPU)
+    sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)
+    losses = [training_step(state, sampler).loss for _ in range(FEW_STEPS)]
+    buffers = sum(size * len(free) for size, free in state.model.strategy._host._free.items())
+    place = pipeline_rank_memory(spec, Shape.of(spec.parallelism), state.process_groups.pipeline.rank)
+    return losses, whole_tensors(state), buffers, place.host
+
+
+@pytest.mark.parametrize(
+    ("family", "schedule"), [("svd", "1f1b"), ("lax in chains", "1f1b"), ("cola", "interleaved_1f1b")]
+)
+def test_what_micro_batches_in_hand_keep_on_the_host_changes_no_bit(
+    ranks: Ranks, corpus: Path, family: str, schedule: str
+) -> None:
+    layout = {"pipeline_parallel_size": 2, "pipeline_schedule": schedule}
+    latent, offload = (
+        ranks.run(2, trained_with_buffers, _of_documents(job(corpus, family, 2, layout | {"recompute": mode})))
+        for mode in ("latent", "offload")
+    )
+    for (losses, whole, buffers, planned), expected in zip(offload, latent, strict=True):
+        assert losses == expected[0]
+        assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
+        assert buffers == planned > 0
+
+
+def _of_documents(spec: JobSpec) -> JobSpec:
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"documents_apart": True})})
 
 
 def _unclipped(spec: JobSpec) -> JobSpec:

@@ -214,7 +214,8 @@ class Job:
             shapes = self.of("shape")
             layout = _layout(shapes[-1]) if shapes else None
             right = layout is not None and (layout.dp, layout.cp) == (replicas, context)
-            return right and self._steps_since_layout() >= 8
+            # Step 11 follows the copy of step 10, which waits for that of step 5: now there is one to go back to.
+            return right and self._steps_since_layout() >= 11
 
         self.until(trains, f"dp {replicas}, cp {context}")
 

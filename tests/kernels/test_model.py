@@ -33,14 +33,17 @@ CHOICES = [
     {"strategy": "vanilla"},
 ]
 SVD, _, GATED_COLA, _, TIED_LAX, _ = MODELS
-# Each model by default; and each choice with SiLU and without, with latents that cross blocks and without.
+FP32, BF16 = torch.float32, torch.bfloat16
+# Each model by default; and each choice with SiLU and without, with latents that cross blocks and without, of which one
+# is in bf16 and the other in fp32: each kernel is tested in both on its own.
 CELLS = [
-    *((2, model, {}) for model in MODELS),
-    *((1, model, {}) for model in (GATED_COLA, TIED_LAX)),
-    *((2, model, choice) for choice in CHOICES[1:-1] for model in (GATED_COLA, TIED_LAX)),
-    *((2, model, {"strategy": "vanilla"}) for model in (GATED_COLA, SVD)),
+    *((2, model, {}, (FP32, BF16)) for model in MODELS),
+    *((1, model, {}, (FP32, BF16)) for model in (GATED_COLA, TIED_LAX)),
+    *((2, GATED_COLA, choice, (BF16,)) for choice in CHOICES[1:]),
+    *((2, TIED_LAX, choice, (FP32,)) for choice in CHOICES[1:-1]),
+    (2, SVD, CHOICES[-1], (FP32,)),
 ]
-SOME = [(2, GATED_COLA, {}), (2, TIED_LAX, {})]
+SOME = [(2, GATED_COLA, {}, (FP32, BF16)), (2, TIED_LAX, {}, (FP32, BF16))]
 PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.full, id=str(cell)) for cell in CELLS]
 # Of a few hundred numbers rounded differently, errors differ by a factor of a few; a fault's by orders of magnitude.
 FACTOR = 4
@@ -62,9 +65,9 @@ def error(outcome: Outcome, truth: Outcome) -> float:
     return relative_error(values, exact)
 
 
-@pytest.mark.parametrize(("size", "shape", "choice"), PARAMETERS)
+@pytest.mark.parametrize(("size", "shape", "choice", "dtypes"), PARAMETERS)
 def test_triton_is_as_accurate_as_the_reference(
-    interpreting_ranks: Ranks, size: int, shape: dict, choice: dict
+    interpreting_ranks: Ranks, size: int, shape: dict, choice: dict, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     model, parallelism = ModelConfig.model_validate(SHAPE | shape), ParallelismConfig.model_validate(choice)
 
@@ -73,7 +76,7 @@ def test_triton_is_as_accurate_as_the_reference(
         return found
 
     truths = {count: outcome(count, "naive", torch.float64) for count in {1, size}}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in dtypes:
         # Sharded or not, the reference sums in another order: the larger of its errors says more of what rounding does.
         limit = FACTOR * max(error(outcome(count, "naive", dtype), truth) for count, truth in truths.items())
         assert 0 < error(outcome(size, "triton", dtype), truths[size]) < limit

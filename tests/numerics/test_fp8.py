@@ -92,7 +92,7 @@ def test_a_models_gradients_are_as_far_off_as_products_are(ranks: Ranks) -> None
         assert relative_error(mine.loss, exact.loss) < 0.01
 
 
-@pytest.mark.parametrize("choice", [{"recompute": "latent"}, {"recompute": "shared"}, {"recompute": "full"}])
+@pytest.mark.parametrize("choice", [{"recompute": mode} for mode in ("latent", "shared", "full", "offload")])
 def test_what_is_recomputed_is_rounded_alike(ranks: Ranks, choice: dict[str, Any]) -> None:
     kept, again = (outcome(ranks, 2, each, torch.float32, fp8=True) for each in ({}, choice))
     assert torch.equal(kept.loss, again.loss)

@@ -28,6 +28,8 @@ from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.optim import group as group_module
 from boost_core.optim.host_tier import host_zeros
+from boost_core.parallel import host_memory
+from boost_core.parallel.host_memory import host_bytes
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
 from boost_core.plan.memory import rank_memory
@@ -72,6 +74,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
             patch.object(group_module, "host_zeros", zeros_apart),
+            patch.object(host_memory, "host_bytes", bytes_apart),
         ):
             yield
     finally:
@@ -79,6 +82,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
 
 
 OF_HOST = set[StorageWeakRef]()
+BUFFERS: list[int] = []  # of the host, for what blocks keep
 
 
 def zeros_apart(*arguments: Any) -> list[torch.Tensor]:
@@ -87,6 +91,15 @@ def zeros_apart(*arguments: Any) -> list[torch.Tensor]:
         tensors = host_zeros(*arguments)
     OF_HOST.update(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
     return tensors
+
+
+def bytes_apart(*arguments: Any) -> torch.Tensor:
+    """As ``host_bytes``, left out in the same way."""
+    with _disable_current_modes():
+        memory = host_bytes(*arguments)
+    OF_HOST.add(StorageWeakRef(memory.untyped_storage()))
+    BUFFERS.append(memory.nbytes)
+    return memory
 
 
 class Live(Made):
@@ -271,6 +284,42 @@ def test_activations_are_counted_to_the_byte(
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
 
 
+ON_HOST = [
+    (1, "triton", "bf16", COLA, {"recompute": "offload"}),
+    (2, "triton", "bf16", COLA, {"recompute": "offload"}),
+    (1, "naive", "bf16", COLA, {"recompute": "offload", "group_projections": False}),
+    (2, "naive", "fp32", {"family": "svd"}, {"recompute": [{"offload": 1, "full": 1, "none": 1}]}),
+    (1, "triton", "bf16", LAX, {"recompute": [{"offload": 2, "latent": 1}]}),
+    (4, "triton", "bf16", LAX, {"recompute": "offload"}),
+    (2, "naive", "fp32", {"family": "lax", "lax": {"chain_length": 2}}, {"recompute": "offload"}),
+    (2, "triton", "fp8", FP8_MODEL, {"recompute": "offload"}),
+]
+
+
+@pytest.mark.parametrize(("size", "kernels", "precision", "model", "choice"), ON_HOST, ids=map(str, ON_HOST))
+def test_what_the_host_has_of_activations_is_counted_to_the_byte(
+    size: int, kernels: Implementation, precision: str, model: dict[str, Any], choice: dict[str, Any]
+) -> None:
+    choice, left, host = {"tensor_parallel_size": size, **choice}, [], []
+    for sequences in (2, 4):
+        BUFFERS.clear()
+        spec = job(model, choice, training={"micro_batch_size": sequences, "precision": precision})
+        of_both = kept(spec, kernels)
+        host.append(sum(BUFFERS))
+        left.append(of_both - host[-1])
+    each = Activations(spec.model, spec.parallelism, ELEMENTS[precision], kernels == "triton")
+    (stage,) = cut(spec.model, spec.parallelism, LENGTH)
+    modes, crosses = block_modes(spec.parallelism, stage), spec.model.crosses_into
+    given = {layer: layer > 0 and spec.model.lax is not None for layer in stage.layers}
+    blocks = [(crosses(layer), given[layer], mode) for layer, mode in modes.items()]
+    away = [each.on_host(*block) for block in blocks]
+    assert host[1] - host[0] == 2 * LENGTH * sum(away)
+    # The last on its way, and what began the stream, which a lone block has on its way, too.
+    planned = each.embedding() + sum(each.block(*block) for block in blocks) + each.head()
+    planned += [bytes_ for bytes_ in away if bytes_][-1] + (each.stream_start() if away[1] else 0)
+    assert left[1] - left[0] == 2 * LENGTH * planned
+
+
 def kept_of_own(spec: JobSpec) -> int:
     """As ``kept``, of a rank's own tokens."""
     with one_rank(spec, "naive"):
@@ -305,6 +354,8 @@ PEAKS = [
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "latent"}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
         ("naive", "fp32", LAX, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
+        ("triton", "bf16", COLA, {"recompute": "offload"}, {}),
+        ("naive", "fp32", LAX, {"tensor_parallel_size": 2, "recompute": [{"offload": 2, "latent": 1}]}, APART),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": [{"full": 1, "shared": 1, "none": 1}]}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "full"}, {}),
         ("triton", "bf16", COLA, {"recompute": "latent"}, {}),
@@ -395,8 +446,8 @@ def pipelined(spec: JobSpec) -> int:
 
 
 MIXES = {
-    "1f1b": [{"full": 1, "latent": 2}, {"latent": 1, "none": 2}],
-    "interleaved_1f1b": [{"full": 1}, {"latent": 1, "none": 1}, {"full": 1, "none": 1}, {"none": 1}],
+    "1f1b": [{"offload": 1, "full": 1, "latent": 1}, {"offload": 2, "none": 1}],
+    "interleaved_1f1b": [{"offload": 1}, {"latent": 1, "none": 1}, {"offload": 1, "none": 1}, {"none": 1}],
 }
 
 
@@ -414,7 +465,8 @@ def test_a_pipeline_takes_no_more_than_planned_and_hardly_less(
         {"pipeline_parallel_size": 2, "pipeline_schedule": schedule, "recompute": recompute},
         training={"micro_batch_size": 2, "global_batch_size": 12},
     )  # fmt: skip
-    peak, planned = max(ranks.run(2, pipelined, spec)), rank_memory(spec, Layout.of(spec.parallelism)).total
+    memory = rank_memory(spec, Layout.of(spec.parallelism))
+    peak, planned = max(ranks.run(2, pipelined, spec)), memory.total + memory.host  # without a GPU one memory has both
     # As above, and zero_bubble's owed gradients, of which there is an upper bound.
     owed = planned / 2 if schedule == "zero_bubble" else 0
     assert peak <= planned <= peak + slack(spec) + owed

@@ -77,6 +77,25 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
 
 
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_the_host_has_changes_no_bit_and_is_sent_as_it_is_shared(ranks: Ranks, size: int, family: str) -> None:
+    config = model(family=family, num_hidden_layers=3)
+    choices = [{"recompute": mode} for mode in ("shared", "offload")]
+    if family == "cola":
+        choices = [choice | {"split_micro_batch": True, "group_projections": False} for choice in choices]
+    shared, offload = (
+        ranks.run(
+            size, run_sharded, config, ParallelismConfig.model_validate(choice), SEQUENCES, LENGTH, torch.bfloat16
+        )[-1]
+        for choice in choices
+    )
+    assert torch.equal(offload.loss, shared.loss)
+    assert all(torch.equal(offload.gradients[name], gradient) for name, gradient in shared.gradients.items())
+    assert counted(offload.forward) == counted(shared.forward)
+    assert counted(offload.backward) == counted(shared.backward)
+
+
+@pytest.mark.parametrize("family", ["svd", "cola", "lax"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_latents_that_are_shared_change_no_bit_and_are_gathered_once(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family, num_hidden_layers=3)

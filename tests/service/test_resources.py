@@ -326,8 +326,8 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
 def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Client, store: JobStore) -> None:
     gpus = {"a": (2.0, "H200"), "b": (2.0, "H200"), "c": (2.0, "H200"), "d": (4.0, "H200"), "e": (64.0, "H100")}
     nodes = [
-        {"node_id": name, "total": {"GPU": size}, "free": {}, "labels": {"ray.io/accelerator-type": kind},
-         "draining": False}
+        {"node_id": name, "total": {"GPU": size, "CPU": 8 * size}, "free": {},
+         "labels": {"ray.io/accelerator-type": kind}, "draining": False}
         for name, (size, kind) in gpus.items()
     ]  # fmt: skip
     job = GOOD | {"resources": {"gpus_per_worker": 1, "accelerator_type": "H200"}}
@@ -353,6 +353,28 @@ def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Clie
     submitted = http.post("/jobs", json=job).json()
     assert submitted["node_gpus"] == 2
     assert store.get(submitted["id"]).basis.node_gpus == 2
+    assert submitted["node_memory_bytes"] is None
+    for node, size in zip(nodes, (9e9, 8e9, 10e9, 1e3, 1e3), strict=True):
+        node["total"]["memory"] = size
+    store.keep_snapshot(NODES, nodes)
+    submitted = http.post("/jobs", json=job).json()
+    assert submitted["node_memory_bytes"] == store.get(submitted["id"]).basis.node_memory_bytes == int(10e9)
+    (shape,) = http.post("/plans", json=job).json()["shapes"]
+    assert shape["node_memory_bytes"] == int(10e9)
+    assert shape["fits_host"]
+    for anywhere in ({"placement": "SPREAD"}, {"cpus_per_worker": 64}):  # a node may not take as many as it has GPUs
+        (shape,) = http.post("/plans", json=job | {"resources": job["resources"] | anywhere}).json()["shapes"]
+        assert shape["node_memory_bytes"] is None
+    for node in nodes:
+        node["total"]["memory"] = 1e3
+    store.keep_snapshot(NODES, nodes)
+    answer = http.post("/plans", json=job | {"search": {"gpus": 1}}, timeout=60).json()
+    assert answer["search"]["node_memory_bytes"] == 1000
+    assert answer["search"]["choices"] == []
+    refused = http.post("/jobs", json=job)
+    assert refused.status_code == 422
+    assert "no layout fits the nodes: " in refused.text
+    assert "set fault_tolerance.memory_copy_every_steps=null" in refused.text
 
 
 def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:

@@ -16,6 +16,7 @@ from boost_core.config.legality import layout_problems
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.auto_layouts import ChosenLayouts, NothingFits, choose_layouts
 from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
+from boost_core.plan.measured import Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import best
 from boost_core.plan.search_process import TooLong, layouts_apart
@@ -50,6 +51,22 @@ def content(preset: str = "30b", kind: str | None = "A100", least: int = 1, most
 
 def left(*arguments: Any, **changes: Any) -> JobSpec:
     return JobSpec.model_validate(content(*arguments, **changes))
+
+
+def test_layouts_that_nodes_have_no_memory_for_are_not_chosen() -> None:
+    spec = left("30b", "A100")
+    free = choose_layouts(spec)
+    has = sorted(layout.node_host_bytes for layout in free.layouts)[0]
+    held = choose_layouts(spec, Basis(node_memory_bytes=has))
+    assert free.node_memory_bytes is None
+    assert held.node_memory_bytes == has
+    assert all(layout.node_host_bytes <= has for layout in held.layouts)
+    assert held.sizes != free.sizes
+    assert demand_of(spec.with_layouts(held.sizes), Basis(node_memory_bytes=has)).layouts == held.sizes
+    with pytest.raises(
+        NothingFits, match=r"no layout fits the nodes: .* lacks .* set fault_tolerance.memory_copy_every"
+    ):
+        choose_layouts(spec, Basis(node_memory_bytes=int(1e9)))
 
 
 @cache
@@ -128,19 +145,19 @@ def test_each_says_why_and_what_it_recomputes() -> None:
     assert any("latent" in each and "none" in each for each in recomputed)
     assert all(layout.why[0].startswith("most of its step is arithmetic") for layout in chosen.layouts)
     said = [why for layout in chosen.layouts for why in layout.why]
-    assert any(why.startswith("the next best with at most as many GPUs, tp ") and "% longer: " in why for why in said)
-    assert any(why.endswith(" free GPUs of a node at a time, not 1") for why in said)
+    assert any(why.startswith("the next best with no more GPUs, tp ") and "% longer: " in why for why in said)
+    assert any(why.endswith(" free GPUs on one node at a time, not 1") for why in said)
     kept = left("30b", "A100", 2, 16, parallelism={"recompute": "none"}, training=spec.training.model_dump(mode="json"))
     said = [why for layout in choose_layouts(kept).layouts for why in layout.why]
-    assert any(" would take " in why and why.endswith(" GB a GPU") for why in said)
+    assert any(" would take " in why and why.endswith(" GB per GPU") for why in said)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"most": 3}, ["no layout of 1 to 3 GPUs fits", "lacks", "raise elasticity.gpus.max"]),
+        ({"most": 3}, ["no layout of 1 to 3 GPUs fits", "more than a GPU", "raise elasticity.gpus.max"]),
         ({"least": 37, "most": 37}, ["no layout of 37 to 37 GPUs is legal", "1, 2, 3, 4, 6, 8, 12", "at most"]),
-        ({"kind": "B300"}, ["goes by the memory of the GPU; set resources.accelerator_type to one of A100"]),
+        ({"kind": "B300"}, ["needs to know the GPU's memory; set resources.accelerator_type to one of A100"]),
         ({"most": 65_536, "kind": None, "training": {"steps": 1, "global_batch_size": 735_134_400,
           "micro_batch_size": 1}}, ["1 to 65536 GPUs allow more than 5,000 layouts; narrow the range"]),
     ],

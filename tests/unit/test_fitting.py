@@ -9,8 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.faults import FaultToleranceConfig
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
+from boost_core.plan.measured import Basis
 from boost_core.plan.memory import rank_memory
 from service.gang.resources import node_selector
 from service.gang.status import NodeCapacity
@@ -120,7 +122,7 @@ def test_without_a_gpu_nothing_is_recomputed_and_of_one_the_kind_must_be_known()
     for kind in (None, "B300"):
         problem = nothing_fits(as_it_must(kind=kind))
         assert problem is not None
-        assert problem.startswith("recompute=auto goes by the memory of the GPU; set resources.accelerator_type to")
+        assert problem.startswith("recompute=auto needs to know the GPU's memory; set resources.accelerator_type to")
 
 
 def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:
@@ -133,7 +135,7 @@ def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:
 def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
     greedy = large().training.model_dump() | {"micro_batch_size": 64}
     *_, wait = decide([record(large(None, training=greedy))], gpus(("A100-40G", 8)))
-    assert "GB of memory a rank; the GPUs that it may use have 40 GB" in wait.message
+    assert "GB of memory per rank; the GPUs that it may use have 40 GB" in wait.message
     *_, wait = decide([record(large("A100", training=greedy))], gpus(("A100", 8)))  # of a time before this was refused
     assert "the GPUs that it may use have 80 GB" in wait.message
 
@@ -191,6 +193,27 @@ def test_a_gang_that_starts_takes_no_room_of_gpus_that_it_keeps_off() -> None:
     starting = {"a": Gang(None, Layout(2, 1, 4), limit=141e9)}
     launches = [action for action in decide([one, other], nodes, starting) if isinstance(action, Launch)]
     assert [(launch.job.id, launch.layout) for launch in launches] == [("b", Layout(4, 1, 2))]
+
+
+def test_no_layout_is_ordered_that_nodes_have_no_memory_for() -> None:
+    spec = large("A100", elasticity={"data_parallel_size": {"min": 1, "max": 2}, "layouts": [[4, 1], [4, 2]]})
+    needed = {
+        layout: min(8, layout.world_size) * rank_memory(spec, layout).copies for layout in demand_of(spec).layouts
+    }
+    assert len(set(needed.values())) > 1
+    for has in needed.values():
+        basis = Basis(node_memory_bytes=has)
+        found = demand_of(spec, basis)
+        assert set(found.layouts) == {layout for layout, size in needed.items() if size <= has}
+        assert demand_of(spec.model_copy(), basis.model_copy(update={"fitted": None})) is found
+        target = found.layouts[-1]
+        assert set(Gang(None, target).orders(spec, basis).allowed) <= set(found.layouts)
+    nothing = demand_of(spec, Basis(node_memory_bytes=1))
+    assert not nothing.layouts
+    assert nothing.lacks_hosts
+    without = spec.model_copy(update={"fault_tolerance": FaultToleranceConfig(memory_copy_every_steps=None)})
+    least = min(needed.values())
+    assert len(demand_of(without, Basis(node_memory_bytes=least)).layouts) == len(needed), "another demand"
 
 
 def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:

@@ -1,5 +1,6 @@
 """Relations that hold between layouts whatever the bytes are. That these are right is for ``tests/numerics``."""
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 
 from boost_core.config import JobSpec
 from boost_core.config.layout import Layout
+from boost_core.config.parallelism import RecomputeMode
+from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import RankMemory, rank_memory
 from boost_core.plan.stages import cut
 from boost_core.plan.state_memory import state_bytes
+from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts
 
 
 def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -204,3 +208,46 @@ def test_the_state_of_all_stages_is_that_of_the_model() -> None:
     stages = cut(spec.model, spec.parallelism, 128)
     together = sum(group.state for rank in range(4) for group in state_bytes(spec, stages[rank::4], 2))
     assert together == sum(group.state for group in state_bytes(spec, stages, 2))
+
+
+@settings(max_examples=20, deadline=None)
+@given(LOW_RANK, PRECISIONS, st.sampled_from([1, 2, 4]))
+def test_more_blocks_that_the_host_has_take_nothing_of_the_device(
+    model: dict[str, Any], precision: str, size: int
+) -> None:
+    few, many, shared = (
+        memory(
+            job(
+                precision, model=model | {"num_hidden_layers": layers},
+                parallelism={"tensor_parallel_size": size, "recompute": recompute},
+            )
+        )
+        for layers, recompute in ((8, "offload"), (17, "offload"), (8, "shared"))
+    )  # fmt: skip
+    assert many.activations == few.activations < shared.activations
+    assert many.host > 2 * few.host > 2 * shared.host == 0
+
+
+@pytest.mark.parametrize(("size", "alone"), [(1, "latent"), (4, "shared")])
+def test_copies_take_what_passes_do_not_hide(size: int, alone: RecomputeMode) -> None:
+    def parts(recompute: str, host_bandwidth: float) -> tuple[StepSeconds, float]:
+        spec = job(
+            model={"family": "cola"}, parallelism={"tensor_parallel_size": size, "recompute": recompute},
+            resources={"accelerator_type": "A100"}, training={"cuda_graphs": "off"},
+        )  # fmt: skip
+        machine = machine_for(spec.resources, "bf16")
+        machine = replace(machine, profile=replace(machine.profile, host_bandwidth=host_bandwidth, block_seconds=0.0))
+        layout = Layout.of(spec.parallelism)
+        return step_parts(spec, layout, machine), offload_seconds(spec, layout, machine)
+
+    hidden, nothing = parts("offload", 1e15)
+    assert nothing == 0
+    assert hidden == parts(alone, 1e15)[0]
+    (slow, copied), (slower, twice) = parts("offload", 1e9), parts("offload", 5e8)
+    assert slow.arithmetic - hidden.arithmetic == pytest.approx(copied)
+    # Of what takes twice as long no more is hidden, and all of it crosses the link twice, in 16 micro-batches.
+    host = memory(
+        job(model={"family": "cola"}, parallelism={"tensor_parallel_size": size, "recompute": "offload"})
+    ).host
+    assert twice - copied == pytest.approx(16 * 2 * host / 1e9)
+    assert slower.total > slow.total > hidden.total

@@ -9,8 +9,10 @@ from boost_core.config.layout import Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.context.between import attention_layer
 from boost_core.plan.context.dealt import Dealing
+from boost_core.plan.devices import nothing_fits
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import machine_for
+from boost_core.plan.measured import Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, plan, presets
 from boost_core.plan.resize import fastest
@@ -211,8 +213,8 @@ def test_a_long_job_with_sparse_attention_needs_less_time_and_says_how_its_keys_
     assert sparse.step_seconds < dense.step_seconds
     assert [each.exchange for each in sparse.context.exchanges] == ["keys"]
     _, chunk, exchange = sparse.context.why
-    assert "of sparse attention those that are seen, a part of the heads' in each of up to 4" in chunk
-    assert exchange.endswith("forward at most, as each head is sent what it sees")
+    assert "with sparse attention only the keys seen, some heads' in each of up to 4" in chunk
+    assert exchange.endswith(" at most, as each head is sent only what it sees")
 
 
 def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> None:
@@ -234,6 +236,20 @@ def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> Non
     size = attention_layer(spec).key_bytes
     assert [size * max(rank[level] for rank in received) for level in (0, 1)] == [keys["node"], keys["fabric"]]
     assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 20e9, rel=0.02)
+
+
+def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None:
+    sections = {name: dict(section) for name, section in LONG.items()}
+    (fixed,) = plan(job(**sections)).shapes
+    sections["parallelism"]["context"] = {"pool": "tasks"}
+    (moving,) = plan(job(**sections)).shapes
+    assert fixed.context is not None
+    assert moving.context is not None
+    assert (fixed.context.moved_chunks, moving.context.moved_chunks) == (0, 2)
+    # Of two chunks of 4K tokens, with 8 heads of 128: what goes, what comes, its parts, and the queries' gradients.
+    assert moving.memory.total - fixed.memory.total == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
+    *_, why = moving.context.why
+    assert why.startswith("the attention of up to 2 of a rank's chunks is computed by other ranks where that is faster")
 
 
 def test_what_has_no_choice_is_planned_without_one() -> None:
@@ -263,7 +279,32 @@ def test_state_in_the_hosts_memory_makes_room_and_its_copies_take_time() -> None
         # Four copies of what a rank keeps, of which the masters and moments are all.
         assert most.memory.copies == none.memory.copies == (4 if none.world_size > 1 else 2) * state
         assert most.node_host_bytes == min(8, most.world_size) * (most.memory.host + most.memory.copies)
-    assert any("what nodes have is not known here" in note for note in half.notes)
-    assert not any("what nodes have is not known here" in note for note in without.notes)
+    assert any("which costs" in note and "state and activations" in note for note in half.notes)
+    assert not any("masters and moments" in note for note in without.notes)
+    assert any("what nodes have is unknown and not checked" in note for note in without.notes)
     fewer = plan(job(parallelism={"optimizer_offload": 1}, fault_tolerance={"memory_copy_every_steps": None})).shapes[0]
     assert fewer.memory.copies == fewer.memory.host
+
+
+def test_layouts_that_nodes_have_no_memory_for_do_not_fit() -> None:
+    spec = job(elasticity=ELASTIC)
+    unknown = plan(spec)
+    assert {each.fits_host for each in unknown.shapes} == {None}
+    sizes = sorted({each.node_host_bytes for each in unknown.shapes})
+    assert unknown.fastest is not None
+    some = plan(spec, Basis(node_memory_bytes=sizes[0]).machine(spec))
+    assert [each.fits_host for each in some.shapes] == [each.node_host_bytes == sizes[0] for each in some.shapes]
+    assert some.fastest is not None
+    assert some.shapes[some.fastest].fits_host
+    (note,) = [note for note in some.notes if "more host memory" in note]
+    assert "set fault_tolerance.memory_copy_every_steps=null, which leaves a quarter of the copies" in note
+    least = next(each for each in unknown.shapes if each.node_host_bytes == sizes[0])
+    none = Basis(node_memory_bytes=sizes[0] - 1).machine(spec)
+    assert plan(spec, none).fastest is None
+    problem = nothing_fits(spec, none)
+    assert problem is not None
+    assert problem.startswith(f"no layout fits the nodes: {Layout.of(least)} needs the least, ")
+    without = job(elasticity=ELASTIC, fault_tolerance={"memory_copy_every_steps": None})
+    assert nothing_fits(without, none) is None
+    on_cpus = job(elasticity=ELASTIC, resources={"gpus_per_worker": 0, "accelerator_type": None})
+    assert plan(on_cpus, Basis(node_memory_bytes=1).machine(on_cpus)).fastest is not None, "what it has it computes in"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from ray._private.label_utils import validate_label_selector
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause, ShapeReport
@@ -84,11 +85,15 @@ def test_a_gang_that_starts_has_its_room_before_the_nodes_show_it() -> None:
     assert [action.near for action in actions if isinstance(action, Launch)] == [RACK_3]
 
 
-@pytest.mark.parametrize("value", ["", "row 3/rack 7", "-1", "r" * 64])
-def test_a_rack_that_ray_cannot_select_is_none(value: str) -> None:
+@pytest.mark.parametrize(
+    "value", ["", "row 3/rack 7", "-1", "r-", "r" * 64, "!in(r)", "!r", "räck", "r\n", "7", "r7", "R.7_a-b", "r" * 63]
+)
+def test_a_rack_is_one_if_ray_can_select_it(value: str) -> None:
+    """As Ray's own check says, except for the empty value and operators, which Ray takes as expressions."""
+    chosen = not validate_label_selector({RACK: value}) and value not in ("", "!in(r)", "!r")
     odd = [replace(node, labels={RACK: value}) for node in nodes(8)]
     (_, launch) = decide([job("a", 2)], odd, topology=TOPOLOGY)
-    assert launch.near == ()
+    assert launch.near == (((RACK, value),) if chosen else ())
 
 
 def test_others_may_have_been_faster_so_a_gang_takes_what_it_gets_after_a_while() -> None:

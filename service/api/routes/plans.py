@@ -1,4 +1,4 @@
-"""What jobs would take, before they are submitted, and what there is to choose from."""
+"""Plans of jobs before they are submitted, presets, examples and versions."""
 
 import platform
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from service.api.errors import InvalidJob, problem_responses
 from service.api.job_examples import job_examples
 from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
-from service.jobs.seen_nodes import gpus_of_a_node
+from service.jobs.seen_nodes import size_of_a_node
 from service.models.examples import JobExampleList
 from service.models.plans import PlanAnswer, PlanRequest
 from service.models.problems import FieldError
@@ -32,25 +32,29 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
-    With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs. Seconds
-    are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets; the last two are
-    corrected by what jobs took there, except where the search brings a network. Nodes have as many GPUs as those that
-    the service sees, unless the search says how many; where it sees none, 8.
+    With `search`, also find the best layouts, micro-batches, schedules, ZeRO stages and recomputation for a number of
+    GPUs. Seconds are predicted from the search's profile, else from that of the job's kind of GPU, else from data
+    sheets; the last two are corrected by the times of earlier jobs there, unless the search gives a network. The number
+    of GPUs per node is the search's, else that of the nodes that the service sees, else 8. Layouts that need more host
+    memory than these nodes have, if that is known, do not fit.
     """
     job, search = request.job, request.search
     given = search.profile if search else None
     stored = context.profiles.for_job(job) if given is None else None
     profile = stored.profile if stored else given
-    node_gpus = (search.node_gpus if search else None) or gpus_of_a_node(job, context.store)
+    seen = size_of_a_node(job, context.store, autoscaling=context.settings.autoscaling)
+    node_gpus = (search.node_gpus if search else None) or seen.gpus
+    node_memory = (search.node_memory_bytes if search else None) or seen.memory_bytes
     fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if given is None else None
-    basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus)
+    basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
     try:
         machine = basis.machine(job)
     except ValueError as error:
         raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
     found = None
     if search is not None:
-        asked = search.model_copy(update={"profile": profile, "node_gpus": node_gpus})
+        nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
+        asked = search.model_copy(update={"profile": profile, **nodes})
         found = context.searches.plans(job, asked, who.tenant, fitted if search.cluster is None else None)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
     if chosen is not None:
@@ -61,19 +65,19 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
 
 @router.get("/presets")
 def list_presets(_who: Reader) -> PresetList:
-    """List the published models that a job file can name as preset."""
+    """List the published models that a job file can use as a preset."""
     return presets()
 
 
 @router.get("/examples")
 def list_examples(_who: Reader) -> JobExampleList:
-    """List job files to begin with, as the web page offers them."""
+    """List example job files to start from, as offered by the web page."""
     return job_examples()
 
 
 @router.get("/versions")
 def show_versions(_who: Reader, context: ContextDep) -> Versions:
-    """Versions of the service and of what it runs on."""
+    """Show the versions of the service and its dependencies."""
     database: Literal["sqlite", "postgresql"] = (
         "postgresql" if context.store.engine.dialect.name == "postgresql" else "sqlite"
     )

@@ -3,10 +3,10 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from service.api.auth import Admin, Reader
-from service.api.deps import ContextDep
+from service.api.deps import ContextDep, context_of
 from service.api.errors import problem_responses
 from service.api.requests import StrictRoute
 from service.models.identity import TenantName
@@ -24,9 +24,11 @@ _BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatu
 
 
 @router.get("/queues", response_model=QueueList)
-def list_queues(_who: Reader, context: ContextDep) -> Response:
-    """List the queues, their limits and usage."""
-    return Response(QueueList(queues=context.quotas.queues()).model_dump_json(), media_type="application/json")
+def list_queues(_who: Reader, request: Request) -> Response:
+    """List the queues with their limits and usage."""
+    return Response(
+        QueueList(queues=context_of(request).quotas.queues()).model_dump_json(), media_type="application/json"
+    )
 
 
 @router.get("/queues/{name}", responses=_NOT_FOUND)
@@ -37,7 +39,7 @@ def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> Queue:
 
 @router.put("/queues/{name}", responses=_BODY_REFUSED)
 def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> Queue:
-    """Create or change a queue. Limits below its present usage do not disturb running jobs."""
+    """Create or change a queue. Limits below its current usage do not disturb running jobs."""
     return context.quotas.put_queue(name, settings)
 
 
@@ -53,11 +55,11 @@ def delete_queue(name: QueuePath, _who: Admin, context: ContextDep) -> None:
 
 @router.get("/tenants")
 def list_tenants(_who: Admin, context: ContextDep) -> TenantList:
-    """List the tenants, their limits and usage."""
+    """List the tenants with their limits and usage."""
     return TenantList(tenants=context.quotas.tenants())
 
 
 @router.put("/tenants/{name}", responses=_BODY_REFUSED)
 def put_tenant(name: TenantPath, settings: TenantSettings, _who: Admin, context: ContextDep) -> Tenant:
-    """Set a tenant's limits. Limits below its present usage do not disturb running jobs."""
+    """Set a tenant's limits. Limits below its current usage do not disturb running jobs."""
     return context.quotas.put_tenant(name, settings)

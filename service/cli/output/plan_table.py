@@ -1,4 +1,4 @@
-"""A plan as a table for people."""
+"""A plan as a table."""
 
 from collections.abc import Iterator
 
@@ -13,43 +13,43 @@ from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
 from service.models.profiles import StoredProfile
 
-_COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY/RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
 _PROVENANCE: dict[Provenance, str] = {
-    "assumed": "by data sheets",
-    "fitted": "by data sheets, corrected by what jobs took",
-    "measured": "by a measured profile",
-    "measured_fitted": "by a measured profile, corrected by what jobs took",
+    "assumed": "from data sheets",
+    "fitted": "from data sheets, corrected by measured jobs",
+    "measured": "from a measured profile",
+    "measured_fitted": "from a measured profile, corrected by measured jobs",
 }
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
 def print_plan(plan: Plan, spec: JobSpec) -> None:
-    """Print what a job takes in each of its layouts."""
+    """Print what a job needs in each of its layouts."""
     for name, value in _facts(plan):
         say(f"{name:<17}{value}")
     print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
-    say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
+    say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
-        say(f"a step of the fastest: {', '.join(_parts(plan.shapes[plan.fastest]))}")
+        say(f"step time of the fastest: {', '.join(_parts(plan.shapes[plan.fastest]))}")
         _print_context(plan.shapes[plan.fastest].context)
-    say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
+    say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
     for note in plan.notes:
         say(f"note: {note}")
 
 
 def print_chosen(chosen: ChosenLayouts) -> None:
-    """Print why a job with ``layouts: auto`` gets the layouts that it gets."""
+    """Print why a job with ``layouts: auto`` gets its layouts."""
     say(f"chosen from {chosen.timed} legal layouts:")
     for layout in chosen.layouts:
         say(f"- {layout.layout}: {'; '.join(layout.why)}")
 
 
 def print_stored(profile: StoredProfile | None) -> None:
-    """Print whose figures the service has predicted seconds by, if it stores them."""
+    """Print which stored profile the service used to predict times, if any."""
     if profile is not None:
         say(
-            f"by the service's profile of {profile.kind}: {profile.profile.device}, "
+            f"from the service's profile of {profile.kind}: {profile.profile.device}, "
             f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC{f' by {profile.stored_by}' if profile.stored_by else ''}"
         )
 
@@ -60,14 +60,16 @@ def print_search(found: SearchReport) -> None:
         (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
         for each in found.choices
     )
-    print_table(("CHOICE", "RANKS", "MEMORY A RANK", "STEP", "TOKENS/S"), rows)
+    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S"), rows)
     if not found.choices:
         say("nothing fits")
+    elif found.node_memory_bytes is None and (most := max(each.node_host_bytes for each in found.choices)):
+        say(f"hosts: up to {_size(most)} a node for state and copies; what nodes have is not known, and not checked")
     for line in (*found.why, *found.would_change, *found.other_orders):
         say(f"- {line}")
     _print_context(found.context)
     by = _PROVENANCE[found.provenance]
-    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; seconds are {by}")
+    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
 
 
 def _print_context(context: PlannedContext | None) -> None:
@@ -81,12 +83,12 @@ def _step(planned: PlannedShape | PlannedChoice) -> str:
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{plan.parameters:,}"
-    yield "FLOPs a token", f"{plan.flops_per_token:,}"
-    yield "tokens a step", f"{plan.tokens_per_step:,}"
+    yield "FLOPs per token", f"{plan.flops_per_token:,}"
+    yield "tokens per step", f"{plan.tokens_per_step:,}"
 
 
 def _parts(planned: PlannedShape) -> Iterator[str]:
-    """What a step's time is spent on, the longest first; a hundredth and less is left out."""
+    """Yield how a step's time is divided, largest part first; parts of at most one percent are left out."""
     parts = planned.step_parts.model_dump()
     for name in sorted(parts, key=lambda name: -parts[name]):
         if (share := parts[name] / planned.step_seconds) > 0.01:
@@ -109,6 +111,8 @@ def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, .
 
 
 def _fits(planned: PlannedShape) -> str:
+    if planned.fits_host is False and planned.node_memory_bytes is not None:
+        return f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
     if planned.fits_device is None or planned.device_memory_bytes is None:
         return "unknown"
     return f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
@@ -126,7 +130,7 @@ def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -119,10 +119,12 @@ function memory(one, largest) {
   const rest = h("span", { style: { "flex-grow": Math.max(0, 1 - one.memory.total / largest) } });
   const { memory, device_memory_bytes: device } = one;
   const of = device ? ` of ${bytes(device)} (${percent(memory.total / device)})` : "";
-  const limit = `${bytes(memory.total)}${of}${one.fits_device === false ? ", too much" : ""}`;
+  const host = one.fits_host === false ? `, ${bytes(one.node_host_bytes)} of a host's ${bytes(one.node_memory_bytes)}` : "";
+  const unfit = one.fits_device === false || one.fits_host === false;
+  const limit = `${bytes(memory.total)}${of}${host}${unfit ? ", too much" : ""}`;
   return [
     h("div", { class: "stack", role: "img", "aria-label": said, title: said }, parts, rest),
-    h("small", { class: one.fits_device === false ? "too-much" : "" }, limit),
+    h("small", { class: unfit ? "too-much" : "" }, limit),
   ];
 }
 

@@ -1,0 +1,63 @@
+"""What blocks keep on the host, on a stand-in of a GPU's streams that run in any order."""
+
+import random
+from math import nan
+
+import pytest
+import torch
+
+from boost_core.parallel import host_memory
+from boost_core.parallel.host_memory import HostCopy, HostMemory
+from tests.unit.stand_in_gpu import Gpu, stand_in
+
+SEGMENTS, ON_THE_WAY, STEPS = 9, 4, 3
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu, copy = stand_in(monkeypatch), host_memory._copy
+    monkeypatch.setattr(HostCopy, "_copies_later", True)
+    monkeypatch.setattr(host_memory, "_copy", lambda *tensors: gpu.current.queue(lambda: copy(*tensors)))
+    return gpu
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_is_used_again_only_once_it_was_copied(gpu: Gpu, seed: int) -> None:
+    host, values, found = HostMemory(), iter(range(100)), list[tuple[int, torch.Tensor]]()
+    for _ in range(STEPS):
+        kept = list[tuple[int, torch.Tensor, HostCopy]]()
+        for number in range(SEGMENTS):
+            host.segment()
+            if number >= ON_THE_WAY:
+                _overwrite(gpu, kept[number - ON_THE_WAY][1])
+            value, tensor = next(values), torch.empty(8)
+            gpu.current.queue(lambda tensor=tensor, value=value: tensor.fill_(value))
+            copy = host.put(tensor)
+            copy.keep()
+            kept.append((value, tensor, copy))
+        while kept:
+            value, _, copy = kept.pop()
+            for _, _, ahead in kept[-2:]:
+                ahead.fetch()
+            come, read = copy.take(), torch.zeros(8)
+            gpu.current.queue(lambda come=come, read=read: read.copy_(come))
+            _overwrite(gpu, come)
+            found.append((value, read))
+    gpu.run(random.Random(seed))
+    assert all((read == value).all() for value, read in found)
+    assert len(host._free[32]) == SEGMENTS  # as many buffers as there were copies at a time
+
+
+def test_what_is_abandoned_leaves_its_buffer_to_others() -> None:
+    host = HostMemory()
+    host.segment()
+    copy = host.put(torch.ones(8))
+    copy.keep()
+    del copy
+    host._leaving.clear()
+    assert len(host._free[32]) == 1
+
+
+def _overwrite(gpu: Gpu, tensor: torch.Tensor) -> None:
+    """As who is given its memory next."""
+    gpu.current.queue(lambda: tensor.fill_(nan))
