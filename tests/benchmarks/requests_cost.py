@@ -1,10 +1,11 @@
-"""What requests cost the API's process, beside a bare FastAPI route that answers with the same bytes.
+"""CPU time per API request, compared with bare FastAPI routes that return the same bytes.
 
-``python -m tests.benchmarks.requests_cost`` writes docs/figures/requests_cost.md; it takes a minute on two cores. Both
-apps run in processes of their own, under uvicorn with the same settings. The API is asked with a key, has its
-default settings and SQLite, and nothing is scheduled, so that what its process works is for the requests alone. Each
-batch is sent one request after the other over one connection that stays open, and with a key of its own: one key may
-not send as many as there are in all.
+``python -m tests.benchmarks.requests_cost`` writes docs/figures/requests_cost.md; it takes two minutes on two cores.
+There are two bare routes: an ``async def`` one, which runs in the event loop, and a ``def`` one, which FastAPI runs in
+a thread, as anything that waits for a database has to be. All apps run in processes of their own, under uvicorn with
+the same settings. The API is called with a key, has its default settings and SQLite, and schedules nothing, so all CPU
+time of its process is for the requests. Each batch is sent one request after the other over one connection that stays
+open, with a key of its own: a single key may not send as many as all batches together.
 """
 
 import argparse
@@ -39,6 +40,7 @@ SPEC = b'{"name": "cost", "model": {"preset": "60m"}, "training": {"steps": 100}
 WARM_UP = 5
 BARE_REQUESTS = 1000  # in a batch: the clock of a process ticks every 10 ms
 SERVICE, BARE = "tests.service.small_server", "tests.benchmarks.requests_cost"
+IN_THREAD = "--in-thread"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Asked:
         method: How.
         path: Where.
         requests: How often in a batch.
-        aim: What it may cost at most: so many times the bare route, or milliseconds of CPU.
+        aim: Maximum CPU time: as a multiple of a bare route's, or in milliseconds.
         body: What is sent along.
     """
 
@@ -71,9 +73,9 @@ class Cost:
 class Process:
     """A server in a process of its own, which prints the port that it listens on."""
 
-    def __init__(self, module: str, folder: Path) -> None:
+    def __init__(self, module: str, folder: Path, *options: str) -> None:
         with (folder / f"{module}.log").open("wb") as log:
-            command = [sys.executable, "-m", module, str(folder)]
+            command = [sys.executable, "-m", module, str(folder), *options]
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
         self._port = int(self._process.stdout.readline())
@@ -109,9 +111,9 @@ def _answer(connection: http.client.HTTPConnection, asked: Asked, key: str) -> b
 
 
 @contextmanager
-def running(module: str, folder: Path) -> Iterator[Process]:
+def running(module: str, folder: Path, *options: str) -> Iterator[Process]:
     """A server, as long as it is needed."""
-    process = Process(module, folder)
+    process = Process(module, folder, *options)
     try:
         yield process
     finally:
@@ -146,37 +148,42 @@ def measure(folder: Path, jobs: int, rounds: int) -> list[tuple[str, ...]]:
         for asked in routes:
             answer = service.batch(replace(asked, requests=1), key())[1]
             (folder / "answer").write_bytes(answer)
-            with running(BARE, folder) as bare:
+            with running(BARE, folder) as in_loop, running(BARE, folder, IN_THREAD) as in_thread:
                 often = replace(asked, requests=BARE_REQUESTS)
-                costs = [(bare.batch(often, "")[0], service.batch(asked, key())[0]) for _ in range(rounds)]
+                costs = [
+                    (in_loop.batch(often, "")[0], in_thread.batch(often, "")[0], service.batch(asked, key())[0])
+                    for _ in range(rounds)
+                ]
             rows.append(_row(asked, len(answer), costs))
     return rows
 
 
-def _row(asked: Asked, size: int, costs: Sequence[tuple[Cost, Cost]]) -> tuple[str, ...]:
-    ratios = [api.cpu / bare.cpu for bare, api in costs if bare.cpu]
-    times = [
-        statistics.median(getattr(pair[app], what) for pair in costs) for what in ("cpu", "wall") for app in (0, 1)
-    ]
+def _row(asked: Asked, size: int, costs: Sequence[tuple[Cost, Cost, Cost]]) -> tuple[str, ...]:
+    times = [statistics.median(each[app].cpu for each in costs) for app in range(3)]
+    ratios = [statistics.median(api.cpu / each[bare].cpu for each in costs for api in each[2:]) for bare in (0, 1)]
     path = "/v1/jobs/{job_id}" if asked.path.startswith("/v1/jobs/") else asked.path
     return (
         f"`{asked.method} {path}`",
         f"{size / 1000:.1f} kB",
         *(f"{milliseconds:.2f} ms" for milliseconds in times),
-        f"{statistics.median(ratios):.1f}" if ratios else "",
+        f"{statistics.median(api.wall for _, _, api in costs):.2f} ms",
+        *(f"{ratio:.1f}" for ratio in ratios),
         asked.aim,
     )
 
 
-def serve_bare(folder: Path) -> None:
-    """The other app: each route answers with what the API has answered."""
+def serve_bare(folder: Path, in_thread: bool) -> None:
+    """Serve the other app: each route returns what the API has returned."""
     app, content = FastAPI(), (folder / "answer").read_bytes()
 
-    async def answer() -> Response:
+    def answer() -> Response:
         return Response(content, media_type="application/json")
 
+    async def answer_in_loop() -> Response:
+        return answer()
+
     for path in ("/v1/jobs", "/v1/queues", "/metrics", "/v1/jobs/{job_id}"):
-        app.add_api_route(path, answer, methods=["GET", "POST"])
+        app.add_api_route(path, answer if in_thread else answer_in_loop, methods=["GET", "POST"])
     logging.basicConfig(level=logging.INFO)  # each request is logged, as the API does
     listener = socket.socket(fileno=listen("127.0.0.1", 0).detach())  # known to be TCP, so that nothing is held back
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
@@ -189,20 +196,21 @@ def serve_bare(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and write the figure; with a folder, be the bare app."""
+    """Measure and write the figure; with a folder, serve the bare app."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bare", nargs="?", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(IN_THREAD, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     if given.bare:
-        serve_bare(given.bare)
+        serve_bare(given.bare, given.in_thread)
         return
     with tempfile.TemporaryDirectory(prefix="cost-") as folder:
         rows = measure(Path(folder), given.jobs, given.rounds)
     header = [
-        f"{given.jobs:,} jobs in the record", "answer", "bare: CPU", "API: CPU", "bare: wall", "API: wall",
-        "CPU, API over bare", "aim",
+        f"{given.jobs:,} jobs in the record", "response", "bare async def: CPU", "bare def: CPU", "API: CPU",
+        "API: wall", "API / bare async def", "API / bare def", "aim",
     ]  # fmt: skip
     write_table(FIGURES / "requests_cost.md", header, rows)
 
