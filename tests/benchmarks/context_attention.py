@@ -1,12 +1,13 @@
-"""Attention over two context parallel ranks beside one: ``python -m tests.benchmarks.context_attention``.
+"""Attention over context parallel ranks, compared with one rank: ``python -m tests.benchmarks.context_attention``.
 
-Writes docs/figures/context_attention.md. Two CPU ranks of one thread each over gloo. Both ways take turns, so that a
-busy machine slows both; what others leave of the cores counts in seconds, and not in a rank's own time on its core.
+Writes docs/figures/context_attention.md. CPU ranks of one thread each over gloo. All placements take turns, so that a
+busy machine slows all of them. Where there are more ranks than cores, or other work, only the time that a rank had a
+core tells what it takes; seconds on the clock include waiting for one.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,13 +26,16 @@ from tests.benchmarks.figures import FIGURES, write_table
 from tests.benchmarks.lengths import documents_of
 from tests.ranks import Ranks
 
-TOKENS, CHUNK, HEADS, HEAD_SIZE, ROUNDS, RANKS = 2**14, 1024, 1, 64, 3, 2
+TOKENS, CHUNK, HEADS, HEAD_SIZE, ROUNDS = 2**14, 1024, 1, 64, 3
 CPU = torch.device("cpu")
-WINDOWS = {
-    "one document": Window((TOKENS,), CHUNK),
-    "one document, sees 2048": Window((TOKENS,), CHUNK, 2048),
-    "wlbllm's lengths": Window(documents_of("wlbllm", TOKENS, 0), CHUNK),
-}
+CASES = (
+    ("one document", Window((TOKENS,), CHUNK), 2),
+    ("one document, sees 2048", Window((TOKENS,), CHUNK, 2048), 2),
+    ("wlbllm's lengths", Window(documents_of("wlbllm", TOKENS, 0), CHUNK), 2),
+    # Windows of which contiguous ranks have twice the mean and more.
+    ("wlbllm's lengths, 7", Window(documents_of("wlbllm", 2 * TOKENS, 7), CHUNK), 4),
+    ("prolong's lengths, 8", Window(documents_of("prolong", 2 * TOKENS, 8), CHUNK), 4),
+)
 PLACEMENTS = ("contiguous", "near")
 
 
@@ -45,9 +49,9 @@ class Measured:
     sent: int = 0
 
 
-def planned(window: Window, how: str) -> ContextPlan:
-    placement = place(window, RANKS, how)
-    return ContextPlan(window, RANKS, placement, own_tasks(window, placement), 2)
+def planned(window: Window, how: str, ranks: int) -> ContextPlan:
+    placement = place(window, ranks, how)
+    return ContextPlan(window, ranks, placement, own_tasks(window, placement), 2)
 
 
 def measure(window: Window) -> dict[str, Measured]:
@@ -57,11 +61,12 @@ def measure(window: Window) -> dict[str, Measured]:
     begin_n = torch.tensor([0, *window.documents]).cumsum(0).to(torch.int32)
     found = {}
     if communicator.rank == 0:
-        found["alone"] = timed(partial(one_by_one, begin_n=begin_n, window=window.sees), TOKENS, ledger)
+        found["alone"] = timed(partial(one_by_one, begin_n=begin_n, window=window.sees), window.tokens, ledger)
     for how in PLACEMENTS:
-        attention = ContextAttention(planned(window, how), communicator, CPU)
+        ranks = dist.get_world_size()
+        attention = ContextAttention(planned(window, how, ranks), communicator, CPU)
         dist.barrier()
-        found[how] = timed(attention, TOKENS // RANKS, ledger)
+        found[how] = timed(attention, window.tokens // ranks, ledger)
     return found
 
 
@@ -75,36 +80,41 @@ def timed(attention: Callable[..., torch.Tensor], tokens: int, ledger: Communica
     return Measured(*lasted, ledger.sum().exposed_seconds, ledger.sum().bytes)
 
 
-def row(name: str, how: str, rounds: list[list[dict[str, Measured]]]) -> list[str]:
-    """What a placement takes of what one rank takes: medians over rounds, of the rank that takes longest."""
-    plan, median = planned(WINDOWS[name], how), statistics.median
+def rows_of(name: str, window: Window, rounds: list[list[dict[str, Measured]]]) -> Iterator[list[str]]:
+    """A row for each placement: medians over rounds, of the rank that takes longest."""
+    median, count = statistics.median, len(rounds[0])
     alone = [of_ranks[0]["alone"] for of_ranks in rounds]
-    both = [[each[how] for each in of_ranks] for of_ranks in rounds]
-    by_core = median(max(each.core for each in ranks) / its.core for ranks, its in zip(both, alone, strict=True))
-    by_wall = median(max(each.wall for each in ranks) / its.wall for ranks, its in zip(both, alone, strict=True))
-    return [
-        name,
-        how,
-        f"{max(areas(plan.window, plan.tasks, RANKS)) / plan.window.area:.2f}",
-        f"{by_core:.2f}",
-        f"{by_wall:.2f}",
-        f"{median(its.core for its in alone):.2f} s",
-        f"{median(max(each.exposed for each in ranks) for ranks in both):.2f} s",
-        f"{sum(each.sent for each in both[0]) / 2**20:.1f} MiB",
-    ]
+    cores = {how: [max(each[how].core for each in of_ranks) for of_ranks in rounds] for how in PLACEMENTS}
+    walls = {how: [max(each[how].wall for each in of_ranks) for of_ranks in rounds] for how in PLACEMENTS}
+    for how in PLACEMENTS:
+        plan = planned(window, how, count)
+        largest = max(areas(window, plan.tasks, count))
+        yield [
+            f"{window.tokens // 1024}K, {name}",
+            str(count),
+            how,
+            f"{largest / window.area:.2f}",
+            f"{largest * count / window.area:.2f}",
+            f"{median(core / its.core for core, its in zip(cores[how], alone, strict=True)):.2f}",
+            f"{median(core / other for core, other in zip(cores[how], cores['contiguous'], strict=True)):.2f}",
+            f"{median(wall / its.wall for wall, its in zip(walls[how], alone, strict=True)):.2f}",
+            f"{median(its.core for its in alone):.2f} s",
+            f"{median(max(each[how].exposed for each in of_ranks) for of_ranks in rounds):.2f} s",
+            f"{sum(each[how].sent for each in rounds[0]) / 2**20:.1f} MiB",
+        ]
 
 
 def main() -> None:
     pool, rows = Ranks(), list[list[str]]()
     try:
-        for name, window in WINDOWS.items():
-            rounds = [pool.run(RANKS, measure, window) for _ in range(ROUNDS)]
-            rows += [row(name, how, rounds) for how in PLACEMENTS]
+        for name, window, count in CASES:
+            rows += rows_of(name, window, [pool.run(count, measure, window) for _ in range(ROUNDS)])
     finally:
         pool.close()
     header = [
-        f"{TOKENS // 1024}K tokens", "placement", "busier rank's pairs", "its time on its core", "seconds",
-        "alone, on its core", "waited for exchanges", "sent by both",
+        "window", "ranks", "placement", "busiest rank's pairs", "over the mean", "its CPU time over one rank's",
+        "its CPU time over contiguous", "seconds over one rank's", "CPU time of one rank", "waited for exchanges",
+        "sent by all",
     ]  # fmt: skip
     write_table(FIGURES / "context_attention.md", header, rows)
 
