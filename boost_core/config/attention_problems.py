@@ -14,8 +14,6 @@ def attention_problems(
     if attention is None:
         return []
     messages, field = [], ("training", "attention")
-    if parallelism.pipeline_parallel_size > 1:
-        messages.append("pipeline stages use dense attention; use tensor parallel ranks instead, or leave it out")
     if parallelism.split_micro_batch:
         messages.append("the halves of split_micro_batch use dense attention; leave one of the two out")
     if model.sliding_window is not None:

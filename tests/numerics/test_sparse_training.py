@@ -26,7 +26,7 @@ from boost_core.train.step_graph import obstacle
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
-CPU, LENGTH, VOCABULARY, END, BATCH = torch.device("cpu"), 512, 320, 0, 2
+CPU, LENGTH, VOCABULARY, END, BATCH, LAYERS = torch.device("cpu"), 512, 320, 0, 2, 4
 SHORTEST = 256
 SPARSE = {"kind": "vertical_slash", "budget": 0.45, "sink": 2, "window": 1, "from_length": SHORTEST}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -47,15 +47,17 @@ class Case:
     tensor: int = 1
     precision: str = "fp32"
     context: int = 1
+    pipeline: int = 1
+    schedule: str = "1f1b"
 
     def spec(self, attention: dict[str, Any] | None) -> JobSpec:
         shape = {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS,
             "num_attention_heads": 4, "rank": 8,
         }  # fmt: skip
         how: dict[str, Any] = {
             "tensor_parallel_size": self.tensor, "context_parallel_size": self.context, "recompute": self.recompute,
-            "zero_stage": 0,
+            "pipeline_parallel_size": self.pipeline, "pipeline_schedule": self.schedule, "zero_stage": 0,
         }  # fmt: skip
         if self.family == "vanilla":
             how["strategy"] = "vanilla"
@@ -122,21 +124,24 @@ def stepped(case: Case, attention: dict[str, Any] | None) -> Found:
         Case("lax", False, "full"), Case("dense", False, "full", tensor=2), Case("vanilla", True, tensor=2),
         Case("cola", True, "latent", context=2), Case("lax", False, "full", context=4),
         Case("cola", False, "shared", tensor=2, context=2), Case("dense", True, context=2),
+        Case("cola", True, "latent", pipeline=2, schedule="zero_bubble"), Case("lax", False, "full", pipeline=2, schedule="interleaved_1f1b"),
+        Case("dense", True, pipeline=2, context=2), Case("cola", False, "shared", tensor=2, pipeline=2),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_step_is_that_of_one_rank_that_recomputes_nothing(ranks: Ranks, case: Case) -> None:
     """In fp64, to 1e-10; and what is seen is chosen once for each layer and long document, and not for validation."""
     (expected,) = ranks.run(1, stepped, Case(case.family, case.apart), SPARSE)
-    found = ranks.run(case.tensor * case.context, stepped, case, SPARSE)
+    found = ranks.run(case.tensor * case.context * case.pipeline, stepped, case, SPARSE)
     for one in found:
         assert (one.loss, one.norm) == pytest.approx((expected.loss, expected.norm), rel=1e-10)
-        assert one.chosen == 2 * BATCH
+        assert one.chosen == LAYERS // case.pipeline * BATCH
         assert one.recall and one.density and one.density <= 0.46 and one.recall > one.density
-        if case.tensor == 1:  # else of its own heads
+        if case.tensor == case.pipeline == 1:  # otherwise only of its own heads and layers
             assert (one.recall, one.density) == pytest.approx((expected.recall, expected.density), rel=1e-9)
     for name, true_gradient in expected.gradients.items():
-        parts = [one.gradients[name] for one in found[: case.tensor]]
+        (stage, *_) = (rank for rank, one in enumerate(found) if name in one.gradients)
+        parts = [one.gradients[name] for one in found[stage : stage + case.tensor]]
         split = [axis for axis in range(parts[0].ndim) if parts[0].shape[axis] != true_gradient.shape[axis]]
         whole = torch.cat(parts, split[0]) if split else parts[0]
         assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), name
@@ -213,16 +218,11 @@ def test_its_steps_are_not_captured() -> None:
             {"parallelism": {"context_parallel_size": 2, "context": {"exchange": "latents"}}},
             "sends each head's keys by themselves, but heads share their latents; use auto or keys",
         ),
-        ({"parallelism": {"pipeline_parallel_size": 2}}, "pipeline stages use dense attention"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch use dense attention"),
         ({"model": {"sliding_window": 16}}, "model.sliding_window=16 already says what each query sees"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "which cannot be captured"),
         ({"training": {"sequence_length": 255}}, "from_length=256 is above training.sequence_length=255"),
         ({"training": {"attention": SPARSE | {"window": 100}}}, r"alone take \d+ pairs .* budget=0.45 allows 14803"),
-        (
-            {"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [1, 2]]}},
-            "pp 2 is legal with no number of replicas .*: pipeline stages use dense attention",
-        ),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any], says: str) -> None:
