@@ -1,10 +1,9 @@
 """Benchmarks of the trainer: ``python -m boost_core.bench --help``."""
 
 import argparse
-import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
-from boost_core.bench.comm import comm_rows, measured_link, symmetric_rows
+from boost_core.bench.comm import Level, comm_rows, levels, measured_link, symmetric_rows
 from boost_core.bench.correctness import disagreements
 from boost_core.bench.kernels import kernel_rows
 from boost_core.bench.profile import measure
@@ -22,11 +21,14 @@ from boost_core.bench.timing import matrix_rate, memory_bandwidth
 from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS, Variant
 from boost_core.config import ModelConfig
 from boost_core.config.base import hear_interrupts, in_lines
+from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+
+_FIELDS = {"node": "link", "between nodes": "between_nodes"}  # of ``MeasuredProfile``, by level
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +122,7 @@ def _profile(given: argparse.Namespace, device: torch.device) -> None:
     shape = RunShape(given.model, given.tp, given.micro_batch, given.sequence)
     measured = measure(shape, device, given.repeats)
     given.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    for name, value in measured.model_dump(exclude={"cases", "link"}).items():
+    for name, value in measured.model_dump(exclude={"cases", *_FIELDS.values()}).items():
         print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
     print(*measured.cases, sep="\n")
     print(f"written to {given.out}; use it with boost plan JOB.YAML --profile {given.out}")
@@ -143,41 +145,50 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_node_local_rank())
         torch.cuda.set_device(device)
-    profile = None if given.profile is None else MeasuredProfile.model_validate_json(given.profile.read_text("utf-8"))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        link, rows = comm_rows(device, given.largest << 20, given.repeats)
-        found = None if profile is None else measured_link(device, link, given.repeats)
-        limits = None
-        try:
-            limits, symmetric = symmetric_rows(device, given.largest << 20, given.repeats)
-            rows += symmetric
-        except ValueError as error:
-            if dist.get_rank() == 0:
-                print(error)
+        links, rows = dict[str, MeasuredLink](), list[Row]()
+        for level in levels(device):
+            link, found = comm_rows(level, device, given.largest << 20, given.repeats)
+            rows += found
+            if given.profile is not None:
+                links[_FIELDS[level.name]] = measured_link(level, device, link, given.repeats)
+            if level.name == "node":
+                limits, found = _symmetric(level, device, given)
+                rows += found
+                if limits is not None and given.profile is not None:
+                    links["link"] = links["link"].model_copy(update={"symmetric_memory": limits})
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
-            if limits is not None:
-                print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
-            if profile is not None and found is not None:
-                _add_link(given.profile, profile, found.model_copy(update={"symmetric_memory": limits}))
+            if given.profile is not None:
+                _add_links(given.profile, links)
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _add_link(path: Path, measured: MeasuredProfile, found: MeasuredLink) -> None:
-    """Add the measured link to a profile.
+def _symmetric(
+    level: Level, device: torch.device, given: argparse.Namespace
+) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
+    """Time symmetric memory where it is available. All ranks call it."""
+    try:
+        limits, rows = symmetric_rows(level, device, given.largest << 20, given.repeats)
+    except ValueError as error:
+        if dist.get_rank() == 0:
+            print(error)
+        return None, []
+    if limits is not None and dist.get_rank() == 0:
+        print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
+    return limits, rows
 
-    Raises:
-        ValueError: The measurements give no rate.
-    """
-    if not math.isfinite(found.bytes_per_second):
-        raise ValueError("larger all-reduces took no longer than smaller ones: give a larger --largest")
-    path.write_text(measured.model_copy(update={"link": found}).model_dump_json(indent=2) + "\n", encoding="utf-8")
-    print(f"added to {path}")
+
+def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
+    """Add measured links to a profile, by field."""
+    measured = MeasuredProfile.model_validate_json(path.read_text("utf-8")).model_copy(update=links)
+    path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    print(f"added to {path}: {', '.join(links)}")
 
 
 def _compute_type(device: torch.device) -> torch.dtype:
@@ -226,10 +237,10 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
     profile.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
 
-    comm = commands.add_parser("comm", help="all-reduces among live ranks, fitted to α + n/β")
+    comm = commands.add_parser("comm", help="collectives among live ranks of one or more nodes, fitted to α + n/β")
     comm.add_argument("--ranks", type=_count, help="ranks to start here (default: one per GPU, or torchrun's)")
     comm.add_argument("--largest", type=_count, default=256, help="largest payload in MiB")
-    comm.add_argument("--profile", type=Path, help="profile to add the link between these ranks to, for boost plan")
+    comm.add_argument("--profile", type=Path, help="profile to add the links to, for boost plan; on rank 0's node")
 
     for command in (rank, kernels, comm):
         command.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")

@@ -1,10 +1,18 @@
-"""All-reduces in a live group, from small to large, and the α + n/β fitted to them."""
+"""Collectives among live ranks, from small to large payloads, and the α + n/β fitted to their all-reduces.
 
+Ranks on several nodes are timed by level: those of each node, then those with the same place in each. All groups of a
+level send at once, as they do in training, so what they share of a switch is in β; all-reduces are also timed with one
+group alone.
+"""
+
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -21,32 +29,139 @@ _WARM_CALLS = 3
 _HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide
 
 
-def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
-    """Time all-reduces over the default group, and fit the link. All its ranks call it.
+@dataclass(frozen=True)
+class Level:
+    """A level of the network: the ranks of a node, or those with the same place in each node.
+
+    Attributes:
+        name: ``node`` or ``between nodes``.
+        group: This rank's group.
+        ranks: Number of ranks in each group.
+        groups: Number of groups.
+        first: Whether this rank is in the first group, which is also timed alone.
+    """
+
+    name: Literal["node", "between nodes"]
+    group: dist.ProcessGroup
+    ranks: int
+    groups: int
+    first: bool
+
+
+def levels(device: torch.device) -> list[Level]:
+    """Return the levels at which there are several ranks, innermost first. All ranks call it.
+
+    Raises:
+        ValueError: Nodes have different numbers of ranks.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    place = dist.get_node_local_rank(fallback_rank=rank)  # without torchrun all are on this node
+    places = torch.empty(size, dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(places, torch.tensor([place], device=device))
+    local = int(places.max()) + 1
+    if size % local or not torch.equal(places.cpu(), torch.arange(size) % local):
+        raise ValueError(f"nodes have different numbers of ranks, {places.tolist()} by place: start the same on each")
+    nodes = size // local
+    inside, _ = dist.new_subgroups(local)  # type: ignore[no-untyped-call]
+    across, _ = dist.new_subgroups_by_enumeration([list(range(each, size, local)) for each in range(local)])  # type: ignore[no-untyped-call]
+    found = [
+        Level("node", inside, local, nodes, rank < local),
+        Level("between nodes", across, nodes, local, place == 0),
+    ]
+    return [level for level in found if level.ranks > 1]
+
+
+def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
+    """Time collectives at a level, and fit the link to all-reduces of all its groups at once. All ranks call it.
 
     Args:
+        level: The level.
         device: Where the payloads live.
         largest_bytes: The largest payload; sizes start at 1 KiB and grow by a factor of four.
-        repeats: Timed all-reduces of each size.
+        repeats: Timed calls of each size.
+
+    Returns:
+        The link, fitted to rank 0's times on all ranks; and this rank's times.
     """
-    ranks, sizes, medians, rows = dist.get_world_size(), [], [], []
+    sizes, medians, rows = [], [], []
     size = 1 << 10
     while size <= largest_bytes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        seconds = _seconds(partial(dist.all_reduce, payload), device, repeats)
-        sizes.append(size)
-        medians.append(statistics.median(seconds))
-        case = f"all-reduce of {size} bytes among {ranks} ranks ({dist.get_backend()})"
-        rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
+        for name, operation in _OPERATIONS.items():
+            call = partial(operation, payload, level.group)
+            seconds = _seconds(call, device, repeats)
+            rows.append(_row(level, name, size, seconds))
+            if name == "all-reduce":
+                sizes.append(size)
+                medians.append(_of_first(statistics.median(seconds), device))
+                if level.groups > 1:
+                    alone = _seconds(call if level.first else _nothing, device, repeats)
+                    rows.append(_row(level, name, size, alone, ", one group alone"))
         size *= 4
-    link, case = fit(ranks, sizes, medians), f"all-reduce among {ranks} ranks ({dist.get_backend()})"
+    link, case = fit(level.ranks, sizes, medians), _case(level, "all-reduce")
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
 
 
-def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLink:
-    """Return the link for a profile, with the share of an all-reduce that other work hides. All ranks call it."""
+def _row(level: Level, operation: str, size: int, seconds: list[float], how: str = "") -> Row:
+    return Row.spread("comm", _case(level, f"{operation} of {size} bytes") + how, "time", "s", Spread.of(seconds))
+
+
+def _case(level: Level, what: str) -> str:
+    where = "" if level.name == "node" else f", {level.name}"
+    return f"{what} among {level.ranks} ranks ({dist.get_backend()}){where}"
+
+
+def _nothing() -> None:
+    """Stand in for a call that only other ranks make."""
+
+
+def _all_reduce(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_reduce(payload, group=group)
+
+
+def _all_gather(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+    own = payload[: len(payload) // group.size()]
+    dist.all_gather_into_tensor(payload[: len(own) * group.size()], own.clone(), group=group)
+
+
+def _reduce_scatter(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+    own = torch.empty_like(payload[: len(payload) // group.size()])
+    dist.reduce_scatter_tensor(own, payload[: len(own) * group.size()], group=group)
+
+
+def _all_to_all(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+    sent = payload[: len(payload) // group.size() * group.size()]
+    dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
+
+
+def _send(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Send from each even rank of the group to the next one."""
+    rank = group.rank()
+    if rank % 2:
+        dist.recv(payload, group=group, group_src=rank - 1)
+    elif rank + 1 < group.size():
+        dist.send(payload, group=group, group_dst=rank + 1)
+
+
+_OPERATIONS: Mapping[str, Callable[[torch.Tensor, dist.ProcessGroup], None]] = {
+    "all-reduce": _all_reduce,
+    "all-gather": _all_gather,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+    "send": _send,
+}
+
+
+def measured_link(level: Level, device: torch.device, link: Link, repeats: int) -> MeasuredLink:
+    """Return a level's link for a profile, with the share of an all-reduce that other work hides. All ranks call it.
+
+    Raises:
+        ValueError: The link has no rate, because larger all-reduces took no longer.
+    """
+    if not math.isfinite(link.bytes_per_second):
+        raise ValueError("larger all-reduces took no longer than smaller ones: give a larger --largest")
     width = 4096 if device.type == "cuda" else 512
     matrix = torch.randn(width, width, device=device)
     payload = torch.zeros(_HIDDEN_BYTES // 4, device=device)
@@ -55,26 +170,26 @@ def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLin
         torch.mm(matrix, matrix)
 
     def both() -> None:
-        sent = dist.all_reduce(payload, async_op=True)
+        sent = dist.all_reduce(payload, group=level.group, async_op=True)
         product()
         sent.wait()
 
-    calls = product, partial(dist.all_reduce, payload), both
+    calls = product, partial(_all_reduce, payload, level.group), both
     overlap = hidden_share(*(min(_seconds(call, device, repeats)) for call in calls))
     return MeasuredLink(
-        ranks=dist.get_world_size(), base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second,
-        overlap=overlap,
-    )  # fmt: skip
+        ranks=level.ranks, base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second, overlap=overlap
+    )
 
 
 def symmetric_rows(
-    device: torch.device, largest_bytes: int, repeats: int
+    level: Level, device: torch.device, largest_bytes: int, repeats: int
 ) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
     """Time sums through symmetric memory beside all-reduces, and find the sizes up to which they are faster.
 
     All ranks call it.
 
     Args:
+        level: The innermost level.
         device: Where the payloads live.
         largest_bytes: As for ``comm_rows``.
         repeats: As for ``comm_rows``.
@@ -82,13 +197,11 @@ def symmetric_rows(
     Raises:
         ValueError: Symmetric memory is not available here; the message says why.
     """
-    ranks, backend = dist.get_world_size(), dist.get_backend()
-    ways: dict[str, Callable[[torch.Tensor], object]] = {backend: dist.all_reduce}
-    world = dist.group.WORLD
-    assert world is not None
+    ranks, backend = level.ranks, dist.get_backend()
+    ways: dict[str, Callable[[torch.Tensor], object]] = {backend: partial(dist.all_reduce, group=level.group)}
     for name, one_shot in (("one shot", largest_bytes), ("two shots", 0)):
         limits = SymmetricMemoryConfig(one_shot_bytes=one_shot, two_shot_bytes=largest_bytes)
-        memory, why = connect(limits, world, device)
+        memory, why = connect(limits, level.group, device)
         if memory is None:
             raise ValueError(f"no symmetric memory: {why}")
         ways[name] = partial(_summed, memory)
@@ -129,6 +242,13 @@ def faster_up_to(
 
 def _summed(memory: SymmetricMemory, payload: torch.Tensor) -> None:
     memory.start(payload).wait()
+
+
+def _of_first(seconds: float, device: torch.device) -> float:
+    """Return rank 0's time, so that all ranks arrive at the same link."""
+    said = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.broadcast(said, 0)
+    return said.item()
 
 
 def _agreed(seconds: float, device: torch.device) -> float:

@@ -1,9 +1,9 @@
 """This device's speed at each kind of work, for the plan (``plan.measured``).
 
 Timed are the products of the forward pass and of the weight gradients, for every weight of a dense and of low-rank
-blocks at two numbers of tokens, attention, copies, and training steps of a few blocks on one rank, without the other
-ranks' work.
-Of repeated times the shortest counts: a block's share of a step is a difference, which disturbances would affect most.
+blocks at two numbers of tokens, attention, copies, transfers to and from the host, and training steps of a few blocks
+on one rank, without the other ranks' work. Of repeated times the shortest counts: a block's share of a step is a
+difference, which disturbances would affect most.
 """
 
 import math
@@ -23,6 +23,7 @@ from boost_core.bench.timing import kernel_seconds
 from boost_core.bench.variants import VARIANTS
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.hardware import BYTES
+from boost_core.parallel.locked_memory import page_locked_like
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.profile import Profile
@@ -31,6 +32,7 @@ from boost_core.plan.work import Product, Work, block_products, block_work
 Sample = tuple[Work, float]
 
 _COPIED_BYTES = [1 << power for power in (22, 24, 26)]
+_TRANSFERRED_BYTES = 1 << 28
 _FEW_TOKENS = 16  # in a sequence that takes no longer than its kernels' launches
 _NAMES = ("dense, fullrank", "cola, vanilla", "cola, btp", "cola, btp, recompute latent")
 
@@ -71,6 +73,7 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
                *(f"{name}: {ratio:.3f} of its work's time" for name, ratio in ratios.items())),
         product_flops=rate, attention_flops=attention, bandwidth=bandwidth, start_seconds=start,
         block_seconds=launched, correction=math.exp(statistics.mean(logs)), spread=statistics.stdev(logs),
+        host_bandwidth=_host_bandwidth(device, repeats),
     )  # fmt: skip
 
 
@@ -115,6 +118,17 @@ def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
         target = torch.empty_like(source)
         seconds = min(kernel_seconds(partial(target.copy_, source), device, repeats))
         yield Work(moved_bytes=2 * size, starts=1), seconds
+
+
+def _host_bandwidth(device: torch.device, repeats: int) -> float | None:
+    """Return bytes per second between a GPU and locked pages of the host, in the slower direction."""
+    if device.type != "cuda":
+        return None
+    here = torch.zeros(_TRANSFERRED_BYTES, dtype=torch.int8, device=device)
+    (there,) = page_locked_like([here])
+    there.zero_()
+    ways = partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)
+    return _TRANSFERRED_BYTES / max(min(kernel_seconds(way, device, repeats)) for way in ways)
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:

@@ -8,6 +8,7 @@ range is computed.
 
 import re
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -32,7 +33,7 @@ ProfilePrecision = Literal["fp32", "bf16"]
 
 
 class MeasuredLink(Config):
-    """All-reduces among all ranks of one node: α + n/β."""
+    """All-reduces at one level of the network, with all groups of the level at once: α + n/β."""
 
     ranks: int = Field(ge=2, le=65_536)
     base_seconds: Seconds = Field(description="α for this number of ranks.")
@@ -45,6 +46,11 @@ class MeasuredLink(Config):
     symmetric_memory: SymmetricMemoryConfig | None = Field(
         None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."
     )
+
+    @property
+    def link(self) -> Link:
+        """The link of each rank."""
+        return Link(self.base_seconds, 0.0, self.bytes_per_second, f"measured among {self.ranks} ranks")
 
 
 class MeasuredProfile(Config):
@@ -66,7 +72,19 @@ class MeasuredProfile(Config):
     block_seconds: Seconds
     correction: float = Field(ge=1e-3, le=1e3, description="A block's seconds over those predicted by the rates.")
     spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of the remaining error.")
-    link: MeasuredLink | None = Field(None, description="Added by boost bench comm --profile.")
+    host_bandwidth: Rate | None = Field(
+        None,
+        description="Bytes per second to or from page-locked memory of the host, whichever is slower; null if not "
+        "measured, in which case it is the data sheet's.",
+    )
+    link: MeasuredLink | None = Field(
+        None, description="Link among the ranks of a node, added by boost bench comm --profile."
+    )
+    between_nodes: MeasuredLink | None = Field(
+        None,
+        description="Link among nodes, measured by boost bench comm --profile on several; it is used for networks that "
+        "are not described otherwise.",
+    )
 
     def refuse_other_kind(self, kind: str) -> None:
         """Check that the profile may be of a kind of GPU, as far as the kind is known.
@@ -87,8 +105,13 @@ class MeasuredProfile(Config):
         """Whether a job of this precision computes in the profile's precision."""
         return computed_in(precision) == self.precision
 
-    def machine(self, otherwise: Machine, precision: str) -> Machine:
+    def machine(self, otherwise: Machine, precision: str, described: bool = False) -> Machine:
         """Return the machine of a job on such devices; what was not measured is taken from ``otherwise``.
+
+        Args:
+            otherwise: The machine without the profile.
+            precision: The job's ``training.precision``.
+            described: Whether its network is one that people described, of which only nodes may be as measured.
 
         Raises:
             ValueError: The job has another precision.
@@ -106,16 +129,20 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            otherwise.profile.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth,
+            self._host_bandwidth(otherwise.profile),
         )  # fmt: skip
-        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster))
+        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster, described))
 
-    def _cluster(self, otherwise: Cluster) -> Cluster:
-        if self.link is None:
-            return otherwise
-        inner, *outer = otherwise.levels
-        link = Link(self.link.base_seconds, 0.0, self.link.bytes_per_second, f"measured among {self.link.ranks} ranks")
-        return Cluster((replace(inner, link=link), *outer))
+    def _host_bandwidth(self, otherwise: Profile) -> float:
+        device = device_named(self.device)
+        if self.host_bandwidth is not None:
+            return self.host_bandwidth
+        return otherwise.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth
+
+    def _cluster(self, otherwise: Cluster, described: bool) -> Cluster:
+        links = self.link, None if described else self.between_nodes
+        levels = zip_longest(otherwise.levels, links[: len(otherwise.levels)])
+        return Cluster(tuple(level if found is None else replace(level, link=found.link) for level, found in levels))
 
 
 class Basis(Config):
@@ -156,7 +183,7 @@ def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: C
     machine = machine_for(spec.resources, spec.training.precision)
     if cluster is not None:
         machine = replace(machine, cluster=cluster)
-    return machine if profile is None else profile.machine(machine, spec.training.precision)
+    return machine if profile is None else profile.machine(machine, spec.training.precision, cluster is not None)
 
 
 def computed_in(precision: str) -> str:

@@ -156,11 +156,12 @@ def _dataset() -> DatasetDetail:
 
 def _profile() -> StoredProfile:
     link = MeasuredLink(ranks=8, base_seconds=3.1e-5, bytes_per_second=3.6e11, overlap=0.8, symmetric_memory=None)
+    between = MeasuredLink(ranks=4, base_seconds=5.2e-5, bytes_per_second=4.1e10, overlap=0.7, symmetric_memory=None)
     profile = MeasuredProfile(
         device="NVIDIA H100 80GB HBM3", commit="8f2b6f0c1d3e", torch_version="2.9.1", triton_version="3.5.1",
         measured_at=_TIME, precision="bf16", cores=16, cases=("dense, fullrank: 1.031 of its work's time",),
         product_flops=6.9e14, attention_flops=4.1e14, bandwidth=2.4e12, start_seconds=4e-6, block_seconds=4.2e-4,
-        correction=1.06, spread=0.05, link=link,
+        correction=1.06, spread=0.05, host_bandwidth=5.2e10, link=link, between_nodes=between,
     )  # fmt: skip
     return StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=profile)
 

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-from boost_core.bench.comm import comm_rows, measured_link
+from boost_core.bench.comm import comm_rows, levels, measured_link
 from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape
 from boost_core.config import JobSpec, Layout
@@ -151,8 +151,9 @@ def measured(ranks: Ranks) -> MeasuredProfile:
 def link_of() -> MeasuredLink:
     """What two ranks exchange."""
     with patch("time.perf_counter", time.process_time):
-        link, _ = comm_rows(CPU, LARGEST, REPEATS)
-        return measured_link(CPU, link, REPEATS).model_copy(update={"overlap": 0.0})  # this clock knows of none
+        (level,) = levels(CPU)
+        link, _ = comm_rows(level, CPU, LARGEST, REPEATS)
+        return measured_link(level, CPU, link, REPEATS).model_copy(update={"overlap": 0.0})  # this clock knows of none
 
 
 def held_up() -> float:

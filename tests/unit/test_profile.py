@@ -18,8 +18,9 @@ from boost_core.bench.rank import RunShape
 from boost_core.bench.variants import Variant
 from boost_core.config import Layout
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.plan.machine import machine_for
+from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile, machine_of
+from boost_core.plan.network import NetworkConfig
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.profile import Profile
 from boost_core.plan.report import plan
@@ -104,12 +105,37 @@ def test_a_plan_goes_by_what_was_measured_and_says_so() -> None:
 MACHINE = machine_for(tiny_job("corpus", "checkpoints").resources, "fp32")
 
 
-def test_a_measured_link_takes_the_place_of_the_innermost() -> None:
+def test_measured_links_are_those_of_their_levels() -> None:
+    spec = tiny_job("corpus", "checkpoints", resources={"gpus_per_worker": 1, "accelerator_type": "H100"})
     link = MeasuredLink(ranks=2, base_seconds=1e-4, bytes_per_second=5e9, overlap=0.5)
-    machine = MEASURED.model_copy(update={"link": link}).machine(MACHINE, "fp32")
-    assert machine.profile.overlap == 0.5
-    assert machine.cluster.levels[0].link.bytes_per_second == 5e9
-    assert MEASURED.machine(MACHINE, "fp32").cluster == MACHINE.cluster
+    between = link.model_copy(update={"bytes_per_second": 2e9, "ranks": 4})
+    nominal, both = machine_of(spec), MEASURED.model_copy(update={"link": link, "between_nodes": between})
+
+    def rates(machine: Machine) -> list[float]:
+        return [level.link.bytes_per_second for level in machine.cluster.levels]
+
+    assert machine_of(spec, MEASURED).cluster == nominal.cluster
+    measured = machine_of(spec, both)
+    assert (measured.profile.overlap, rates(measured)) == (0.5, [5e9, 2e9])
+    assert [level.fan_out for level in measured.cluster.levels] == [level.fan_out for level in nominal.cluster.levels]
+    inner_only = machine_of(spec, both.model_copy(update={"between_nodes": None}))
+    assert rates(inner_only) == [5e9, rates(nominal)[1]]
+    assert rates(MEASURED.model_copy(update={"link": link, "between_nodes": between}).machine(MACHINE, "fp32")) == [5e9]
+
+
+def test_a_described_network_keeps_its_links_beyond_nodes() -> None:
+    spec = tiny_job("corpus", "checkpoints", resources={"gpus_per_worker": 1, "accelerator_type": "H100"})
+    link = MeasuredLink(ranks=2, base_seconds=1e-4, bytes_per_second=5e9, overlap=0.5)
+    levels = [{"name": name, "fan_out": 4, "gigabytes_per_second": 9} for name in ("node", "rack", "spine")]
+    profile = MEASURED.model_copy(update={"link": link, "between_nodes": link})
+    described = machine_of(spec, profile, NetworkConfig.model_validate({"levels": levels}).cluster())
+    assert [level.link.bytes_per_second for level in described.cluster.levels] == [5e9, 9e9, 9e9]
+
+
+def test_the_hosts_bandwidth_is_as_measured_or_the_data_sheets() -> None:
+    nominal = MEASURED.machine(MACHINE, "fp32").profile.host_bandwidth
+    assert nominal == MACHINE.profile.host_bandwidth
+    assert MEASURED.model_copy(update={"host_bandwidth": 5e10}).machine(MACHINE, "fp32").profile.host_bandwidth == 5e10
 
 
 def test_what_other_work_hides_is_not_counted_twice() -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from boost_core.plan.measured import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import read_profile
 from service.cli.options import AsJson, Url
@@ -78,7 +79,7 @@ def _row(stored: StoredProfile) -> tuple[str, ...]:
 
 
 def _facts(stored: StoredProfile) -> dict[str, str]:
-    profile, link = stored.profile, stored.profile.link
+    profile = stored.profile
     return {
         "kind": stored.kind,
         "device": profile.device,
@@ -90,8 +91,14 @@ def _facts(stored: StoredProfile) -> dict[str, str]:
         "bandwidth": f"{profile.bandwidth / 1e12:.4g} TB/s",
         "correction": f"{profile.correction:.3f}",
         "spread": f"{profile.spread:.3f}",
-        "link": f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-",
+        "host": f"{profile.host_bandwidth / 1e9:.4g} GB/s" if profile.host_bandwidth else "-",
+        "node": _link(profile.link),
+        "between nodes": _link(profile.between_nodes),
     }
+
+
+def _link(link: MeasuredLink | None) -> str:
+    return f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
 
 
 def _measured(stored: StoredProfile) -> str:
