@@ -7,6 +7,9 @@ faster than, the most promising first: what a replica computes, divided evenly o
 ``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
 by. The search ends once nothing left can be faster than what was found. So none of these is missed, and few are played.
 
+A combination that does not fit without recomputation is also tried with all of the optimizer's masters and moments in
+the host's memory, if the job is for GPUs and the memory of their hosts is known.
+
 All of this is with stages of about equal work. Then pipelines that were looked at and that some cut may make faster
 than what was found (``throughput.Step.at_least_however_cut``) are cut otherwise (``cuts``): the most promising ones
 once, and the best of these further, the fewer, the more blocks and stages there are, as cuts take the longer.
@@ -78,6 +81,7 @@ class Choice:
                 "pipeline_schedule": parallelism.pipeline_schedule,
                 "pipeline_layers_per_stage": None if layers is None else list(layers),
                 "zero_stage": parallelism.zero_stage,
+                "optimizer_offload": parallelism.optimizer_offload,
                 "recompute": parallelism.model_dump(mode="json", exclude_defaults=True).get("recompute", "none"),
             },
             "training": {"micro_batch_size": self.job.training.micro_batch_size},
@@ -89,9 +93,11 @@ class Choice:
         schedule = f", {parallelism.pipeline_schedule}" if parallelism.pipeline_parallel_size > 1 else ""
         if layers := parallelism.layers_text:
             schedule += f", layers {layers}"
+        share = parallelism.optimizer_offload
+        offload = f", {'' if share == 1 else f'{share:.0%} of '}optimizer state on the host" if share else ""
         return (
             f"{self.layout}, micro-batch {self.job.training.micro_batch_size}{schedule}, "
-            f"ZeRO {parallelism.zero_stage}, recompute {parallelism.recompute_text}"
+            f"ZeRO {parallelism.zero_stage}, recompute {parallelism.recompute_text}{offload}"
         )
 
 
@@ -140,6 +146,12 @@ class _Shape:
     pipeline: int
     micro_batch: int
     schedule: str
+    optimizer_offload: float
+
+    @property
+    def way(self) -> "_Shape":
+        """The same wherever the optimizer's state is: of these the fastest alone is a choice."""
+        return replace(self, optimizer_offload=0.0)
 
 
 @dataclass
@@ -168,6 +180,7 @@ class _Search:
         self._spec, self._gpus, self._machine = spec, gpus, machine
         self._limit, self._top, self._order = limit, top, order
         self._least = machine.fitted.least if machine.fitted else 1.0  # of what bounds are corrected by
+        self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._steps: dict[_Shape, Step] = {}
@@ -221,10 +234,10 @@ class _Search:
         if plan is None:
             return inf
         layout = Layout.of(plan.job.parallelism)
-        if plan.seconds < self._fastest.get((shape, layout.dp), (inf,))[0]:
+        if plan.seconds < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
             memory = rank_memory(plan.job, layout)
             if not self._lacks(memory, layout):
-                self._fastest[shape, layout.dp] = plan.seconds, plan.job, plan.step, memory
+                self._fastest[shape.way, layout.dp] = plan.seconds, plan.job, plan.step, memory
         return plan.seconds
 
     def _hopes(self, pipeline: _Pipeline) -> bool:
@@ -257,7 +270,7 @@ class _Search:
             if batch % micro_batch:
                 continue
             for context in _contexts(training.sequence_length, gpus // tensor):
-                alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0])
+                alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0], spec.parallelism.optimizer_offload)
                 whole = self._step(alone).of_a_micro_batch()
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
@@ -288,7 +301,10 @@ class _Search:
     def _look_at(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination without recomputation, or, where that is known not to fit, with some."""
         job = self._job(shape, replicas)
-        if shape in self._hopeless or _problems(job):
+        if _problems(job):
+            return
+        if shape in self._hopeless:
+            self._look_at_offloaded(shape, replicas)
             return
         self._timed += 1
         layout = Layout.of(job.parallelism)
@@ -304,8 +320,14 @@ class _Search:
         def look(bound: float) -> None:
             if shape in self._too_large or not self._try(shape, job, step, bound):
                 self._push_mix(shape, job, bound)
+                self._look_at_offloaded(shape, replicas)
 
         self._push(bound, look)
+
+    def _look_at_offloaded(self, shape: _Shape, replicas: int) -> None:
+        """Queue a combination that does not fit, with the optimizer's state on the host."""
+        if self._offloads and shape.optimizer_offload < 1:
+            self._look_at(replace(shape, optimizer_offload=1.0), replicas)
 
     def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
         """Note how long a combination takes, as far as that is known, cut as by default."""
@@ -320,8 +342,8 @@ class _Search:
         if not lacks:
             total = step.played()
             self._expect(shape, layout, total)
-            if total < self._fastest.get((shape, layout.dp), (inf,))[0]:
-                self._fastest[shape, layout.dp] = total, job, step, memory
+            if total < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
+                self._fastest[shape.way, layout.dp] = total, job, step, memory
             return True
         self._unfit.append((lacks, bound, job, step, memory))
         if self._hosts_lack(shape, job, memory):
@@ -385,7 +407,7 @@ class _Search:
         layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
         return _with(
             self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule,
-            pipeline_layers_per_stage=None, recompute="none", zero_stage=1,
+            pipeline_layers_per_stage=None, recompute="none", zero_stage=1, optimizer_offload=shape.optimizer_offload,
         )  # fmt: skip
 
 

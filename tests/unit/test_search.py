@@ -58,25 +58,29 @@ def machine(
 
 
 @cache
-def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int]]:
+def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int, float]]:
     """Seconds and bytes of every legal way, whatever is used of the GPUs; legal is what a job file may say.
 
-    Of the bytes, those of the fullest rank's device and those of a node's host.
+    Of the bytes, those of the fullest rank's device and those of a node's host; and the share of the optimizer's state
+    that is on the host.
     """
     spec = job(batch=batch)
     return list(_every_way(spec, gpus, machine(spec, node)))
 
 
-def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int]]:
+def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int, float]]:
     content = spec.model_dump(mode="json")
     schedules = ("1f1b", "interleaved_1f1b", "zero_bubble")
+    held = ((1, 0), (2, 0), (1, 1))  # ZeRO's stage, and the share of the optimizer's state on the host
     for tensor, pipeline, replicas in product((1, 2, 4, 8), range(1, gpus + 1), range(1, gpus + 1)):
         if tensor * pipeline * replicas > gpus or tensor > on.cluster.levels[0].fan_out:
             continue
-        for micro, schedule, recompute, zero in product((1, 2, 4), schedules, ("none", "latent", "full"), (1, 2)):
+        for micro, schedule, recompute, (zero, share) in product(
+            (1, 2, 4), schedules, ("none", "latent", "full"), held
+        ):
             parallelism = {
                 "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": replicas,
-                "pipeline_schedule": schedule, "recompute": recompute, "zero_stage": zero,
+                "pipeline_schedule": schedule, "recompute": recompute, "zero_stage": zero, "optimizer_offload": share,
             }  # fmt: skip
             try:
                 way = JobSpec.model_validate(
@@ -88,7 +92,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
             layout = Layout(tensor, pipeline, replicas)
             memory = rank_memory(way, layout)
             of_node = min(layout.world_size, on.cluster.levels[0].fan_out) * (memory.host + memory.copies)
-            yield replayed_parts(way, layout, on).total, memory.total, of_node
+            yield replayed_parts(way, layout, on).total, memory.total, of_node, share
 
 
 @pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), (12, 6, 4)])
@@ -98,12 +102,12 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
     monkeypatch.setattr(module, "_MICRO_BATCHES", (1, 2, 4))
     spec = job(batch=batch)
     ways = every_way(batch, gpus, node)
-    for device, host in product((30e9, 45e9, 60e9, 80e9, 200e9), (None, 70e9, 140e9, 200e9)):
+    for device, host in product((20e9, 30e9, 45e9, 60e9, 80e9, 200e9), (None, 70e9, 140e9, 200e9)):
         found = search(spec, gpus, machine(spec, node, host=host), device, 1)
         fitting = [
             seconds
-            for seconds, needed, of_node in ways
-            if needed <= device * (1 - SPARE) and (host is None or of_node <= host)
+            for seconds, needed, of_node, share in ways
+            if needed <= device * (1 - SPARE) and (share == 0 if host is None else of_node <= host)
         ]
         assert bool(found.choices) == bool(fitting)
         if fitting:  # with the default cut
@@ -230,6 +234,19 @@ def test_what_is_found_fits_is_legal_and_never_gets_worse_when_something_is_adde
     ):
         if found.choices:
             assert better.choices[0].seconds.total <= found.choices[0].seconds.total * (1 + 1e-9)
+
+
+def test_the_optimizers_state_goes_to_hosts_of_known_memory_where_a_device_is_too_small() -> None:
+    spec = job("7b")
+    assert not search(spec, 1, machine(spec), 40e9, 1).choices
+    assert not search(spec, 1, machine(spec, host=100e9), 40e9, 1).choices
+    (found,) = search(spec, 1, machine(spec, host=500e9), 40e9, 1).choices
+    assert found.patch["parallelism"]["optimizer_offload"] == 1
+    assert str(found).endswith(", optimizer state on the host")
+    assert found.needed <= 40e9 * (1 - SPARE) and 0 < found.host <= 500e9
+    assert search(spec, 8, machine(spec, host=2e12), 80e9, 1).choices[0].patch["parallelism"]["optimizer_offload"] == 0
+    on_cpus = job("7b", resources={"gpus_per_worker": 0})
+    assert not search(on_cpus, 1, machine(on_cpus, host=500e9), 40e9, 1).choices
 
 
 def test_low_rank_models_take_fewer_tensor_parallel_ranks_than_dense_ones() -> None:
