@@ -111,7 +111,7 @@ def test_a_job_is_a_run_until_its_end(
     assert run["run_settings"]["train_loop_config"] == {
         "page": f"{PAGE}/jobs/{job.id}", "tenant": "lab", "submitted_by": "alice",
     }  # fmt: skip
-    assert run["status_detail"] == client.get(job.id).message
+    server.until(lambda: run_of(dashboard, job)["status_detail"] == client.get(job.id).message)
     (attempt,) = run["attempts"]
     assert [(worker["world_rank"], worker["status"], worker["resources"]) for worker in attempt["workers"]] == [
         (rank, "ALIVE", {"resources": {"CPU": 1.0}}) for rank in (0, 1)
@@ -122,7 +122,7 @@ def test_a_job_is_a_run_until_its_end(
     server.until(lambda: run_of(dashboard, job)["status"] == "RUNNING")
     ended, begun = sorted(run_of(dashboard, job)["attempts"], key=lambda attempt: attempt["start_time_ns"])
     assert (ended["status"], begun["status"]) == ("ERRORED", "RUNNING")
-    assert ended["workers"][0]["pid"] == begun["workers"][0]["pid"], "that of the survivor"
+    assert ended["workers"][1]["pid"] != begun["workers"][1]["pid"], "that of the killed rank"
     assert ended["end_time_ns"] and begun["end_time_ns"] is None
     client.cancel(job.id)
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
