@@ -6,6 +6,8 @@ and their data is not counted. The need is compared with the memory that Ray res
 less than the node has.
 """
 
+from math import ceil
+
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.plan.machine import Machine
@@ -31,7 +33,8 @@ def lacking(needed: int, machine: Machine) -> int:
 def lack_in_words(needed: int, machine: Machine) -> str:
     """Describe a lack of host memory."""
     has = machine.node_memory_bytes or 0
-    return f"lacks {(needed - has) / 1e9:.1f} GB: Ray keeps {has / 1e9:.1f} GB for workers on a node"
+    lacks = ceil((needed - has) / 1e8) / 10
+    return f"lacks {lacks:.1f} GB of host memory: a node has {has / 1e9:.1f} GB for workers"
 
 
 def kept_on_host(spec: JobSpec) -> str:
@@ -49,8 +52,11 @@ def host_remedies(spec: JobSpec, layout: Layout) -> list[str]:
     if parallelism.optimizer_offload:
         found.append(f"lower parallelism.optimizer_offload={parallelism.optimizer_offload:g}")
     if parallelism.keeps_on_host:
-        found.append("have fewer blocks with parallelism.recompute=offload")
+        elsewhere = spec.leaves_layouts or len({each.pp for each in spec.layouts()}) > 1  # where lists are not legal
+        found.append(
+            "set parallelism.recompute=auto" if elsewhere else "have fewer blocks with parallelism.recompute=offload"
+        )
     if parallelism.zero_stage == 0 and layout.same_weights > 1:
         found.append("set parallelism.zero_stage=1")
-    found.append("start Ray on the nodes with a smaller --object-store-memory, or with --memory")
-    return [*found, "use nodes with more memory"]
+    larger = "larger ones, or ones on which Ray starts with a smaller --object-store-memory or with --memory"
+    return [*found, f"submit or clone it for other nodes: {larger}"]

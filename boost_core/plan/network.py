@@ -1,10 +1,15 @@
 """A network as people write it down, for plans."""
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from boost_core.config.base import Config
+from boost_core.config.job import JobSpec
 from boost_core.hardware import Link
 from boost_core.plan.cluster import Cluster, Level
+from boost_core.plan.machine import Machine
+from boost_core.plan.measured import MeasuredProfile, machine_of
 
 
 class LevelConfig(Config):
@@ -29,10 +34,20 @@ class NetworkConfig(Config):
         """Return the network as plans use it."""
         return Cluster(tuple(map(_level, self.levels)))
 
-    @property
-    def node_memory_bytes(self) -> int | None:
-        """Memory of each node's host in bytes, if given."""
-        return None if self.node_memory_gigabytes is None else int(self.node_memory_gigabytes * 1e9)
+    def machine(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Machine:
+        """Return the machine that a job runs on.
+
+        Args:
+            spec: The job.
+            profile: Measured profile of its devices; by default the data sheets' figures.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        machine = machine_of(spec, profile, self.cluster())
+        if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
+            return machine
+        return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))
 
 
 def _level(given: LevelConfig) -> Level:

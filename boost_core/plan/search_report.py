@@ -13,7 +13,7 @@ from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.fitted import Fitted
 from boost_core.plan.machine import Machine
-from boost_core.plan.measured import Basis, MeasuredProfile, machine_of
+from boost_core.plan.measured import Basis, MeasuredProfile
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.report import StepParts
 from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
@@ -56,8 +56,7 @@ class PlanSearch(Config):
             ValueError: The profile is of another precision.
         """
         if self.cluster is not None:
-            machine = machine_of(spec, self.profile, self.cluster.cluster())
-            return replace(machine, node_memory_bytes=self.cluster.node_memory_bytes)
+            return self.cluster.machine(spec, self.profile)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
         return basis.machine(spec)
 

@@ -99,8 +99,8 @@ class JobRecord(BaseModel):
     )
     node_memory_bytes: int | None = Field(
         None,
-        description="Memory that Ray keeps for workers on the smallest of these nodes; layouts that need more of a "
-        "host are not used; null: none was seen, and host memory is not checked.",
+        description="Memory that Ray kept for workers on the largest of these nodes; layouts that need more of a "
+        "host are not used; null: host memory is not checked.",
     )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."

@@ -14,7 +14,7 @@ class NodeSize(NamedTuple):
 
     Attributes:
         gpus: GPUs of a node, of the size that most GPUs are in.
-        memory_bytes: What Ray keeps for workers on the node that has most; ``None`` if nothing is to be held to it.
+        memory_bytes: Memory that Ray keeps for workers on the node that has most; ``None`` if it is not to be checked.
     """
 
     gpus: int | None = None
@@ -24,8 +24,8 @@ class NodeSize(NamedTuple):
 def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> NodeSize:
     """Return the size of the nodes that suit a job.
 
-    A job is not held to their memory if larger nodes may be added for it, or if a node may take fewer of its ranks than
-    it has GPUs.
+    Their memory is not to be checked if larger nodes may be added for the job, if a node may take fewer of its ranks
+    than it has GPUs, or if nodes have different numbers of GPUs, as then there is no one number of ranks per node.
 
     Args:
         spec: The job.
@@ -47,6 +47,6 @@ def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> Node
     most = max(gpus, key=lambda size: (gpus[size], size))
     filled = all(total.get("CPU", 0) >= spec.resources.cpus_per_worker * int(total["GPU"]) for total in totals)
     known = all("memory" in total for total in totals)
-    if autoscaling or not filled or not known or spec.resources.placement == "SPREAD":
+    if autoscaling or not filled or not known or len(gpus) > 1 or spec.resources.placement == "SPREAD":
         return NodeSize(most)
     return NodeSize(most, int(max(total["memory"] for total in totals)))

@@ -5,9 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from service.jobs.model import Owner
+from service.jobs.requests import Request
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.service.conftest import RunningApi, With
@@ -152,6 +154,29 @@ def test_a_request_succeeds_though_it_cannot_be_recorded(
     (message,) = [record.getMessage() for record in caplog.records if record.name == "service.api.audit"]
     assert "job.submit" in message
     assert "'ann'" in message
+
+
+def test_a_submission_is_recorded_in_its_own_transaction(
+    client_with: With, guarded: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("disk full"))
+
+    monkeypatch.setattr(guarded.app.state.context.audit, "record", fail)  # in a transaction of its own
+    assert client_with(Scope.SUBMIT, name="ann").post("/v1/jobs", json=GOOD_FOR_ALL).status_code == 201
+    found = [(entry["key_name"], entry["action"], entry["status"]) for entry in entries(client_with(Scope.ADMIN))]
+    assert found == [("ann", "job.submit", 201)]
+
+
+def test_nothing_is_kept_of_a_submission_whose_transaction_fails(store: JobStore) -> None:
+    def fail(_: Connection) -> None:
+        raise OperationalError("INSERT", {}, Exception("disk full"))
+
+    request, owner = Request("default", "once", "fingerprint"), Owner("default", "ann")
+    with pytest.raises(OperationalError):
+        store.create(a_spec(), "/checkpoints", owner, request=request, alongside=fail)
+    assert store.known(request) is None
+    assert not store.list()
 
 
 def test_without_authentication_changes_are_recorded_too(api: RunningApi) -> None:

@@ -357,6 +357,9 @@ def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Clie
     for node, size in zip(nodes, (9e9, 8e9, 10e9, 1e3, 1e3), strict=True):
         node["total"]["memory"] = size
     store.keep_snapshot(NODES, nodes)
+    assert http.post("/jobs", json=job).json()["node_memory_bytes"] is None, "nodes have 2 and 4 GPUs"
+    nodes[3]["draining"] = True
+    store.keep_snapshot(NODES, nodes)
     submitted = http.post("/jobs", json=job).json()
     assert submitted["node_memory_bytes"] == store.get(submitted["id"]).basis.node_memory_bytes == int(10e9)
     (shape,) = http.post("/plans", json=job).json()["shapes"]

@@ -48,6 +48,29 @@ def test_memory_is_used_again_only_once_it_was_copied(gpu: Gpu, seed: int) -> No
     assert len(host._free[32]) == SEGMENTS  # as many buffers as there were copies at a time
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_back_does_not_overwrite_memory_that_is_still_read(
+    gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator gives memory out as soon as its last user is queued."""
+    host = HostMemory()
+    host.segment()
+    copy = host.put(torch.ones(8))
+    copy.keep()
+    for _ in range(ON_THE_WAY):
+        host.segment()
+    used, read, found = torch.zeros(8), torch.zeros(8), torch.zeros(8)
+    gpu.current.queue(lambda: used.fill_(7))
+    gpu.current.queue(lambda: read.copy_(used))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", lambda *_, **__: used)
+        copy.fetch()
+    come = copy.take()
+    gpu.current.queue(lambda: found.copy_(come))
+    gpu.run(random.Random(seed))
+    assert (read == 7).all() and (found == 1).all()
+
+
 def test_what_is_abandoned_leaves_its_buffer_to_others() -> None:
     host = HostMemory()
     host.segment()

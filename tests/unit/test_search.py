@@ -249,6 +249,18 @@ def test_the_optimizers_state_goes_to_hosts_of_known_memory_where_a_device_is_to
     assert not search(on_cpus, 1, machine(on_cpus, host=500e9), 40e9, 1).choices
 
 
+def test_hosts_of_a_described_network_have_the_memory_that_it_says_and_jobs_on_cpus_need_none(tmp_path: Path) -> None:
+    described, spec = network(8, 450, 50).model_copy(update={"node_memory_gigabytes": 100.0}), job("30b", 64)
+    (tmp_path / "job.json").write_text(spec.model_dump_json())
+    (tmp_path / "net.json").write_text(described.model_dump_json())
+    command = ["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "net.json"), "--json"]
+    plan = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
+    assert [(shape["node_memory_bytes"], shape["fits_host"]) for shape in plan["shapes"]] == [(10**11, False)]
+    assert search_report(spec, PlanSearch(gpus=8, cluster=described, top=1)).node_memory_bytes == 10**11
+    on_cpus = job("60m", resources={"gpus_per_worker": 0})
+    assert search_report(on_cpus, PlanSearch(gpus=1, cluster=described, top=1)).node_memory_bytes is None
+
+
 def test_low_rank_models_take_fewer_tensor_parallel_ranks_than_dense_ones() -> None:
     for outside in (100, 12.5):
         tensors = {}
@@ -278,7 +290,7 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert short.misfit.host > 280e9
     (misfit,) = reasons(short, 80e9, on)
     assert "lacks " in misfit
-    assert "Ray keeps 280.0 GB for workers on a node" in misfit
+    assert "of host memory: a node has 280.0 GB for workers" in misfit
     nothing = search(spec, 1, on, 10e9)
     assert not nothing.choices
     assert nothing.misfit is not None

@@ -103,7 +103,6 @@ def plan(
         return
     if url is not None:
         raise BadInput("--url goes with --service")
-    levels = None if network is None else network.cluster()
     found: Plan | SearchReport
     chosen = None
     try:
@@ -111,7 +110,8 @@ def plan(
             if spec.leaves_layouts:
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
-            found = plan_of(spec, machine_of(spec, measured, levels))
+            machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
+            found = plan_of(spec, machine)
         else:
             asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
             found = search_report(spec, asked)
