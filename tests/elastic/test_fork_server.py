@@ -85,7 +85,7 @@ def test_whoever_joins_the_cluster_next_has_ranks_too(nodes: Nodes) -> None:
     ((rank, of_the_next),) = started(node, 1)
     assert of_the_next["job"] == ray.get_runtime_context().get_job_id() != of_the_first["job"]
     ray.kill(rank)
-    assert within(20, lambda: not clients(of_the_next["raylet"]))
+    assert within(60, lambda: not clients(of_the_next["raylet"]))
 
 
 def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
@@ -105,16 +105,16 @@ def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
     os.kill(one["pid"], signal.SIGKILL)
     with pytest.raises(RayActorError):
         ray.get(rank.tell.remote(), timeout=20)
-    assert within(20, lambda: len(clients(raylet)) == 1)
+    assert within(60, lambda: len(clients(raylet)) == 1)
     ((third, three),) = started(node, 1)
     assert three["server"] == server.pid
     ray.kill(third)
-    assert within(20, lambda: not psutil.pid_exists(three["pid"]) and len(clients(raylet)) == 1)
+    assert within(60, lambda: not psutil.pid_exists(three["pid"]) and len(clients(raylet)) == 1)
     # The server is killed while it is asked: its rank lives on, and the next one has another server.
     server.suspend()
     with ThreadPoolExecutor() as asking:
         answer = asking.submit(started, node, 1)
-        assert within(20, lambda: len(clients(raylet)) == 2)
+        assert within(60, lambda: len(clients(raylet)) == 2)
         time.sleep(0.5)  # for it to ask
         server.kill()
         ((_, four),) = answer.result()
@@ -124,4 +124,4 @@ def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
     left = {two["pid"], four["pid"], four["server"], *clients(raylet)}
     assert len(left) == 5
     os.kill(raylet, signal.SIGKILL)
-    assert within(60, lambda: not any(map(psutil.pid_exists, left)))
+    assert within(180, lambda: not any(map(psutil.pid_exists, left)))
