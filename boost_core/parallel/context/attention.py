@@ -10,6 +10,10 @@ gradient of queries in any order. The forward pass keeps only the inputs, the ou
 backward pass, the keys, or the latents they are computed from, come again in the same stages, and their gradients go
 back to their owners while the next stage's are computed.
 
+Forward and backward are two nodes of autograd each: ``_Start`` sends keys and, backward, has their gradients;
+``_Finish`` attends. Between them another half of the micro-batch may compute, whose nodes autograd then runs between
+them, too. Then all stages are in flight at once, and keys are sent again before the block's backward pass.
+
 The queries of moved tasks arrive while a rank attends with its own queries to its own keys. They attend to all the keys
 that it has or receives, and their outputs go back at the end.
 
