@@ -1,18 +1,14 @@
 """Attention of a window whose tokens are dealt to the ranks of a context parallel group.
 
 Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
-are, and combines the parts by their log-sum-exps: with (o₁, l₁) and (o₂, l₂) of the same queries,
+are, and combines the parts by their log-sum-exps (``sums``). The forward pass keeps only the inputs, the output and its
+log-sum-exps: in the backward pass, the keys, or the latents they are computed from, come again in the same stages, and
+their gradients go back to their owners while the next stage's are computed.
 
-    l = log(e^l₁ + e^l₂),   o = e^(l₁ − l) o₁ + e^(l₂ − l) o₂,
-
-in at least fp32 and in a fixed order, so that runs on CPU are bit-identical; on a GPU, flash attention adds up its
-gradient of queries in any order. The forward pass keeps only the inputs, the output and its log-sum-exps: in the
-backward pass, the keys, or the latents they are computed from, come again in the same stages, and their gradients go
-back to their owners while the next stage's are computed.
-
-Forward and backward are two nodes of autograd each: ``_Start`` sends keys and, backward, has their gradients;
-``_Finish`` attends. Between them another half of the micro-batch may compute, whose nodes autograd then runs between
-them, too. Then all stages are in flight at once, and keys are sent again before the block's backward pass.
+To autograd these are two nodes. ``_Start`` sends keys; ``_Finish`` waits for them and attends. Backward, ``_Finish``
+computes all gradients, and ``_Start`` waits for the last of those that return. Where micro-batches are split, the other
+half computes between the two, forward and backward: all stages are then in flight at once, and keys are sent again as
+soon as the backward pass reaches the block.
 
 The queries of moved tasks arrive while a rank attends with its own queries to its own keys. They attend to all the keys
 that it has or receives, and their outputs go back at the end.
@@ -33,8 +29,8 @@ from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.arrivals import Arrivals
 from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.context.moved import MovedQueries
-from boost_core.parallel.context.pieces import Attended, StageAttention
-from boost_core.parallel.context.stage import BothAttentions, Came, Own, OwnGradients, Stage
+from boost_core.parallel.context.stage import BothAttentions, Own, OwnGradients, Stage
+from boost_core.parallel.context.sums import AttentionSum, GradientSum
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.pieces import rank_work
 
@@ -130,11 +126,11 @@ class ContextAttention:
 
     def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least."""
-        come, mine, foreign = in_flight.queries, _Attending.begin(query_The), None
+        come, mine, foreign = in_flight.queries, AttentionSum.begin(query_The), None
         for _, attention, came in in_flight.keys:
             mine.attend(attention.own, came)
             if come:
-                foreign = foreign or _Attending.begin(*come())
+                foreign = foreign or AttentionSum.begin(*come())
                 foreign.attend(attention.foreign, came)
         out_The, lse_Th = mine.out.to(query_The.dtype), mine.lse
         if self._moved and foreign:
@@ -148,14 +144,14 @@ class ContextAttention:
         """Gradients of the queries, and of what the rank sent to others."""
         attended = query_The, dout_The, out_The, lse_Th
         come = self._moved.start("queries and output gradients", *attended) if self._moved else None
-        mine, foreign = _Gradients.begin(*attended), None
+        mine, foreign = GradientSum.begin(*attended), None
         gradients = OwnGradients.none_yet(keys.own, lse_Th.dtype)
         add_returned: Callable[[], None] | None = None
         for stage, attention, came in keys:
             dkeys_nsje = torch.zeros_like(came.keys, dtype=lse_Th.dtype) if stage else gradients.keys
             mine.add(attention.own, came, dkeys_nsje)
             if come:
-                foreign = foreign or _Gradients.begin(*come())
+                foreign = foreign or GradientSum.begin(*come())
                 foreign.add(attention.foreign, came, dkeys_nsje)
             if add_returned:
                 add_returned()
@@ -246,64 +242,6 @@ class LayerAttention:
         return self.attention.forward(query_The, in_flight)
 
 
-@dataclass
-class _Attending:
-    """Queries, and their attention so far.
-
-    Attributes:
-        query: The queries.
-        out: The output so far, in fp32 at least.
-        lse: Its log-sum-exps.
-    """
-
-    query: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-
-    @classmethod
-    def begin(cls, query_The: torch.Tensor) -> "_Attending":
-        out_The = torch.zeros_like(query_The, dtype=torch.promote_types(query_The.dtype, torch.float32))
-        return cls(query_The, out_The, out_The.new_full(out_The.shape[:2], -torch.inf))
-
-    def attend(self, attention: StageAttention, came: Came) -> None:
-        """Attend to the keys of a stage."""
-        for part in attention.forward(self.query, *came.keys.unbind(1)):
-            _merge(self.out, self.lse, part)
-
-
-@dataclass
-class _Gradients:
-    """Queries, their attention, and its gradients.
-
-    Attributes:
-        query: The queries.
-        dout: The gradient of the output.
-        out: The output.
-        lse: Its log-sum-exps.
-        dquery: The gradient of the queries so far, in fp32 at least.
-    """
-
-    query: torch.Tensor
-    dout: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    dquery: torch.Tensor
-
-    @classmethod
-    def begin(
-        cls, query_The: torch.Tensor, dout_The: torch.Tensor, out_The: torch.Tensor, lse_Th: torch.Tensor
-    ) -> "_Gradients":
-        return cls(query_The, dout_The, out_The, lse_Th, torch.zeros_like(query_The, dtype=lse_Th.dtype))
-
-    def add(self, attention: StageAttention, came: Came, dkeys_nsje: torch.Tensor) -> None:
-        """Add a stage's gradients, of queries as well as keys and values."""
-        inputs = self.dout, self.query, *came.keys.unbind(1), self.out, self.lse
-        for piece, dquery_mhe, dkey_nje, dvalue_nje in attention.backward(*inputs):
-            self.dquery[slice(*piece.queries)] += dquery_mhe
-            dkeys_nsje[slice(*piece.keys), 0] += dkey_nje
-            dkeys_nsje[slice(*piece.keys), 1] += dvalue_nje
-
-
 class _Start(torch.autograd.Function):
     """Forward, keys leave; backward, their gradients have come back."""
 
@@ -364,13 +302,3 @@ def _send_again(started: Any) -> None:
         query_The, keys_Tsje, *both_Tr = started.saved_tensors
         own = started.attention.own(keys_Tsje, started.maker, *both_Tr, backward=True)
         started.again = query_The, started.attention.send(own)
-
-
-def _merge(out_The: torch.Tensor, lse_Th: torch.Tensor, part: Attended) -> None:
-    """Combine the attention of a piece's queries to its keys with their attention so far."""
-    piece, part_mhe, part_lse_mh = part
-    rows = slice(*piece.queries)
-    whole_mh = torch.logaddexp(lse_Th[rows], part_lse_mh)
-    out_The[rows] *= (lse_Th[rows] - whole_mh).exp().unsqueeze(-1)
-    out_The[rows] += part_mhe * (part_lse_mh - whole_mh).exp().unsqueeze(-1)
-    lse_Th[rows] = whole_mh
