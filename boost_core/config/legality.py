@@ -140,8 +140,6 @@ def _context_problems(
             f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
             f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
         )
-    if parallelism.split_micro_batch:
-        messages.append("the halves of split_micro_batch are whole sequences; leave split_micro_batch out")
     if training.cuda_graphs == "on":
         messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
     problems = [FieldProblem(field, size, message) for message in messages]

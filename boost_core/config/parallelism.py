@@ -185,7 +185,7 @@ class ParallelismConfig(Config):
     split_micro_batch: bool = Field(
         False,
         description="Interleave two halves of each micro-batch, so that one half's exchange overlaps the other's "
-        "computation; for btp.",
+        "computation; for btp. Over context parallel ranks, keys are exchanged meanwhile, elsewhere latents.",
     )
     symmetric_memory: SymmetricMemoryConfig | None = Field(
         None,

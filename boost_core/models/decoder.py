@@ -59,13 +59,8 @@ class Decoder(nn.Module):
         if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
-            token_bs = token_T.view(-1, rotation.sequence_length)
-            chunks = token_bs.chunk(self.splits)  # a single sequence gives a single chunk
-            splits = [
-                self._in_segments(split_bs.flatten(), its_rotation)
-                for split_bs, its_rotation in zip(chunks, rotation.splits(len(chunks)), strict=True)
-            ]
-            residual = _joined(run_together(splits))
+            splits = rotation.splits(token_T, self.splits)
+            residual = _joined(run_together([self._in_segments(*split) for split in splits]))
         return self.losses(residual, target_T)
 
     def embed(self, token_T: torch.Tensor) -> Residual:
@@ -106,7 +101,9 @@ class Decoder(nn.Module):
     def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
         residual, carried, lookahead = self.embed(token_T), None, Lookahead()
         for block in self.blocks.values():
-            residual, carried = yield from cast(Block, block).segments(residual, rotation, carried, lookahead)
+            residual, carried = yield from cast(Block, block).segments(
+                residual, rotation.for_layer(), carried, lookahead
+            )
         return residual
 
 

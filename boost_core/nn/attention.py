@@ -51,48 +51,47 @@ class KeyLatents:
     maker: KeyMaker
 
 
-class KeptAttention:
-    """Attention output kept where everything around it is recomputed, because for long sequences it costs most."""
-
-    def __init__(self) -> None:
-        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def once(self, attend: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return output and log-sum-exps; the second call returns the same ones, and forgets them."""
-        found = self._found
-        if found is not None:
-            self._found = None
-            return found
-        found = attend()
-        # Without autograd's references: it would hold this, and this it, forever if no backward pass follows.
-        self._found = (found[0].detach(), found[1].detach())
-        return found
-
-
 class Attend(Protocol):
-    """A custom way for tokens to attend: those that are not all of their sequences', or sparsely.
+    """A custom way for the tokens of whole sequences to attend."""
+
+    def for_layer(self) -> "Attend":
+        """Return one for a single layer, whose forward pass and recomputation call it."""
+
+    def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
+        """Compute attention, ``[T, h, e]``."""
+
+
+class DealtAttention(Protocol):
+    """Attention of tokens whose sequences are dealt to several ranks; other work may run while keys are under way.
 
     Attributes:
-        sends_latents: Whether it needs what keys and values are made from.
+        sends_latents: Whether ``start`` needs what keys and values are made from.
     """
 
     @property
     def sends_latents(self) -> bool: ...  # noqa: D102
 
-    def for_layer(self) -> "Attend":
+    def for_layer(self) -> "DealtAttention":
         """Return one for a single layer, whose forward pass and recomputation call it."""
 
-    def __call__(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
-        latents: KeyLatents | None, kept: KeptAttention | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Compute attention, ``[T, h, e]``."""
+    def start(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None
+    ) -> torch.Tensor:
+        """Start to exchange keys, and return the queries for ``finish``; may be recomputed, without sending again."""
+
+    def finish(self, query_The: torch.Tensor) -> torch.Tensor:
+        """Wait for the keys, and compute attention, ``[T, h, e]``, which is kept for the backward pass."""
+
+    def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
+        """Let the backward pass send keys again as soon as it has the gradient of the block's output.
+
+        Args:
+            query_The: What ``start`` has returned.
+            stream_Td: The output.
+        """
 
 
-def causal_attention(
-    parts: list[torch.Tensor], rotation: "Rotation", head_size: int, latents: KeyLatents | None = None,
-    kept: KeptAttention | None = None,
-) -> torch.Tensor:  # fmt: skip
+def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
     """Attend from each position to the past of its own sequence.
 
     Args:
@@ -100,8 +99,6 @@ def causal_attention(
             after the other; fewer heads in keys and values for grouped-query attention. Owned by this call.
         rotation: The rotary embedding; its length is the length of a sequence.
         head_size: Width of a head.
-        latents: What keys and values are made from, where the rotation asks for it.
-        kept: Keeps the result of the rotation's custom attention, if everything else is recomputed.
 
     Returns:
         ``[T, d]``.
@@ -109,7 +106,7 @@ def causal_attention(
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
     if rotation.attend is not None:
         query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-        return rotation.attend(query, key, value, latents, kept).flatten(1)
+        return rotation.attend(query, key, value).flatten(1)
     length = rotation.sequence_length
     begin_n = rotation.begins_of(parts[0])
     if begin_n is not None:
@@ -120,6 +117,23 @@ def causal_attention(
     )
     out_bhse = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def start_dealt_attention(
+    parts: list[torch.Tensor], rotation: "Rotation", dealt: DealtAttention, head_size: int, latents: KeyLatents | None
+) -> torch.Tensor:
+    """Start attention whose keys are exchanged; returns the rotated queries, ``[T, h, e]``, for ``dealt.finish``.
+
+    Args:
+        parts: As in ``causal_attention``.
+        rotation: The rotary embedding.
+        dealt: Exchanges keys and attends.
+        head_size: Width of a head.
+        latents: What keys and values are made from, if ``dealt`` sends it.
+    """
+    turned = rotary(parts, *rotation.angles(parts[0].dtype))
+    query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+    return dealt.start(query, key, value, latents)
 
 
 def with_normed_heads(
@@ -153,6 +167,7 @@ class Rotation:
 
     Attributes:
         attend: A custom way for tokens to attend; ``None`` where all see all before them.
+        dealt: How tokens attend whose sequences are dealt to several ranks; ``None`` where a rank has all tokens.
     """
 
     def __init__(
@@ -167,6 +182,7 @@ class Rotation:
         self.sequence_length = sequence_length
         self.window = None if window is None or window >= sequence_length else window
         self.attend: Attend | None = None
+        self.dealt: DealtAttention | None = None
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         growth = 1.0 if scaling is None else scaling.attention
@@ -175,6 +191,7 @@ class Rotation:
         self._begin_n: torch.Tensor | None = None
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
         self._whole: dict[int, torch.Tensor] = {}
+        self._parts: Sequence[Rotation] = ()
 
     @classmethod
     def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
@@ -195,11 +212,11 @@ class Rotation:
         among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
         return among
 
-    def of_tokens(self, position_T: torch.Tensor, attend: Attend | None = None) -> "Rotation":
-        """Return a copy for tokens at these positions of their sequences, with a custom way to attend, if any."""
+    def of_tokens(self, position_T: torch.Tensor, dealt: DealtAttention | None = None) -> "Rotation":
+        """Return a copy for tokens at these positions of their sequences, and how they attend, if they do."""
         own = copy(self)
         own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
-        own._cast, own.attend = {}, attend
+        own._cast, own.dealt = {}, dealt
         return own
 
     def attending(self, attend: Attend) -> "Rotation":
@@ -208,15 +225,36 @@ class Rotation:
         own.attend = attend
         return own
 
+    def in_parts(self, parts: Sequence["Rotation"]) -> "Rotation":
+        """Return a copy for tokens that are split into parts: those of each rotation, made by ``of_tokens``."""
+        whole = copy(self)
+        whole._parts = parts
+        return whole
+
     def for_layer(self) -> "Rotation":
         """Return a copy for one layer, for its forward pass and its recomputation."""
-        return self if self.attend is None else self.attending(self.attend.for_layer())
+        if self.attend is None and self.dealt is None:
+            return self
+        own = copy(self)
+        own.attend = None if self.attend is None else self.attend.for_layer()
+        own.dealt = None if self.dealt is None else self.dealt.for_layer()
+        return own
 
-    def splits(self, count: int) -> list["Rotation"]:
-        """Return a copy for each of equal splits of the sequences."""
+    def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
+        """Split tokens, ``[T]``, in parts, each with its rotation.
+
+        Args:
+            token_T: The tokens.
+            count: Number of parts with as many sequences, unless the parts are known; a single sequence is one part.
+        """
+        if self._parts:
+            sizes = [len(part._cosine_se) for part in self._parts]
+            return list(zip(torch.split(token_T, sizes), self._parts, strict=True))
+        parts = [part_bs.flatten() for part_bs in token_T.view(-1, self.sequence_length).chunk(count)]
         if self._start_bn is None:
-            return [self] * count
-        return [self.with_documents(start_bn) for start_bn in self._start_bn.chunk(count)]
+            return [(part_T, self) for part_T in parts]
+        starts = self._start_bn.chunk(len(parts))
+        return [(part_T, self.with_documents(start_bn)) for part_T, start_bn in zip(parts, starts, strict=True)]
 
     def begins_of(self, tokens_gTd: torch.Tensor) -> torch.Tensor | None:
         """Return where a micro-batch's documents begin and the last one ends; ``None`` if all see all before them."""

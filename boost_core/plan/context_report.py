@@ -19,7 +19,7 @@ from boost_core.plan.devices import at, device_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import step_seconds
-from boost_core.plan.work import Work, rank_tokens
+from boost_core.plan.work import Work, dealt_tokens
 
 _MOST_CHUNKS = 512  # of a window; planning more takes long
 _GIGA = 1e9
@@ -223,7 +223,8 @@ def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchan
 
 
 def _moved_chunks(job: JobSpec, dealing: Dealing) -> int:
-    return most_moved(rank_tokens(job) // dealing.chunk) if dealing.moves_tasks else 0
+    counts = (most_moved(tokens // dealing.chunk) for tokens in dealt_tokens(job))
+    return sum(counts) if dealing.moves_tasks else 0
 
 
 def _why_moved(job: JobSpec, dealing: Dealing) -> Iterator[str]:

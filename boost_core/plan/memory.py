@@ -48,7 +48,7 @@ from boost_core.plan.machine import attends_in_one, attends_on_device, captures_
 from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import GroupBytes, largest_weight, staging_bytes, starting_peak, state_bytes
-from boost_core.plan.work import rank_tokens
+from boost_core.plan.work import dealt_tokens, rank_tokens
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
@@ -349,19 +349,20 @@ class PipelineRank:
 
         Gradients of queries and of own keys in fp32. Six times a stage's keys: as they arrived and in order; the next
         stage's as they arrive, and what is sent for it; gradients going back and coming back; and twice gradients in
-        fp32. This is sized for a single document; separate documents need less. On a GPU a call of flash attention has
-        its own keys and their gradients. With sparse attention also the lists of keys sent and received. Where latents
-        may be sent: the latents, with the gradients of a stage's, and of the weights that keys are computed with. Where
-        tasks may move, the gradients of their queries.
+        fp32. Halves of a split micro-batch receive all stages at once, and send what is needed for it, while the other
+        half's last gradients go back and come back. This is sized for a single document; separate documents need less.
+        On a GPU a call of flash attention has its own keys and their gradients. With sparse attention also the lists of
+        keys sent and received. Where latents may be sent: the latents, with the gradients of a stage's, and of the
+        weights that keys are computed with. Where tasks may move, the gradients of their queries.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
             return 0
         keys, element, stage = 2 * self._each.key_value, self._element, self._stage_tokens
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
-        in_calls = max(self._tokens, stage) * 2 * keys * element if self._each.kernels else 0
+        in_calls = max(self._dealt_tokens, stage) * 2 * keys * element if self._each.kernels else 0
         active = active_bytes(self._job, keys // (2 * self._job.model.head_size))
-        of_keys = stage * keys * (6 * element + 2 * PRECISE)
+        of_keys = stage * keys * (self._stage_buffers * element + 2 * PRECISE)
         return own + of_keys + in_calls + active + self._key_latents() + self._moved_queries()
 
     def _moved_queries(self) -> int:
@@ -373,16 +374,26 @@ class PipelineRank:
         if self._job.parallelism.context.pool == "none":
             return 0
         size = chunk_tokens(self._job.training.sequence_length, self._job.parallelism.context_parallel_size)
-        query, moved = self._each.query, most_moved(self._tokens // size) * size
+        query, moved = self._each.query, most_moved(self._dealt_tokens // size) * size
         asking = 3 * query * self._element + self._heads * PRECISE
         return moved * (3 * asking + query * (PRECISE + 4 * self._element))
+
+    @property
+    def _dealt_tokens(self) -> int:
+        """Most tokens that a context parallel rank is dealt at a time."""
+        return max(dealt_tokens(self._job))
+
+    @property
+    def _stage_buffers(self) -> int:
+        """Buffers of a stage's size in the compute type; see ``_context``."""
+        return 2 * STAGES + 5 if self._job.parallelism.split_micro_batch else 6
 
     @cached_property
     def _stage_tokens(self) -> int:
         """Most tokens whose keys arrive in a stage; with sparse attention the room holds some heads' keys of all."""
         ranks = self._job.parallelism.context_parallel_size
         chunk = chunk_tokens(self._job.training.sequence_length, ranks)
-        of_all = -(-self._tokens * (ranks - 1) // (chunk * STAGES)) * chunk
+        of_all = -(-self._dealt_tokens * (ranks - 1) // (chunk * STAGES)) * chunk
         if self._job.training.attention is None:
             return of_all
         key_heads = self._each.key_value // self._job.model.head_size
@@ -404,7 +415,9 @@ class PipelineRank:
             return 0
         rank, tensor = job.model.bottleneck_rank, job.parallelism.tensor_parallel_size
         stage, keys = self._stage_tokens, 2 * self._each.key_value
-        shares = 6 * stage * 2 * rank // tensor  # arriving now and next, sent, and gradients going and coming back
+        shares = (
+            self._stage_buffers * stage * 2 * rank // tensor
+        )  # arriving now and next, sent, and gradients going and coming back
         # Of a stage: latents as gathered, in order, and their gradients twice; keys before rotation, in fp32 on a CPU,
         # and gradients.
         whole = 4 * 2 * rank + (3 if self._each.kernels else 5) * keys

@@ -13,7 +13,8 @@ weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
   vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
   costs no time. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
-  context parallel ranks keys and values, while each attends to those that it has;
+  context parallel ranks keys and values, while each attends to those that it has, and computes the other half of a
+  micro-batch, if it is split: then that does not hide latents;
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
 
 The reduction is of gradients in fp32 over the ranks with the same weights, under ZeRO's second stage for each
@@ -423,7 +424,7 @@ class Step:
             backward += forward
         if self._sharding.residual:
             backward = profile.exposed(backward, profile.seconds(block.weight_gradients))
-        if parallelism.split_micro_batch:
+        if parallelism.split_micro_batch and self._layout.cp == 1:  # else turns end where keys are exchanged
             forward = profile.exposed(forward, profile.seconds(block.forward) / 2)
         if TRAITS[mode].slices:
             backward += profile.exposed(self._gathers, self._behind_gathers(mode))
@@ -460,7 +461,8 @@ class Step:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
 
         All go to all, once forward; backward once more, and their gradients come back. That is what one document needs.
-        Latents in their place are projected as often, and backward give gradients of their own and of the weights.
+        Latents in their place are projected as often, and backward give gradients of their own and of the weights. If
+        micro-batches are split, what else the other half computes in the block hides the exchange, too.
         """
         if self._layout.cp == 1:
             return 0.0, 0.0
@@ -470,8 +472,10 @@ class Step:
         again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
         def seconds(ways: int, times: int, each: Work) -> float:
-            attention = self._profile.seconds(Work(attention_flops=each.attention_flops))
-            return times * projected + self._profile.exposed(ways * sent.seconds, attention)
+            meanwhile = self._profile.seconds(Work(attention_flops=each.attention_flops))
+            if self._job.parallelism.split_micro_batch:
+                meanwhile += (self._profile.seconds(each) - meanwhile) / 2
+            return times * projected + self._profile.exposed(ways * sent.seconds, meanwhile)
 
         return seconds(1, 1, block.forward), seconds(2 + again, 3 + again, block.backward)
 

@@ -17,6 +17,7 @@ head        logits, and backward those again, with two passes over them each; ga
 ==========  ==========================================================================================================
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -129,6 +130,13 @@ def rank_tokens(job: JobSpec) -> int:
     """Tokens of a micro-batch that a rank has."""
     training = job.training
     return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
+
+
+def dealt_tokens(job: JobSpec) -> Sequence[int]:
+    """Tokens that a context parallel rank has of each part dealt by itself: a micro-batch, or its halves."""
+    sequences = job.training.micro_batch_size
+    parts = (-(-sequences // 2), sequences // 2) if job.parallelism.split_micro_batch else (sequences,)
+    return [part * job.training.sequence_length // job.parallelism.context_parallel_size for part in parts]
 
 
 def pairs_of_token(job: JobSpec) -> float:

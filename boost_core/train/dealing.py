@@ -1,7 +1,7 @@
 """The tokens of a micro-batch that a rank computes: all of them, or its part in a context parallel group.
 
 Norms, projections, the MLP and the loss treat each token by itself, so a rank may have any tokens if their positions
-come with them; only attention needs keys of other ranks.
+come with them; only attention needs keys of other ranks. With ``split_micro_batch``, each half is dealt by itself.
 
 Plans are made from the sequences on the host, without waiting for a device: the plan of a step's first micro-batch, or
 of all in a pipeline with several in flight, while the previous step is still computed; others during the previous
@@ -14,6 +14,7 @@ import socket
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -33,13 +34,15 @@ from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.machine import machine_for
 from boost_core.train.batch import Batch, document_lengths
 
+Documents = tuple[int, ...]  # tokens of each
+
 
 @dataclass(frozen=True)
 class Load:
-    """Query-key pairs that a context parallel group's ranks compute, summed over micro-batches.
+    """Query-key pairs that a context parallel group's ranks compute, summed over what is dealt at a time.
 
     Attributes:
-        most: Pairs on the rank with most in each micro-batch.
+        most: Pairs on the rank with most in each micro-batch, or half of one.
         mean: Mean pairs per rank.
     """
 
@@ -104,9 +107,9 @@ class Dealer:
     ) -> None:  # fmt: skip
         self.rotation, self._ranks, self._device = rotation, groups.context, device
         self.load, self.tally, self._end = Load(), Tally(), end_of_document
-        self._sparse = spec.training.attention
-        self._planned: dict[tuple[int, ...], ContextPlan] = {}  # for coming micro-batches, by their documents
-        self._newest: tuple[tuple[tuple[int, ...], bool], OwnTokens] | None = None  # and whether all densely
+        self._sparse, self._halves = spec.training.attention, spec.parallelism.split_micro_batch
+        self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
+        self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
         nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
@@ -131,22 +134,30 @@ class Dealer:
         densely = self._sparse is None or not torch.is_grad_enabled()
         if self._ranks.size == 1 and densely:
             return OwnTokens(self.rotation.with_documents(batch.starts))
-        documents = document_lengths(sequences, self._end)
         if self._ranks.size == 1 and self._sparse is not None:
+            documents = document_lengths(sequences, self._end)
             attention = SparseAttention(self._sparse, documents, self._device, self.tally)
             return OwnTokens(self.rotation.attending(attention))
-        if self._newest is None or self._newest[0] != (documents, densely):
+        parts = self._dealt_at_a_time(sequences)
+        if self._newest is None or self._newest[0] != (parts, densely):
             self._newest = None  # first, as the next ones need memory, too
-            self._newest = (documents, densely), self._own(self._plan(documents, densely))
+            owns = [self._own(self._plan(documents, densely)) for documents in parts]
+            self._newest = (parts, densely), self._in_parts(owns, parts) if self._halves else owns[0]
         return self._newest[1]
 
     def foresee(self, micro_batches: Sequence[Sequences]) -> None:
         """Plan the next micro-batches, on the host alone."""
         if self._ranks.size > 1:
-            ahead = {document_lengths(sequences, self._end) for sequences in micro_batches}
+            ahead = {documents for sequences in micro_batches for documents in self._dealt_at_a_time(sequences)}
             self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
 
-    def _plan(self, documents: tuple[int, ...], densely: bool) -> ContextPlan:
+    def _dealt_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
+        """The documents of a micro-batch, or of each of its halves, split as ``Rotation.splits`` does."""
+        middle = -(-len(sequences) // 2) if self._halves else len(sequences)
+        parts = (sequences[:middle], sequences[middle:])
+        return [document_lengths(part, self._end) for part in parts if len(part)]
+
+    def _plan(self, documents: Documents, densely: bool) -> ContextPlan:
         ahead = self._planned.get(documents) if densely == (self._sparse is None) else None
         return ahead or self._dealing.plan(documents, densely)
 
@@ -154,11 +165,20 @@ class Dealer:
         attention = self._attention(plan)
         places = self._places(attention.chunks)
         load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
-        return OwnTokens(self.rotation.of_tokens(places % self.rotation.sequence_length, attention), places, load)
+        return OwnTokens(
+            self.rotation.of_tokens(places % self.rotation.sequence_length, attention.for_layer()), places, load
+        )
+
+    def _in_parts(self, owns: Sequence[OwnTokens], parts: Sequence[Documents]) -> OwnTokens:
+        """What a rank has of a micro-batch, from what it has of its halves."""
+        before = accumulate(map(sum, parts[:-1]), initial=0)
+        places = [own.places + begin for own, begin in zip(owns, before, strict=True) if own.places is not None]
+        rotation = self.rotation.in_parts([own.rotation for own in owns])
+        return OwnTokens(rotation, torch.cat(places), sum((own.load for own in owns), Load()))
 
     def _attention(self, plan: ContextPlan) -> ContextAttention:
         if self._sparse is None or plan.window.sparse_from is None:
-            return ContextAttention(plan, self._ranks, self._device, self._route)
+            return ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
         return SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:

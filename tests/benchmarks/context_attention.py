@@ -24,6 +24,7 @@ from boost_core.plan.context.tasks import areas, own_tasks
 from boost_core.plan.context.window import Window
 from tests.benchmarks.figures import FIGURES, write_table
 from tests.benchmarks.lengths import documents_of
+from tests.numerics.attended import attended
 from tests.ranks import Ranks
 
 TOKENS, CHUNK, HEADS, HEAD_SIZE, ROUNDS = 2**14, 1024, 1, 64, 3
@@ -66,7 +67,7 @@ def measure(window: Window) -> dict[str, Measured]:
         ranks = dist.get_world_size()
         attention = ContextAttention(planned(window, how, ranks), communicator, CPU)
         dist.barrier()
-        found[how] = timed(attention, window.tokens // ranks, ledger)
+        found[how] = timed(partial(attended, attention), window.tokens // ranks, ledger)
     return found
 
 

@@ -25,6 +25,7 @@ from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import PLACEMENTS, place
 from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
+from tests.numerics.attended import attended
 from tests.numerics.flash_on_cpu import flash_on_cpu
 from tests.ranks import Ranks
 
@@ -113,7 +114,7 @@ def _of_one(case: Case, dtype: torch.dtype) -> Found:
     attention = ContextAttention(case.plan, Communicator(dist.group.WORLD, "cp", ledger), CPU)
     *inputs, gradient = (own(case, x, attention.chunks) for x in tensors(case, dtype))
     inputs = [x.requires_grad_() for x in inputs]
-    out = attention(*inputs)
+    out = attended(attention, *inputs)
     found = [out.detach(), *torch.autograd.grad(out, inputs, gradient)]
     return Found(found, {entry: (line.calls, line.bytes) for entry, line in ledger.totals().items()})
 
@@ -203,7 +204,7 @@ def stages_under_way(case: Case) -> list[int]:
 
     attention = ContextAttention(case.plan, Communicator(dist.group.WORLD, "cp", ledger), CPU)
     with patch.object(StageAttention, "forward", noted):
-        attention(*(own(case, x, attention.chunks) for x in tensors(case)[:3]))
+        attended(attention, *(own(case, x, attention.chunks) for x in tensors(case)[:3]))
     return found
 
 
@@ -229,7 +230,7 @@ def left_behind(case: Case) -> tuple[str, bool] | None:
     inputs = [own(case, x, attention.chunks).requires_grad_() for x in tensors(case)[:3]]
     kept = [weakref.ref(x) for x in inputs]
     try:
-        attention(*inputs)
+        attended(attention, *inputs)
     except RuntimeError as error:
         said = str(error)
     del inputs
@@ -250,7 +251,7 @@ def refused(call: str) -> str:
     inputs = [torch.zeros(6, 2, HEAD) for _ in range(3)]
     try:
         if call == "tokens":
-            ContextAttention(plan, communicator, CPU)(*inputs)
+            attended(ContextAttention(plan, communicator, CPU), *inputs)
         ContextAttention(planned(Window((16,), 4), 4, "striped", 2), communicator, CPU)
     except ValueError as error:
         return str(error)

@@ -3,9 +3,10 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,11 +24,13 @@ from boost_core.messages.reports import Report, StepReport
 from boost_core.nn.documents import begins
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.clock import StepClock
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.ledger import Entry
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.dealt import Dealing
+from boost_core.plan.context.dealt import STAGES, Dealing
 from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.resize import units
@@ -70,6 +73,12 @@ class Case:
     exchange: str = "keys"
     schedule: str = "1f1b"
     pool: str = "none"
+    split: bool = False
+
+    @property
+    def dealt_at_a_time(self) -> int:
+        """Sequences."""
+        return self.micro_batch // 2 if self.split else self.micro_batch
 
     @property
     def blocks(self) -> int:
@@ -83,6 +92,7 @@ class Case:
         }  # fmt: skip
         how: dict[str, Any] = {"zero_stage": self.zero_stage, "recompute": self.recompute}
         how["context"] = {"exchange": self.exchange, "pool": self.pool}
+        how["split_micro_batch"] = self.split and layout.cp > 1
         if layout.pp > 1:
             how["pipeline_schedule"] = self.schedule
         if self.family == "vanilla":
@@ -251,6 +261,14 @@ def expect_same_of_stages(case: Case, its: Found, found: Sequence[Found]) -> Non
             assert torch.equal(part, parts[0]), (case, name)
 
 
+def plans_of(case: Case) -> Iterator[ContextPlan]:
+    """The plan of each micro-batch of a step, or of each half."""
+    for begin in range(0, BATCH, case.dealt_at_a_time):
+        rows = Drawn(case.documents).tokens[begin : begin + case.dealt_at_a_time, :-1]
+        lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
+        yield Dealing.of(case.spec(case.layout), two_nodes(case)).plan(lengths)
+
+
 # What is sent, and the ranks of a node: of one layout each.
 SENT = {"keys": 1, "latents": 1, "auto": 2}
 
@@ -268,10 +286,7 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
         assert 4 * model.bottleneck_rank == model.hidden_size == model.key_value_size
         layer = AttentionLayer(model.hidden_size, model.key_value_size, 4, model.rank, layout.tp, element_bytes=8)
         near = far = most = area = 0
-        for begin in range(0, BATCH, case.micro_batch):
-            rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
-            lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
-            plan = Dealing.of(case.spec(layout), two_nodes(case)).plan(lengths)
+        for plan in plans_of(case):
             rates, what = Rates(1.0, 1.0, 1.0), "keys" if exchange == "keys" else "latents"
             found = figures(plan, layer, rates, what, SENT[exchange])  # type: ignore[arg-type]
             near, far = near + found.node_bytes, far + found.fabric_bytes
@@ -313,28 +328,102 @@ def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
 
 def test_a_step_with_moved_tasks_is_that_of_one_rank(ranks: Ranks) -> None:
     """As above; and what is sent is as planned, and repeats are alike to the bit."""
-    (expected,) = ranks.run(1, stepped, MOVED, True)
-    of_ranks = ranks.run(4, by_most_moved, [*MOVED, *MOVED[:2]], False)
+    for case, sent in steps_with_moved_tasks(ranks, MOVED):
+        assert sent.items() >= planned_of_moved(case).items(), case
+
+
+def steps_with_moved_tasks(ranks: Ranks, cases: list[Case]) -> Iterator[tuple[Case, Counter[str]]]:
+    """Compare steps with those of one rank, and the first two with repeats; bytes of all ranks by purpose."""
+    (expected,) = ranks.run(1, stepped, cases, True)
+    of_ranks = ranks.run(4, by_most_moved, [*cases, *cases[:2]], False)
     for one in of_ranks:
-        for once, again in zip(one[:2], one[len(MOVED) :], strict=True):
+        for once, again in zip(one[:2], one[len(cases) :], strict=True):
             assert once.loss == again.loss
             assert all(torch.equal(once.gradients[name], again.gradients[name]) for name in once.gradients)
-    for case, its, *found in zip(MOVED, expected, *(one[: len(MOVED)] for one in of_ranks), strict=True):
+    for case, its, *found in zip(cases, expected, *(one[: len(cases)] for one in of_ranks), strict=True):
         (expect_same if case.layout.pp == 1 else expect_same_of_stages)(case, its, found)
         sent = Counter[str]()
         for rank in found:
             sent.update({entry.purpose: size for entry, (_, size) in rank.sent.items()})
-        assert sent.items() >= planned_of_moved(case).items(), case
+        yield case, sent
+
+
+HALVES = [
+    Case("cola", Layout(1, 1, 1, cp=4), 6, "latent", 4, exchange="latents", pool="tasks", split=True),
+    Case("svd", Layout(2, 1, 1, cp=2), 1, "none", 2, pool="tasks", split=True),
+    Case("lax", Layout(2, 1, 1, cp=2), 6, "shared", 4, exchange="latents", split=True),
+    Case("lax", Layout(1, 1, 2, cp=2), 0, "none", 2, exchange="latents", split=True),
+    Case("cola", Layout(2, 1, 1, cp=2), 0, "offload", 2, split=True),
+    Case("svd", Layout(1, 1, 1, cp=4), 1, "shared", 2, split=True),
+]
+
+
+def test_a_step_of_halves_that_take_turns_is_that_of_one_rank(ranks: Ranks) -> None:
+    """As above; each half has its own plan."""
+    for case, sent in steps_with_moved_tasks(ranks, HALVES):
+        layer = replace(attention_layer(case.spec(case.layout)), element_bytes=8)
+        with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+            tokens = sum(len(plan.keys) * plan.window.chunk_tokens for plan in plans_of(case))
+        what = "keys" if case.exchange == "keys" else "key latents"
+        size = tokens * case.layout.tp * case.blocks * layer.sent_bytes(case.exchange)  # type: ignore[arg-type]
+        expected = {what: 2 * size, f"{what.removesuffix('s')} gradients": size}
+        if case.pool == "tasks":
+            expected |= planned_of_moved(case)
+        assert sent.items() >= expected.items(), case
+
+
+LETTERS = {"keys": "k", "key gradients": "g"}  # as they leave; capitals as they are waited for
+
+
+def turns(case: Case) -> str:
+    """In what order a step's keys and their gradients leave and are waited for; f, b: attention begins."""
+    events, start = list[str](), Communicator.start_uneven_all_to_all
+
+    def started(self: Communicator, *arguments: Any) -> SimpleNamespace:
+        pending, letter = start(self, *arguments), LETTERS[arguments[-1]]
+        events.append(letter)
+
+        def wait() -> None:
+            events.append(letter.upper())
+            pending.wait()
+
+        return SimpleNamespace(wait=wait)
+
+    def noted(letter: str, attend: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            events.append(letter)
+            return attend(*arguments)
+
+        return noting
+
+    with (
+        patch.object(Communicator, "start_uneven_all_to_all", started),
+        patch.object(ContextAttention, "forward", noted("f", ContextAttention.forward)),
+        patch.object(ContextAttention, "backward", noted("b", ContextAttention.backward)),
+    ):
+        training_step(TrainState.initial(case.spec(case.layout), CPU), Drawn(0))  # type: ignore[arg-type]
+    return "".join(events)
+
+
+@pytest.mark.parametrize("recompute", ["none", "latent"])
+def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, recompute: str) -> None:
+    """In each layer keys leave before the other half's turn and are waited for after it; backward, their gradients.
+
+    Backward, keys leave at the start of the turn that ends with their attention.
+    """
+    leave, come = "k" * STAGES, "K" * STAGES
+    back = "bKg" + "KGg" * (STAGES - 1)  # the last stage's gradients are under way when it ends
+    forward = 2 * leave + 2 * ("f" + come + leave) + 2 * ("f" + come)
+    backward = 2 * (leave + back) + 2 * ("G" + leave + back) + 2 * "G"
+    case = Case("svd", Layout(1, 1, 1, cp=2), 0, recompute, 2, split=True)
+    assert ranks.run(2, turns, case) == [(BATCH // case.micro_batch) * (forward + backward)] * 2
 
 
 def planned_of_moved(case: Case) -> dict[str, int]:
     """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
     layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
     with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
-        for begin in range(0, BATCH, case.micro_batch):
-            rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
-            lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
-            plan = Dealing.of(case.spec(case.layout), two_nodes(case)).plan(lengths)
+        for plan in plans_of(case):
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
     forward = moved * (2 if case.recompute == "full" else 1)
@@ -543,7 +632,10 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
     [
         ({"training": {"sequence_length": 33}}, "training.sequence_length=33 cannot be split equally among 2 ranks"),
         ({"training": {"sequence_length": 8006}}, "cut into 4,003 chunks for each of 2 ranks, .* such as 8192"),
-        ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
+        (
+            {"parallelism": {"split_micro_batch": True}, "training": {"micro_batch_size": 1}},
+            "a micro-batch of 1 sequence cannot be split; use 2 or more",
+        ),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
         ({"resources": {"gpus_per_worker": 1}}, "does not support fp32 with heads of 8; use bf16"),
         (

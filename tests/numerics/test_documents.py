@@ -145,7 +145,7 @@ def test_documents_begin_where_one_has_ended() -> None:
             padded[:2], padded[2:],
         ]  # fmt: skip
         rotation = Rotation(5, 4, 1e4, CPU).with_documents(batch.starts)
-        halves = [half.begins_of(batch.tokens.view(1, -1, 1)) for half in rotation.splits(2)]
+        halves = [half.begins_of(batch.tokens.view(1, -1, 1)) for _, half in rotation.splits(batch.tokens, 2)]
         assert [half.diff().count_nonzero().item() for half in halves if half is not None] == [3, 4]
 
 

@@ -32,7 +32,7 @@ from boost_core.parallel import host_memory
 from boost_core.parallel.host_memory import host_bytes
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.stages import block_modes, cut
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.train.batch import Batch
@@ -333,16 +333,35 @@ def kept_of_own(spec: JobSpec) -> int:
         return left - bytes_of(loss_T)
 
 
-@pytest.mark.parametrize("recompute", ["none", "latent", "full"])
+@pytest.mark.parametrize(
+    ("recompute", "split"), [("none", False), ("latent", False), ("full", False), ("none", True), ("latent", True)]
+)
 @pytest.mark.parametrize("exchange", ["keys", "latents"])
 def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(
-    exchange: str, recompute: RecomputeMode
+    exchange: str, recompute: RecomputeMode, split: bool
 ) -> None:
     choice = {"context_parallel_size": 2, "recompute": recompute, "context": {"exchange": exchange}}
-    few, many = (job(COLA, choice, training={"micro_batch_size": size}) for size in (2, 4))
+    choice["split_micro_batch"] = split
+    sizes = (4, 8) if split else (2, 4)  # whose plans need no exchange, which nobody answers here
+    few, many = (
+        job(COLA, choice, training={"micro_batch_size": size, "global_batch_size": sizes[1]}) for size in sizes
+    )
     each = Activations(few.model, few.parallelism, 4, kernels=False)
     planned = each.embedding() + few.model.num_hidden_layers * each.block(False, False, recompute) + each.head()
-    assert (kept_of_own(many) - kept_of_own(few)) / LENGTH == pytest.approx(planned, rel=0.05)
+    tokens = (sizes[1] - sizes[0]) * LENGTH // 2
+    assert (kept_of_own(many) - kept_of_own(few)) / tokens == pytest.approx(planned, rel=0.05)
+
+
+def test_halves_take_no_more_than_planned_and_no_less_than_without_exchange(ranks: Ranks) -> None:
+    """Of one document to a sequence; the plan has room for all keys, of which these need half."""
+    spec = job(
+        COLA | {"vocab_size": 256, "num_hidden_layers": 2}, {"context_parallel_size": 2, "split_micro_batch": True},
+        training={"micro_batch_size": 2, "sequence_length": 16 * LENGTH},
+    )  # fmt: skip
+    layout = Layout.of(spec.parallelism)
+    peak, planned = max(ranks.run(2, over_two_steps, spec)), rank_memory(spec, layout).total
+    exchange = PipelineRank(spec, 0, cut(spec.model, spec.parallelism, spec.training.sequence_length))._context()
+    assert peak <= planned <= peak + exchange + slack(spec)
 
 
 APART = {"data": {"documents_apart": True}}
@@ -436,8 +455,8 @@ def test_a_captured_step_leaves_room_for_an_evaluation(
     assert live.peak <= room <= live.peak + slack(captured)
 
 
-def pipelined(spec: JobSpec) -> int:
-    """The peak of this pipeline rank over two steps."""
+def over_two_steps(spec: JobSpec) -> int:
+    """The peak of this rank over two steps."""
     with Live() as live:
         state = TrainState.initial(spec, CPU, draw_weights)
         for _ in range(2):
@@ -466,7 +485,10 @@ def test_a_pipeline_takes_no_more_than_planned_and_hardly_less(
         training={"micro_batch_size": 2, "global_batch_size": 12},
     )  # fmt: skip
     memory = rank_memory(spec, Layout.of(spec.parallelism))
-    peak, planned = max(ranks.run(2, pipelined, spec)), memory.total + memory.host  # without a GPU one memory has both
+    peak, planned = (
+        max(ranks.run(2, over_two_steps, spec)),
+        memory.total + memory.host,
+    )  # without a GPU one memory has both
     # As above, and zero_bubble's owed gradients, of which there is an upper bound.
     owed = planned / 2 if schedule == "zero_bubble" else 0
     assert peak <= planned <= peak + slack(spec) + owed

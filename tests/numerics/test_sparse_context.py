@@ -21,6 +21,7 @@ from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import own_tasks
 from boost_core.plan.context.window import Window
+from tests.numerics.attended import attended
 from tests.ranks import Ranks
 
 CPU, HEAD = torch.device("cpu"), 16
@@ -76,9 +77,7 @@ class Found:
 
 def on_this_rank(case: Case, dtype: torch.dtype) -> Found:
     ledger, tally = CommunicationLedger(), Tally()
-    attention = SparseContextAttention(
-        case.plan, case.config, Communicator(dist.group.WORLD, "cp", ledger), CPU, tally
-    ).for_layer()
+    attention = SparseContextAttention(case.plan, case.config, Communicator(dist.group.WORLD, "cp", ledger), CPU, tally)
     *inputs, gradient = (case.own(x, attention.chunks) for x in case.drawn(dtype))
     inputs = [x.requires_grad_() for x in inputs]
     found = list[Sequence[Sequence[Lines]]]()
@@ -89,7 +88,7 @@ def on_this_rank(case: Case, dtype: torch.dtype) -> Found:
         return found[-1]
 
     with patch.object(SparseIndex, "find", noted):
-        out = attention(*inputs)
+        out = attended(attention, *inputs)
         gradients = torch.autograd.grad(out, inputs, gradient)
     sent = {entry: (line.calls, line.bytes) for entry, line in ledger.totals().items()}
     (lines,) = found or [[]]
@@ -172,7 +171,7 @@ def traffic(case: Case) -> tuple[int, int, float | None]:
     plan, ledger = ContextPlan(window, case.ranks, placement, own_tasks(window, placement), 4), CommunicationLedger()
     dense = ContextAttention(plan, Communicator(dist.group.WORLD, "cp", ledger), CPU)
     *inputs, gradient = (case.own(x, dense.chunks) for x in case.drawn(torch.float32))
-    dense(*(x.requires_grad_() for x in inputs)).backward(gradient)
+    attended(dense, *(x.requires_grad_() for x in inputs)).backward(gradient)
     found = on_this_rank(case, torch.float32)
     return sum(size for _, size in found.sent.values()), ledger.sum().bytes, found.kept[1]
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -250,6 +251,22 @@ def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None
     assert moving.memory.total - fixed.memory.total == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
     *_, why = moving.context.why
     assert why.startswith("the attention of up to 2 of a rank's chunks is computed by other ranks where that is faster")
+
+
+def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> None:
+    """Of two sequences whose keys take longer than attention; where nothing hides them, more calls take longer."""
+    sections = {name: dict(section) for name, section in LONG.items()}
+    sections["training"] = {"sequence_length": 131072, "global_batch_size": 2, "micro_batch_size": 2}
+    sections["parallelism"] |= {"recompute": "none", "context": {"exchange": "keys"}}
+    whole = job(**sections)
+    halves = job(**sections | {"parallelism": sections["parallelism"] | {"split_micro_batch": True}})
+    machine, layout = machine_for(whole.resources, "bf16"), Layout.of(whole.parallelism)
+    hiding = replace(machine, profile=replace(machine.profile, overlap=1.0))
+    (apart, longer), (alone, hidden) = (
+        [step_seconds(each, layout, on) for each in (whole, halves)] for on in (machine, hiding)
+    )
+    assert apart < longer
+    assert hidden < alone
 
 
 def test_what_has_no_choice_is_planned_without_one() -> None:

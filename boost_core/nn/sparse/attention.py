@@ -14,7 +14,6 @@ from itertools import accumulate, groupby
 import torch
 
 from boost_core.config.attention import SparseAttentionConfig
-from boost_core.nn.attention import KeptAttention, KeyLatents
 from boost_core.nn.documents import attention_within
 from boost_core.nn.sparse.index import Lines, find_lines
 from boost_core.nn.sparse.product import attention_under
@@ -47,8 +46,6 @@ class SparseAttention:
         tally: Counts what is kept, over all micro-batches of a step.
     """
 
-    sends_latents = False
-
     def __init__(
         self, how: SparseAttentionConfig, documents: Sequence[int], device: torch.device, tally: Tally
     ) -> None:
@@ -62,12 +59,8 @@ class SparseAttention:
         own._found = None
         return own
 
-    def __call__(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
-        latents: KeyLatents | None = None, kept: KeptAttention | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
         """Compute attention, ``[T, h, e]``; the lines are those of the first call."""
-        del latents, kept  # it sends nothing, and recomputes attention, which is cheap
         pieces = [(query_The, key_Tje, value_Tje)]
         if len(self._parts) > 1:  # so that their gradients are concatenated only once
             sizes = [part.tokens for part in self._parts]

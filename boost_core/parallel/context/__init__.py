@@ -1,7 +1,10 @@
 """Context parallelism at run time: carries out plans of ``plan/context`` over a process group.
 
-* ``attention`` is what a model calls: queries, keys and values of a rank's own tokens in, its attention out;
+* ``attention`` is what a model calls: queries, keys and values of a rank's own tokens in, and, when other ranks' keys
+  have come, its attention out;
+* ``arrivals`` are keys under way, stage by stage;
 * ``stage`` is one stage on a rank: what it sends and receives, and the attention to it;
+* ``sums`` are attention and gradients added up over stages;
 * ``exchange`` sends chunks of keys and values, or of latents, and returns their gradients;
 * ``moved`` sends queries to where their attention is computed, and returns the outputs;
 * ``latents`` computes keys and values from received latents;

@@ -1,14 +1,14 @@
 """Attention of a window whose tokens are dealt to the ranks of a context parallel group.
 
 Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
-are, and combines the parts by their log-sum-exps: with (o₁, l₁) and (o₂, l₂) of the same queries,
+are, and combines the parts by their log-sum-exps (``sums``). The forward pass keeps only the inputs, the output and its
+log-sum-exps: in the backward pass, the keys, or the latents they are computed from, come again in the same stages, and
+their gradients go back to their owners while the next stage's are computed.
 
-    l = log(e^l₁ + e^l₂),   o = e^(l₁ − l) o₁ + e^(l₂ − l) o₂,
-
-in at least fp32 and in a fixed order, so that runs on CPU are bit-identical; on a GPU, flash attention adds up its
-gradient of queries in any order. The forward pass keeps only the inputs, the output and its log-sum-exps: in the
-backward pass, the keys, or the latents they are computed from, come again in the same stages, and their gradients go
-back to their owners while the next stage's are computed.
+To autograd these are two nodes. ``_Start`` sends keys; ``_Finish`` waits for them and attends. Backward, ``_Finish``
+computes all gradients, and ``_Start`` waits for the last of those that return. Where micro-batches are split, the other
+half computes between the two, forward and backward: all stages are then in flight at once, and keys are sent again as
+soon as the backward pass reaches the block.
 
 The queries of moved tasks arrive while a rank attends with its own queries to its own keys. They attend to all the keys
 that it has or receives, and their outputs go back at the end.
@@ -17,49 +17,87 @@ Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e hea
 m of a piece or of queries that have come; s = 2, keys and values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from boost_core.nn.attention import KeptAttention, KeyLatents, KeyMaker
+from boost_core.nn.attention import KeyLatents, KeyMaker
+from boost_core.nn.overlap import in_recompute
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.arrivals import Arrivals
 from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.context.moved import MovedQueries
-from boost_core.parallel.context.pieces import Attended, StageAttention
-from boost_core.parallel.context.stage import BothAttentions, Came, Own, OwnGradients, Stage
+from boost_core.parallel.context.stage import BothAttentions, Own, OwnGradients, Stage
+from boost_core.parallel.context.sums import AttentionSum, GradientSum
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.pieces import rank_work
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """What a rank has started to send and receive for one layer's forward pass.
+
+    Attributes:
+        queries: Waits for the queries of moved tasks; ``None`` if none move.
+        keys: Keys.
+    """
+
+    queries: Callable[[], Sequence[torch.Tensor]] | None
+    keys: Arrivals
+
+
+@dataclass(frozen=True)
+class Returning:
+    """Gradients of what a rank sent to others, of which those of the last stage may be under way.
+
+    Attributes:
+        gradients: The gradients so far.
+        add: Waits for the rest, and adds it; ``None`` if all are there.
+    """
+
+    gradients: OwnGradients
+    add: Callable[[], None] | None
+
+    def whole(self) -> OwnGradients:
+        """All gradients; to be called once."""
+        if self.add:
+            self.add()
+        return self.gradients
 
 
 class ContextAttention:
     """Causal attention of documents whose tokens are dealt to ranks by a plan; a model's layers share it.
 
     Args:
-        plan: The plan for all sequences of a micro-batch, the same on all ranks.
+        plan: The plan for all sequences of a micro-batch, or of a half, the same on all ranks.
         communicator: The context parallel group.
         device: Where this rank's tokens are.
         route: How latents travel between nodes; ``None`` if keys and values do.
+        of_a_half: Whether the other half of the micro-batch computes meanwhile, so that all stages are sent at once.
 
     Attributes:
         plan: As given.
         chunks: The window's chunks on this rank; its tokens are theirs, chunk by chunk.
+        tokens: Number of its tokens.
+        of_a_half: As given.
 
     Raises:
         ValueError: The plan is for another number of ranks.
     """
 
     def __init__(
-        self, plan: ContextPlan, communicator: Communicator, device: torch.device, route: LatentRoute | None = None
-    ) -> None:
+        self, plan: ContextPlan, communicator: Communicator, device: torch.device, route: LatentRoute | None = None,
+        of_a_half: bool = False,
+    ) -> None:  # fmt: skip
         if plan.ranks != communicator.size:
             raise ValueError(
                 f"the plan deals tokens to {plan.ranks} ranks and the group has {communicator.size}; plan for the group"
             )
         work, window = rank_work(plan, communicator.rank, route.nodes if route else None), plan.window
-        self.plan, self.chunks, self._route = plan, work.chunks, route
-        self._tokens = len(work.chunks) * window.chunk_tokens
+        self.plan, self.chunks, self._route, self.of_a_half = plan, work.chunks, route, of_a_half
+        self.tokens = len(work.chunks) * window.chunk_tokens
         self._own = BothAttentions.of(work, window.sees, device)
         self._moved = MovedQueries(work.queries, window.chunk_tokens, communicator, device) if work.queries else None
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
@@ -69,47 +107,30 @@ class ContextAttention:
         """Whether a call has to pass the latents of keys and values."""
         return self._route is not None
 
-    def for_layer(self) -> "ContextAttention":
-        """Itself: all layers are alike."""
-        return self
-
-    def __call__(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
-        latents: KeyLatents | None = None, kept: KeptAttention | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Attention of this rank's tokens, ``[T, h, e]``; all ranks of the group call it.
-
-        Args:
-            query_The: Their queries, turned by their positions, as keys are; h is a multiple of j.
-            key_Tje: Their keys.
-            value_Tje: Their values.
-            latents: The latents of keys and values, if latents are sent.
-            kept: Has the result if it is recomputed.
-
-        Raises:
-            ValueError: The number of tokens is not the plan's, or torch has no kernel for them.
-        """
-        if len(query_The) != self._tokens:
-            raise ValueError(f"{len(query_The)} tokens are not the {self._tokens} that the plan has on this rank")
-        maker, both = (latents.maker, (latents.of_keys, latents.of_values)) if latents else (None, ())
-        out_The: torch.Tensor = _Attention.apply(
-            query_The, key_Tje, value_Tje, self, kept or KeptAttention(), maker, *both
-        )  # type: ignore[no-untyped-call]
-        return out_The
+    def for_layer(self) -> "LayerAttention":
+        """Return what a layer calls, in its forward pass and its recomputation."""
+        return LayerAttention(self)
 
     def own(self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, *both_Tr: torch.Tensor, backward: bool) -> Own:
         """What this rank has to send: keys and values, and its share of both latents."""
         share_Tc = self._route.share(*both_Tr) if self._route and both_Tr else None
         return Own(keys_Tsje, share_Tc, maker, backward)
 
-    def forward(self, query_The: torch.Tensor, own: Own) -> tuple[torch.Tensor, torch.Tensor]:
+    def send(self, own: Own) -> Arrivals:
+        """Start to send what a rank has, and to receive what the others have."""
+        return Arrivals(own, self._own, self._stages, len(self._stages) if self.of_a_half else 1)
+
+    def start(self, query_The: torch.Tensor, own: Own) -> InFlight:
+        """Start what ``forward`` needs."""
+        return InFlight(self._moved.start("queries", query_The) if self._moved else None, self.send(own))
+
+    def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least."""
-        come = self._moved.start("queries", query_The) if self._moved else None
-        mine, foreign = _Attending.begin(query_The), None
-        for _, attention, came in self._staged(own):
+        come, mine, foreign = in_flight.queries, AttentionSum.begin(query_The), None
+        for _, attention, came in in_flight.keys:
             mine.attend(attention.own, came)
             if come:
-                foreign = foreign or _Attending.begin(*come())
+                foreign = foreign or AttentionSum.begin(*come())
                 foreign.attend(attention.foreign, came)
         out_The, lse_Th = mine.out.to(query_The.dtype), mine.lse
         if self._moved and foreign:
@@ -117,30 +138,29 @@ class ContextAttention:
         return out_The, lse_Th
 
     def backward(
-        self, dout_The: torch.Tensor, query_The: torch.Tensor, own: Own, out_The: torch.Tensor, lse_Th: torch.Tensor
-    ) -> tuple[torch.Tensor, OwnGradients]:
+        self, dout_The: torch.Tensor, query_The: torch.Tensor, keys: Arrivals, out_The: torch.Tensor,
+        lse_Th: torch.Tensor,
+    ) -> tuple[torch.Tensor, Returning]:  # fmt: skip
         """Gradients of the queries, and of what the rank sent to others."""
         attended = query_The, dout_The, out_The, lse_Th
         come = self._moved.start("queries and output gradients", *attended) if self._moved else None
-        mine, foreign = _Gradients.begin(*attended), None
-        gradients = OwnGradients.none_yet(own, lse_Th.dtype)
+        mine, foreign = GradientSum.begin(*attended), None
+        gradients = OwnGradients.none_yet(keys.own, lse_Th.dtype)
         add_returned: Callable[[], None] | None = None
-        for stage, attention, came in self._staged(own):
+        for stage, attention, came in keys:
             dkeys_nsje = torch.zeros_like(came.keys, dtype=lse_Th.dtype) if stage else gradients.keys
             mine.add(attention.own, came, dkeys_nsje)
             if come:
-                foreign = foreign or _Gradients.begin(*come())
+                foreign = foreign or GradientSum.begin(*come())
                 foreign.add(attention.foreign, came, dkeys_nsje)
             if add_returned:
                 add_returned()
             if stage:
                 add_returned = stage.start_back(came, dkeys_nsje, gradients)
-        if add_returned:
-            add_returned()
         dquery_The = mine.dquery.to(query_The.dtype)
         if self._moved and foreign:
             self._moved.give_back("query gradients", (foreign.dquery.to(query_The.dtype),), (dquery_The,))
-        return dquery_The, gradients
+        return dquery_The, Returning(gradients, add_returned)
 
     def gradients_of_latents(
         self, gradients: OwnGradients, maker: KeyMaker | None, dtype: torch.dtype
@@ -151,113 +171,134 @@ class ContextAttention:
         gradients.latents.give_weights(maker)
         return self._route.in_place(gradients.latents.share.to(dtype))
 
-    def _staged(self, own: Own) -> Iterator[tuple[Stage | None, BothAttentions, Came]]:
-        """Each stage with what it brings, the rank's own keys first, while the next stage is in flight."""
-        coming = iter(self._stages)
-        following = next(coming, None)
-        wait = following.start(own) if following else None
-        yield None, self._own, Came(own.keys, None)
-        while following and wait:
-            make, stage = wait(), following
-            following = next(coming, None)
-            wait = following.start(own) if following else None
-            yield stage, stage.attention, make()
 
+class LayerAttention:
+    """Attention of one layer, as ``nn.attention.DealtAttention`` says.
 
-@dataclass
-class _Attending:
-    """Queries, and their attention so far.
+    Args:
+        attention: That of all layers.
 
     Attributes:
-        query: The queries.
-        out: The output so far, in fp32 at least.
-        lse: Its log-sum-exps.
+        attention: As given.
     """
 
-    query: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
+    def __init__(self, attention: ContextAttention) -> None:
+        self.attention = attention
+        self._in_flight: InFlight | None = None
 
-    @classmethod
-    def begin(cls, query_The: torch.Tensor) -> "_Attending":
-        out_The = torch.zeros_like(query_The, dtype=torch.promote_types(query_The.dtype, torch.float32))
-        return cls(query_The, out_The, out_The.new_full(out_The.shape[:2], -torch.inf))
+    @property
+    def sends_latents(self) -> bool:
+        """Whether ``start`` needs what keys and values are made from."""
+        return self.attention.sends_latents
 
-    def attend(self, attention: StageAttention, came: Came) -> None:
-        """Attend to the keys of a stage."""
-        for part in attention.forward(self.query, *came.keys.unbind(1)):
-            _merge(self.out, self.lse, part)
+    def for_layer(self) -> "LayerAttention":
+        """Return one for another layer, which has its own exchange in flight."""
+        return self.attention.for_layer()
+
+    def start(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None = None
+    ) -> torch.Tensor:
+        """Start to exchange keys; returns the queries. All ranks of the group call it.
+
+        Args:
+            query_The: Queries of this rank's tokens, turned by their positions, as keys are; h is a multiple of j.
+            key_Tje: Their keys.
+            value_Tje: Their values.
+            latents: The latents of keys and values, if latents are sent.
+
+        Raises:
+            ValueError: The number of tokens is not the plan's.
+        """
+        if len(query_The) != self.attention.tokens:
+            raise ValueError(
+                f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has on this rank"
+            )
+        maker, both = (latents.maker, (latents.of_keys, latents.of_values)) if latents else (None, ())
+        return _Start.apply(query_The, key_Tje, value_Tje, self, maker, *both)  # type: ignore[no-any-return, no-untyped-call]
+
+    def finish(self, query_The: torch.Tensor) -> torch.Tensor:
+        """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
+
+        Raises:
+            ValueError: torch has no kernel for them.
+        """
+        return _Finish.apply(query_The, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
+        """Let the backward pass of a half send keys again once it has the gradient of ``stream_Td``."""
+        started = query_The.grad_fn
+        if self.attention.of_a_half and started is not None:
+            stream_Td.register_hook(lambda _: _send_again(started))  # type: ignore[no-untyped-call]
+
+    def begin(self, query_The: torch.Tensor, own: Own) -> None:
+        """Start what ``attended`` needs."""
+        self._in_flight = self.attention.start(query_The, own)
+
+    def attended(self, query_The: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]``, once for each ``begin``."""
+        if self._in_flight is None:
+            raise AssertionError("start comes before finish")
+        in_flight, self._in_flight = self._in_flight, None
+        return self.attention.forward(query_The, in_flight)
 
 
-@dataclass
-class _Gradients:
-    """Queries, their attention, and its gradients.
+class _Start(torch.autograd.Function):
+    """Forward, keys leave; backward, their gradients have come back."""
 
-    Attributes:
-        query: The queries.
-        dout: The gradient of the output.
-        out: The output.
-        lse: Its log-sum-exps.
-        dquery: The gradient of the queries so far, in fp32 at least.
-    """
-
-    query: torch.Tensor
-    dout: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    dquery: torch.Tensor
-
-    @classmethod
-    def begin(
-        cls, query_The: torch.Tensor, dout_The: torch.Tensor, out_The: torch.Tensor, lse_Th: torch.Tensor
-    ) -> "_Gradients":
-        return cls(query_The, dout_The, out_The, lse_Th, torch.zeros_like(query_The, dtype=lse_Th.dtype))
-
-    def add(self, attention: StageAttention, came: Came, dkeys_nsje: torch.Tensor) -> None:
-        """Add a stage's gradients, of queries as well as keys and values."""
-        inputs = self.dout, self.query, *came.keys.unbind(1), self.out, self.lse
-        for piece, dquery_mhe, dkey_nje, dvalue_nje in attention.backward(*inputs):
-            self.dquery[slice(*piece.queries)] += dquery_mhe
-            dkeys_nsje[slice(*piece.keys), 0] += dkey_nje
-            dkeys_nsje[slice(*piece.keys), 1] += dvalue_nje
-
-
-class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         query_The: torch.Tensor,
         key_Tje: torch.Tensor,
         value_Tje: torch.Tensor,
-        attention: ContextAttention,
-        kept: KeptAttention,
+        layer: LayerAttention,
         maker: KeyMaker | None,
         *both_Tr: torch.Tensor,
     ) -> torch.Tensor:
         keys_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
         # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
         query_The = query_The.clone(memory_format=torch.contiguous_format)
-        own = attention.own(keys_Tsje, maker, *both_Tr, backward=False)
-        out_The, lse_Th = kept.once(lambda: attention.forward(query_The, own))
-        ctx.save_for_backward(query_The, out_The, lse_Th, keys_Tsje, *both_Tr)
-        ctx.attention, ctx.maker = attention, maker
+        ctx.save_for_backward(query_The, keys_Tsje, *both_Tr)
+        ctx.attention, ctx.maker, ctx.again, ctx.returning = layer.attention, maker, None, None
+        if not in_recompute():
+            layer.begin(query_The, layer.attention.own(keys_Tsje, maker, *both_Tr, backward=False))
+        return query_The
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_own, dtype, ctx.returning = ctx.returning.whole(), gradients[0].dtype, None
+        of_latents = ctx.attention.gradients_of_latents(of_own, ctx.maker, dtype)
+        return gradients[0], *of_own.keys.to(dtype).unbind(1), None, None, *of_latents
+
+
+class _Finish(torch.autograd.Function):
+    """Attention, forward and backward, between the two."""
+
+    @staticmethod
+    def forward(ctx: Any, query_The: torch.Tensor, layer: LayerAttention) -> torch.Tensor:
+        out_The, lse_Th = layer.attended(query_The)
+        ctx.save_for_backward(out_The, lse_Th)
         return out_The
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        attention, maker = ctx.attention, ctx.maker
-        query_The, out_The, lse_Th, keys_Tsje, *both_Tr = ctx.saved_tensors
-        own = attention.own(keys_Tsje, maker, *both_Tr, backward=True)
-        dquery_The, of_own = attention.backward(gradients[0].contiguous(), query_The, own, out_The, lse_Th)
-        of_latents = attention.gradients_of_latents(of_own, maker, keys_Tsje.dtype)
-        return dquery_The, *of_own.keys.to(keys_Tsje.dtype).unbind(1), None, None, None, *of_latents
+        out_The, lse_Th = ctx.saved_tensors
+        started = ctx.next_functions[0][0]
+        _send_again(started)
+        (query_The, keys), started.again = started.again, None
+        dquery_The, started.returning = started.attention.backward(
+            gradients[0].contiguous(), query_The, keys, out_The, lse_Th
+        )
+        return dquery_The, None
 
 
-def _merge(out_The: torch.Tensor, lse_Th: torch.Tensor, part: Attended) -> None:
-    """Combine the attention of a piece's queries to its keys with their attention so far."""
-    piece, part_mhe, part_lse_mh = part
-    rows = slice(*piece.queries)
-    whole_mh = torch.logaddexp(lse_Th[rows], part_lse_mh)
-    out_The[rows] *= (lse_Th[rows] - whole_mh).exp().unsqueeze(-1)
-    out_The[rows] += part_mhe * (part_lse_mh - whole_mh).exp().unsqueeze(-1)
-    lse_Th[rows] = whole_mh
+def _send_again(started: Any) -> None:
+    """Send what ``_Start`` has sent once more, for the backward pass, unless that is done; keeps it with its queries.
+
+    Args:
+        started: The node of ``_Start``, which alone has the queries and keys, or has them recomputed.
+    """
+    if started.again is None:
+        query_The, keys_Tsje, *both_Tr = started.saved_tensors
+        own = started.attention.own(keys_Tsje, started.maker, *both_Tr, backward=True)
+        started.again = query_The, started.attention.send(own)

@@ -13,6 +13,7 @@ values.
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,10 +23,11 @@ from boost_core.nn.sparse.product import HeadKeys, head_backward, head_forward
 from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.active_keys import ActiveKeys
-from boost_core.parallel.context.attention import ContextAttention
+from boost_core.parallel.context.arrivals import Arrivals
+from boost_core.parallel.context.attention import ContextAttention, InFlight, LayerAttention, Returning
 from boost_core.parallel.context.long_document import LongDocument, long_documents
 from boost_core.parallel.context.sparse_index import SparseIndex
-from boost_core.parallel.context.stage import Own, OwnGradients
+from boost_core.parallel.context.stage import Own
 from boost_core.plan.context.dealt import head_groups
 from boost_core.plan.context.figures import ContextPlan
 
@@ -51,15 +53,16 @@ class SparseContextAttention(ContextAttention):
         self._communicator = communicator
         self._lines: Sequence[Sequence[Lines]] | None = None
 
-    def for_layer(self) -> "SparseContextAttention":
-        """A copy for one layer, which keeps what its queries see."""
+    def for_layer(self) -> LayerAttention:
+        """Return what a layer calls, over a copy that keeps what its queries see."""
         own = copy(self)
         own._lines = None
-        return own
+        return LayerAttention(own)
 
-    def forward(self, query_The: torch.Tensor, own: Own) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least; the lines of the first call."""
-        out_The, lse_Th = super().forward(query_The, own)
+        own = in_flight.keys.own
+        out_The, lse_Th = super().forward(query_The, in_flight)
         if not self._documents:
             return out_The, lse_Th
         if self._lines is None:
@@ -74,12 +77,14 @@ class SparseContextAttention(ContextAttention):
         return out_The, lse_Th
 
     def backward(
-        self, dout_The: torch.Tensor, query_The: torch.Tensor, own: Own, out_The: torch.Tensor, lse_Th: torch.Tensor
-    ) -> tuple[torch.Tensor, OwnGradients]:
+        self, dout_The: torch.Tensor, query_The: torch.Tensor, keys: Arrivals, out_The: torch.Tensor,
+        lse_Th: torch.Tensor,
+    ) -> tuple[torch.Tensor, Returning]:  # fmt: skip
         """Gradients of the queries, and of what the rank sent to others."""
-        dquery_The, gradients = super().backward(dout_The, query_The, own, out_The, lse_Th)
+        dquery_The, returning = super().backward(dout_The, query_The, keys, out_The, lse_Th)
         if self._lines is None:
-            return dquery_The, gradients
+            return dquery_The, returning
+        own, gradients = keys.own, returning.whole()
         dtype, add_returned = lse_Th.dtype, None
         for coming in self._coming(own, self._lines):
             dkeys_iNse = torch.zeros_like(coming.keys, dtype=dtype)
@@ -94,9 +99,7 @@ class SparseContextAttention(ContextAttention):
             if add_returned:
                 add_returned(gradients.keys)
             add_returned = coming.active.start_back(dkeys_iNse, coming.group, own.keys.dtype)
-        if add_returned:
-            add_returned(gradients.keys)
-        return dquery_The, gradients
+        return dquery_The, Returning(gradients, add_returned and partial(add_returned, gradients.keys))
 
     def _coming(self, own: Own, lines: Sequence[Sequence[Lines]]) -> Iterator["_Coming"]:
         """The keys of each group of heads, while the next group's are in flight."""

@@ -10,7 +10,7 @@ from boost_core.plan.cluster import Cluster, Row
 from boost_core.plan.context.between import attention_layer
 from boost_core.plan.context.cost import Exchange
 from boost_core.plan.context.dealt import STAGES
-from boost_core.plan.work import rank_tokens
+from boost_core.plan.work import dealt_tokens, rank_tokens
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ def wire(job: JobSpec, cluster: Cluster, row: Row, exchange: Exchange) -> Wire:
         level_bytes[0] += made * layer.gathered_bytes
     seconds = 0.0
     for level, came, size in zip(cluster.levels, others, level_bytes, strict=True):
-        starts = STAGES * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
+        starts = STAGES * len(dealt_tokens(job)) * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
         seconds += starts + size / level.link.bytes_per_second
     return Wire(level_bytes, seconds, made)

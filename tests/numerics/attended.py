@@ -1,0 +1,11 @@
+"""Calls attention over context parallel ranks as a block does."""
+
+import torch
+
+from boost_core.parallel.context.attention import ContextAttention
+
+
+def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor:
+    """Attention of this rank's queries, keys and values, in one layer."""
+    layer = attention.for_layer()
+    return layer.finish(layer.start(*inputs))
