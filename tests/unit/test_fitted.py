@@ -8,6 +8,7 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.attention import SparseAttentionConfig
+from boost_core.config.parallelism import StageModes
 from boost_core.plan.auto_layouts import choose_layouts
 from boost_core.plan.devices import at
 from boost_core.plan.fitted import (
@@ -24,11 +25,12 @@ from boost_core.plan.fitted import (
 )
 from boost_core.plan.machine import Machine, kind_of_device, machine_for
 from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.plan.mixes import BlockCosts, legal_modes, with_modes
 from boost_core.plan.profile import range_of
 from boost_core.plan.report import plan
 from boost_core.plan.search import search
 from boost_core.plan.search_report import PlanSearch, search_report
-from boost_core.plan.throughput import StepSeconds, predicted_communication, replayed_parts, step_parts
+from boost_core.plan.throughput import ORDER, Step, StepSeconds, predicted_communication, replayed_parts, step_parts
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job
 
@@ -228,6 +230,19 @@ def test_a_search_finds_the_shape_whose_collectives_are_faster_than_others() -> 
     found = search(LONG, 2, replace(machine, fitted=correction), top=1)
     assert [choice.job for choice in found.choices] == [best.job]
     assert found.choices[0].seconds.exchange == pytest.approx(0.2 * best.seconds.exchange)
+
+
+def test_modes_are_chosen_by_what_they_cost_with_the_correction() -> None:
+    layout = Layout(2, 1, 1)
+    job = at(tiny_job("corpus", "checkpoints", parallelism=layout.sizes), layout)
+    on, modes = corrected(machine_for(job.resources, "fp32"), 1.5, 9.0), legal_modes(job)
+    jobs = {mode: with_modes(job, mode) for mode in modes}
+    costs = BlockCosts(Step(jobs["none"], layout, on, ORDER, modes), modes)
+    layers, micro_batches = job.model.num_hidden_layers, job.training.micro_batches(1)
+    without = costs.of([StageModes(none=layers)])
+    for mode in modes:
+        slower = step_parts(jobs[mode], layout, on).total - step_parts(jobs["none"], layout, on).total
+        assert micro_batches * (costs.of([StageModes(**{mode: layers})]) - without) == pytest.approx(slower, abs=1e-12)
 
 
 def test_waiting_for_the_hosts_memory_is_no_communication() -> None:
