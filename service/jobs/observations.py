@@ -1,7 +1,7 @@
 """The record of jobs' measured times relative to their predictions, which correct the predictions of later jobs.
 
 Each job has two ratios per shape, of exposed collectives and of the rest of its steps, from its newest comparison; a
-row of a release that had one ratio of whole steps counts with that for both. For each tenant, those of the newest jobs
+row that has only the ratio of whole steps counts with that for both. For each tenant, those of the newest jobs
 on a kind of device at a precision are kept. Another tenant counts for a kind of device like one job, with the medians
 of its ratios, so that none outweighs others by its number of jobs; only the tenant itself sees which of its shapes have
 run. Predictions from another profile, for nodes of another size, or by another version of the plan have another base:

@@ -185,7 +185,7 @@ class ProfileRow(Table):
 class ObservationRow(Table):
     """Ratios of a job's measured to predicted step time in one shape; see ``service.jobs.observations``.
 
-    ``ratio`` is of whole steps. ``rest_ratio`` is null in rows of releases that knew no other, and
+    ``ratio`` is of whole steps. ``rest_ratio`` is null in rows of versions that knew no other, and
     ``communication_ratio`` also where a job says nothing about collectives.
     """
 

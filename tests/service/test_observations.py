@@ -125,7 +125,7 @@ def test_collectives_and_the_rest_are_kept_apart(store: JobStore, observations: 
     before = observations.for_job(CPU, None, None, "lab")
     assert before is not None
     assert 2 < kept < 5
-    assert before.factors == Factors(pytest.approx(kept**0.4), pytest.approx(kept**0.4)), "rows of a release before"
+    assert before.factors == Factors(pytest.approx(kept**0.4), pytest.approx(kept**0.4)), "rows of a version before"
     report = compared(first, 2.0).model_copy(update={"exposed_communication_seconds": None})
     row = observation(first, report, datetime.now(UTC))
     assert row is not None

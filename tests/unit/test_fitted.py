@@ -176,11 +176,13 @@ def test_each_factor_is_of_its_own_parts_and_waiting_follows(layout: Layout, sch
     assert 1.5 * played.total < slower.total < 3 * played.total
 
 
-def test_a_range_is_the_sum_of_the_parts_ranges() -> None:
+def test_a_range_is_the_sum_of_the_parts_ranges_and_a_note_says_both_factors() -> None:
     layout = Layout(2, 1, 1)
     job = tiny_job("corpus", "checkpoints", parallelism=layout.sizes)
     on = corrected(machine_for(job.resources, "fp32"), 1.5, 3.0)
-    (shape,) = plan(job, on).shapes
+    found = plan(job, on)
+    (shape,) = found.shapes
+    assert any("1.50 times" in note and "3.00 times" in note for note in found.notes)
     seconds = StepSeconds(**shape.step_parts.model_dump())
     parts = range_of(seconds.total - seconds.communication, 0.1), range_of(seconds.communication, 0.5)
     assert shape.step_seconds_range == pytest.approx([sum(ends) for ends in zip(*parts, strict=True)])
