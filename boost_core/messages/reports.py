@@ -288,9 +288,25 @@ class ComparisonReport(Frozen):
         description="Factor applied to the prediction because earlier jobs took more or less time than predicted. "
         "Later jobs are corrected by this job's seconds relative to the prediction without the factor.",
     )
+    predicted_exposed_communication_seconds: float = Field(
+        0.0, description="Part of predicted_step_seconds that rank 0 waits for collectives."
+    )
+    communication_correction: float = Field(1.0, gt=0, description="Factor applied to that part, likewise.")
+    communication_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the prediction without any factor that depends on the speed of collectives: waiting for "
+        "them, and for other pipeline ranks that wait for theirs.",
+    )
     step_seconds: float | None = Field(
         description="Median of the newest steps, at most 100, with the whole batch, without waiting for data; null "
         "until there are any."
+    )
+    exposed_communication_seconds: float | None = Field(
+        None,
+        description="Median of those steps' exposed_communication_seconds on rank 0; null until there are any, and in "
+        "records of versions that did not compare it.",
     )
 
     @property

@@ -222,7 +222,7 @@ def _reported(
         memory_bytes=choice.needed,
         node_host_bytes=choice.host,
         step_seconds=choice.seconds.total,
-        step_seconds_range=machine.range_of(choice.job, choice.seconds.total),
+        step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
         why=tuple(_reasons(spec, choice, fitting, unfit, limit, machine)),
     )
 

@@ -7,7 +7,7 @@ from boost_core.config.legality import flash_takes
 from boost_core.hardware import ACCELERATOR_LABEL, LINKS, LOOPBACK, device_named
 from boost_core.messages.reports import Provenance
 from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.fitted import Correction, Fitted
+from boost_core.plan.fitted import Fitted, StepCorrection
 from boost_core.plan.profile import Profile, of_cores, range_of
 
 CPU = "CPU"  # as a kind of device
@@ -42,24 +42,31 @@ class Machine:
             return "measured_fitted" if self.fitted else "measured"
         return "fitted" if self.fitted else "assumed"
 
-    def correction(self, job: JobSpec) -> Correction:
+    def correction(self, job: JobSpec) -> StepCorrection:
         """Return the correction of a job's predictions.
 
         Args:
             job: The job in its layout (``devices.at``).
         """
         if self.fitted is None:
-            return Correction(jobs=0, factor=1.0, spread=self.profile.spread)
+            return StepCorrection(jobs=0, factor=1.0, spread=self.profile.spread)
         return self.fitted.of(job)
 
-    def range_of(self, job: JobSpec, seconds: float) -> tuple[float, float]:
+    def range_of(self, job: JobSpec, seconds: float, communication: float) -> tuple[float, float]:
         """Return the range expected to contain 80 % of a job's step times.
+
+        It is the sum of both parts' ranges, as though both were slower or faster at once, so that telling them apart
+        makes no range narrower.
 
         Args:
             job: The job in its layout, as in ``correction``.
             seconds: Predicted step time, with the correction.
+            communication: Seconds of it that are exposed collectives (``StepSeconds.communication``).
         """
-        return range_of(seconds, self.correction(job).spread)
+        correction = self.correction(job)
+        low, high = range_of(seconds - communication, correction.spread)
+        least, most = range_of(communication, correction.of_communication.spread)
+        return low + least, high + most
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:

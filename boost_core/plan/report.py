@@ -227,7 +227,7 @@ def _planned(
         fits_host=None if host is None else not lacking(of_host, machine),
         offload_seconds=offload_seconds(spec, layout, machine),
         step_seconds=seconds.total,
-        step_seconds_range=machine.range_of(spec, seconds.total),
+        step_seconds_range=machine.range_of(spec, seconds.total, seconds.communication),
         observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=_tokens_per_step(spec) / seconds.total,
@@ -274,9 +274,11 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
         f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
     ]
     if fitted := machine.fitted:
+        factors = fitted.factors
         notes.append(
             f"corrected by {counted(fitted.jobs, 'job')} that ran in {fitted.precision} on {fitted.kind}: steps are "
-            f"expected to take {fitted.factor:.2f} times as long as these figures predict"
+            f"expected to take {factors.rest:.2f} times as long as these figures predict, and collectives in them that "
+            f"nothing hides {factors.communication:.2f} times"
         )
     if not spec.resources.gpus_per_worker:
         return notes

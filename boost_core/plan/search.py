@@ -179,7 +179,6 @@ class _Search:
     ) -> None:
         self._spec, self._gpus, self._machine = spec, gpus, machine
         self._limit, self._top, self._order = limit, top, order
-        self._least = machine.fitted.least if machine.fitted else 1.0  # of what bounds are corrected by
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
@@ -242,7 +241,7 @@ class _Search:
 
     def _hopes(self, pipeline: _Pipeline) -> bool:
         """Whether some cut may be faster than what was found."""
-        return self._least * pipeline.step.at_least_however_cut() <= self._slowest_kept()
+        return pipeline.step.at_least_however_cut() <= self._slowest_kept()
 
     def _misfit(self, choices: Sequence[Choice]) -> Choice | None:
         fastest = choices[0].seconds.total if choices else inf
@@ -295,7 +294,7 @@ class _Search:
                     self._push_shape(shape, rest, seconds)
                     self._look_at(shape, number)
 
-                self._push(self._least * micro_batches * seconds, look)
+                self._push(micro_batches * seconds, look)
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
@@ -313,7 +312,7 @@ class _Search:
         else:
             step = Step(job, layout, self._machine, self._order)
 
-        bound = self._least * step.at_least()
+        bound = step.at_least()
         if 1 < job.parallelism.stages < job.model.num_hidden_layers:
             self._pipelines[shape, layout.dp] = _Pipeline(job, step, bound)
 
@@ -363,7 +362,7 @@ class _Search:
         def look(bound: float) -> None:
             self._try(shape, mixed, step, bound)
 
-        bound = max(bound, self._least * step.at_least())
+        bound = max(bound, step.at_least())
         self._expect(shape, layout, bound)
         self._push(bound, look)
 

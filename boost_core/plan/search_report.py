@@ -141,7 +141,7 @@ def _planned(choice: Choice, machine: Machine) -> PlannedChoice:
         memory_bytes=choice.needed,
         node_host_bytes=choice.host,
         step_seconds=seconds,
-        step_seconds_range=machine.range_of(choice.job, seconds),
+        step_seconds_range=machine.range_of(choice.job, seconds, choice.seconds.communication),
         step_parts=StepParts(**asdict(choice.seconds)),
         tokens_per_second=training.global_batch_size * training.sequence_length / seconds,
     )

@@ -21,6 +21,9 @@ The reduction is of gradients in fp32 over the ranks with the same weights, unde
 micro-batch, and the gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked
 at.
 
+Corrections (``fitted``) multiply exchange and reduction by one factor and everything else by another, and idle time
+follows.
+
 ``replayed_parts`` has the same work played pass by pass instead (``replay``): each rank waits for what it needs, and
 reduces its gradients when it is done, whatever the others still do.
 ``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
@@ -29,7 +32,7 @@ reduces its gradients when it is done, whatever the others still do.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 
@@ -44,6 +47,7 @@ from boost_core.plan.collectives import group_seconds
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.wire import wire
 from boost_core.plan.devices import at
+from boost_core.plan.fitted import Factors, PredictedCommunication
 from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.replay import StageSeconds, at_least, play
@@ -82,9 +86,10 @@ class StepSeconds:
         """Seconds of the whole step."""
         return self.arithmetic + self.exchange + self.sends + self.idle + self.reduction + self.update
 
-    def times(self, factor: float) -> "StepSeconds":
-        """Return all parts multiplied by a factor."""
-        return StepSeconds(*(factor * seconds for seconds in astuple(self)))
+    @property
+    def communication(self) -> float:
+        """Seconds of exposed collectives."""
+        return self.exchange + self.reduction
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,11 @@ class _MicroBatch:
     @property
     def total(self) -> float:
         return self.arithmetic + self.exchange + self.sends
+
+    def corrected(self, factors: Factors) -> "_MicroBatch":
+        return _MicroBatch(
+            factors.rest * self.arithmetic, factors.communication * self.exchange, factors.rest * self.sends
+        )
 
 
 def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
@@ -122,6 +132,14 @@ def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) ->
 def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
     """Like ``step_parts``, with the pipeline simulated pass by pass. Arguments and errors as there."""
     return _step(spec, layout, machine).replayed()
+
+
+def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> PredictedCommunication:
+    """Return the exposed collectives of a step as predicted for the first pipeline rank, without a correction.
+
+    Arguments and errors as in ``step_parts``.
+    """
+    return _step(spec, layout, machine).communication()
 
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
@@ -162,6 +180,8 @@ class Step:
     ) -> None:
         self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
         self._fitted = machine.fitted
+        self._usual = self._fitted.factors if self._fitted else Factors()  # of shapes that have not run
+        self._least = self._fitted.least if self._fitted else Factors()
         self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
@@ -174,6 +194,7 @@ class Step:
         stages = cut(job.model, job.parallelism, job.training.sequence_length)
         self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
         self._rank_modes = [self._modes_of(stages) for stages in self._stages]
+        self._stage_seconds: dict[Factors, list[list[StageSeconds]]] = {}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:
         self._job, self._layout = job, layout
@@ -194,7 +215,7 @@ class Step:
     def keeping(self, job: JobSpec) -> "Step":
         """That of the job cut into other stages, or with other modes of those that were named."""
         other = copy(self)
-        for name in ("_rank_weights", "_rank_backwards", "_ranks", "_stage_seconds"):
+        for name in ("_rank_weights", "_rank_backwards", "_ranks"):
             other.__dict__.pop(name, None)
         other._job = job
         other._cut()
@@ -202,22 +223,25 @@ class Step:
 
     def replayed(self) -> StepSeconds:
         """The step's seconds, played."""
-        ranks, stages, schedule = self._ranks, self._stage_seconds, self._job.parallelism.pipeline_schedule
-        micro_batches, update = self._micro_batches, self._update
+        factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
+        ranks, stages = [rank.corrected(factors) for rank in self._ranks], self._stages_taking(factors)
+        micro_batches, update = self._micro_batches, factors.rest * self._update
         busiest = max(ranks, key=lambda rank: rank.arithmetic + rank.exchange)
         without_sends = [[replace(stage, send=0.0) for stage in own] for own in stages]
         ended = play(stages, schedule, micro_batches)
         computed = max(play(without_sends, schedule, micro_batches))
         arithmetic, exchange = micro_batches * busiest.arithmetic, micro_batches * busiest.exchange
-        idle = computed - arithmetic - exchange
-        return StepSeconds(
-            arithmetic, exchange, max(ended) - computed, max(0.0, idle), self._done(ended) - max(ended), update
-        ).times(self._correction)
+        idle, reduced = computed - arithmetic - exchange, self._done(ended, factors)
+        return StepSeconds(arithmetic, exchange, max(ended) - computed, max(0.0, idle), reduced - max(ended), update)
 
     def at_least(self) -> float:
-        """Seconds that ``replayed`` is never below but by its correction, in far less time."""
-        ended = at_least(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
-        return self._done(ended) + self._update
+        """Seconds that ``replayed`` is never below, in far less time.
+
+        Corrected by the least factors of any shape, so that it holds for all jobs that share these passes.
+        """
+        factors, schedule = self._least, self._job.parallelism.pipeline_schedule
+        ended = at_least(self._stages_taking(factors), schedule, self._micro_batches)
+        return self._done(ended, factors) + factors.rest * self._update
 
     def at_least_however_cut(self) -> float:
         """The same of every cut into as many stages, each of at least a block, and for whatever else blocks keep.
@@ -228,11 +252,12 @@ class Step:
         rank waits at least for a block of each rank before it. And some rank has at least its even share of blocks.
         """
         model, size, micro_batches = self._job.model, self._layout.pp, self._micro_batches
-        (mode,) = self._block
-        block, layers, even = self.of_a_block(mode), model.num_hidden_layers, -(-model.num_hidden_layers // size)
-        forward, backward, weight_gradients = self._block_passes[mode]
-        whole = layers * block + self.of_the_head()
-        sends = [self._between(place, 0) for place in range(size - 1)]
+        (mode,), factors = self._block, self._least
+        layers, even = model.num_hidden_layers, -(-model.num_hidden_layers // size)
+        forward, backward, weight_gradients = self._block_passes(mode, factors)
+        block, head = self._of_a_block(mode, factors), self._of_the_head(factors)
+        whole = layers * block + head
+        sends = [factors.rest * self._between(place, 0) for place in range(size - 1)]
         schedule = self._job.parallelism.pipeline_schedule
         if schedule == "1f1b":
             ahead = forward / block
@@ -240,43 +265,70 @@ class Step:
         else:
             before = forward + backward + (0.0 if schedule == "zero_bubble" else weight_gradients)
             ended = micro_batches * whole / size + before * (size - 1) / 2
-        behind = layers * (backward + weight_gradients)
+        behind = layers * sum(self._block_passes(mode, Factors())[1:])
         alone, share = (self._weights([Stage(1, range(number), False, False)]) for number in (1, even))
         busiest = micro_batches * (even * block + (min(sends) if schedule == "1f1b" else 0.0))
-        ended = max(ended + self._reduction(alone, behind), busiest + self._reduction(share, behind))
-        return ended + self._profile.update_seconds(share / self._sharers, self._element)
+        least, most = (factors.communication * self._reduction(weights, behind) for weights in (alone, share))
+        ended = max(ended + least, busiest + most)
+        return ended + factors.rest * self._profile.update_seconds(share / self._sharers, self._element)
 
     def played(self) -> float:
         """All of ``replayed``, in half its time."""
-        ended = play(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
-        return self._correction * (self._done(ended) + self._update)
+        factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
+        ended = play(self._stages_taking(factors), schedule, self._micro_batches)
+        return self._done(ended, factors) + factors.rest * self._update
 
-    def _done(self, ended: Sequence[float]) -> float:
+    def _done(self, ended: Sequence[float], factors: Factors) -> float:
         """When all ranks have reduced their gradients, each after its last pass."""
-        return max(end + reduction for end, reduction in zip(ended, self._reductions, strict=True))
+        reductions = zip(ended, self._reductions, strict=True)
+        return max(end + factors.communication * reduction for end, reduction in reductions)
 
     def of_a_micro_batch(self) -> float:
-        """What all pipeline ranks together compute and exchange for a micro-batch."""
-        return sum(rank.arithmetic + rank.exchange for rank in self._ranks)
+        """What all pipeline ranks together compute and exchange for a micro-batch at least, as ``at_least`` has it."""
+        ranks = [rank.corrected(self._least) for rank in self._ranks]
+        return sum(rank.arithmetic + rank.exchange for rank in ranks)
 
     def parts(self) -> StepSeconds:
         """The step's seconds, by the formula."""
-        ranks, micro_batches = self._ranks, self._micro_batches
-        slowest = max(ranks, key=lambda rank: rank.total)
-        others = sum(rank.total for rank in ranks) - slowest.total
+        factors, micro_batches = self._factors, self._micro_batches
+        slowest, others = self._slowest_and_others(factors)
         return StepSeconds(
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
-            _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * others,
-            self._reduction(max(self._rank_weights), max(self._rank_backwards)),
-            self._update,
-        ).times(self._correction)
+            self._idle_share * others.total,
+            factors.communication * self._reduction(max(self._rank_weights), max(self._rank_backwards)),
+            factors.rest * self._update,
+        )
+
+    def communication(self) -> PredictedCommunication:
+        """The exposed collectives of the first pipeline rank, without a correction."""
+        none, micro_batches = Factors(), self._micro_batches
+        slowest, others = self._slowest_and_others(none)
+        reduction = self._reduction(max(self._rank_weights), max(self._rank_backwards))
+        rest = micro_batches * (slowest.arithmetic + slowest.sends) + self._update
+        rest += self._idle_share * (others.arithmetic + others.sends)
+        along = micro_batches * slowest.exchange + self._idle_share * others.exchange + reduction
+        own = micro_batches * self._ranks[0].exchange + self._reduction(self._rank_weights[0], self._rank_backwards[0])
+        return PredictedCommunication(own, along / (along + rest))
+
+    def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
+        """The slowest pipeline rank's seconds for a micro-batch, and the sum of all others'."""
+        first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -rank.total)
+        return first, _MicroBatch(
+            sum(rank.arithmetic for rank in others),
+            sum(rank.exchange for rank in others),
+            sum(rank.sends for rank in others),
+        )
 
     @property
-    def _correction(self) -> float:
-        """What jobs that have run say the prediction is to be multiplied by."""
-        return self._fitted.of(self._job).factor if self._fitted else 1.0
+    def _factors(self) -> Factors:
+        """What the prediction is multiplied by, according to jobs that have run."""
+        return self._fitted.of(self._job).factors if self._fitted else Factors()
+
+    @property
+    def _idle_share(self) -> float:
+        return _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
 
     @property
     def _micro_batches(self) -> int:
@@ -291,7 +343,7 @@ class Step:
     def offload_seconds(self) -> float:
         """What copies take of what the host has of the optimizer's state, and of what blocks keep."""
         kept = (sum(count * sum(self._copies[mode]) for mode, count in modes.items()) for modes in self._rank_modes)
-        return self._correction * (self._offload + self._micro_batches * max(kept))
+        return self._factors.rest * (self._offload + self._micro_batches * max(kept))
 
     @property
     def _offload(self) -> float:
@@ -326,42 +378,56 @@ class Step:
         for stages, modes in zip(self._stages, self._rank_modes, strict=True):
             last = any(stage.last for stage in stages)
             arithmetic = sum(count * self._computed(mode) for mode, count in modes.items()) + last * head
+            arithmetic += sum(self._copies_before_backward(stage) for stage in stages)
             exchange = sum(count * sum(self._exchanges[mode]) for mode, count in modes.items()) + last * head_exchange
-            exchange += sum(self._before_backward(stage) for stage in stages)
+            exchange += sum(self._gathers_before_backward(stage) for stage in stages)
             ranks.append(_MicroBatch(arithmetic, exchange, sum(self._send(stage) for stage in stages)))
         return ranks
 
-    @cached_property
-    def _stage_seconds(self) -> list[list[StageSeconds]]:
-        """What each stage takes, pass by pass; all of a rank's passes take what ``_ranks`` says."""
-        return [[self._passes_of(stage) for stage in stages] for stages in self._stages]
+    def _stages_taking(self, factors: Factors) -> list[list[StageSeconds]]:
+        """What each stage takes, pass by pass, corrected; all of a rank's passes take what ``_ranks`` says."""
+        if factors not in self._stage_seconds:
+            self._stage_seconds[factors] = [[self._passes_of(stage, factors) for stage in own] for own in self._stages]
+        return self._stage_seconds[factors]
 
-    def _passes_of(self, stage: Stage) -> StageSeconds:
-        forward, backward, weights = 0.0, self._before_backward(stage), 0.0
+    def _passes_of(self, stage: Stage, factors: Factors) -> StageSeconds:
+        forward, weights = 0.0, 0.0
+        backward = factors.communication * self._gathers_before_backward(stage)
+        backward += factors.rest * self._copies_before_backward(stage)
         for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
-            of_forward, of_backward, of_weights = self._block_passes[mode]
+            of_forward, of_backward, of_weights = self._block_passes(mode, factors)
             forward += count * of_forward
             backward += count * of_backward
             weights += count * of_weights
         if stage.last:
+            exchange_forward, exchange_backward = self._head_exchanges
             seconds = self._profile.seconds
-            forward += seconds(self._head.forward) + self._head_exchanges[0]
-            backward += seconds(self._head.backward) + self._head_exchanges[1]
-            weights += seconds(self._head.weight_gradients)
+            forward += factors.rest * seconds(self._head.forward) + factors.communication * exchange_forward
+            backward += factors.rest * seconds(self._head.backward) + factors.communication * exchange_backward
+            weights += factors.rest * seconds(self._head.weight_gradients)
         sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
-        return StageSeconds(forward, backward, weights, sent)
+        return StageSeconds(forward, backward, weights, factors.rest * sent)
+
+    def _block_passes(self, mode: RecomputeMode, factors: Factors) -> tuple[float, float, float]:
+        """Seconds of a block's forward pass, of its backward pass and of its weight gradients, corrected."""
+        forward, backward, weights = self._computed_passes[mode]
+        exchange_forward, exchange_backward = self._exchanges[mode]
+        return (
+            factors.rest * forward + factors.communication * exchange_forward,
+            factors.rest * backward + factors.communication * exchange_backward,
+            factors.rest * weights,
+        )
 
     @cached_property
-    def _block_passes(self) -> dict[RecomputeMode, tuple[float, float, float]]:
-        """Seconds of a block's forward pass, of its backward pass and of its weight gradients, in each mode."""
+    def _computed_passes(self) -> dict[RecomputeMode, tuple[float, float, float]]:
+        """The same in each mode without exchanges and without a correction."""
         seconds, found = self._profile.seconds, {}
         for mode, block in self._block.items():
-            exchange_forward, exchange_backward = self._exchanges[mode]
             slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
             copy_forward, copy_backward = self._copies[mode]
             found[mode] = (
-                slower * seconds(block.forward) + exchange_forward + copy_forward,
-                slower * seconds(block.backward) + exchange_backward + copy_backward,
+                slower * seconds(block.forward) + copy_forward,
+                slower * seconds(block.backward) + copy_backward,
                 slower * seconds(block.weight_gradients),
             )
         return found
@@ -377,12 +443,18 @@ class Step:
         return counts
 
     def of_the_head(self) -> float:
-        """Seconds of one micro-batch in the head."""
-        return self._profile.seconds(self._head.all) + sum(self._head_exchanges)
+        """Seconds of one micro-batch in the head, corrected as in shapes that have not run."""
+        return self._of_the_head(self._usual)
+
+    def _of_the_head(self, factors: Factors) -> float:
+        return factors.rest * self._profile.seconds(self._head.all) + factors.communication * sum(self._head_exchanges)
 
     def of_a_block(self, mode: RecomputeMode) -> float:
-        """Seconds of one micro-batch in one block."""
-        return self._computed(mode) + sum(self._exchanges[mode])
+        """Seconds of one micro-batch in one block, corrected as ``of_the_head``."""
+        return self._of_a_block(mode, self._usual)
+
+    def _of_a_block(self, mode: RecomputeMode, factors: Factors) -> float:
+        return factors.rest * self._computed(mode) + factors.communication * sum(self._exchanges[mode])
 
     def _computed(self, mode: RecomputeMode) -> float:
         return self._block_seconds[mode] + sum(self._copies[mode])
@@ -439,18 +511,27 @@ class Step:
         return self._over(self._tensor_row, "all_gather", slices, len(latents))
 
     def first_gather(self, mode: RecomputeMode) -> float:
-        """What hides the gathers of other blocks and not those of the one that the backward pass begins with."""
+        """What hides the gathers of other blocks and not those of the one that the backward pass begins with.
+
+        Corrected as ``of_the_head``.
+        """
+        return self._usual.communication * self._first_gather(mode)
+
+    def _first_gather(self, mode: RecomputeMode) -> float:
         return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers(mode))
 
-    def _before_backward(self, stage: Stage) -> float:
-        """What a backward pass waits for before its first block: gathers, and copies from the host's memory.
+    def _gathers_before_backward(self, stage: Stage) -> float:
+        """Gathers that a backward pass waits for before its first block."""
+        modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
+        return max((self._first_gather(mode) for mode in modes if TRAITS[mode].slices), default=0.0)
+
+    def _copies_before_backward(self, stage: Stage) -> float:
+        """Copies from the host's memory that a backward pass waits for before its first block.
 
         A last stage's follows its own forward pass, so that this block's tensors are still on the device.
         """
         modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
-        gathers = max((self.first_gather(mode) for mode in modes if TRAITS[mode].slices), default=0.0)
-        copies = [self._copy_of(mode) for mode in modes if TRAITS[mode].on_host and not stage.last]
-        return gathers + max(copies, default=0.0)
+        return max((self._copy_of(mode) for mode in modes if TRAITS[mode].on_host and not stage.last), default=0.0)
 
     def _behind_gathers(self, mode: RecomputeMode) -> float:
         """The backward pass of a block, which hides the gathers of the one before it."""

@@ -1,9 +1,10 @@
-"""A run's actual cost compared with the plan: bytes of each rank, and seconds of a step."""
+"""A run's actual cost compared with the plan: bytes of each rank, seconds of a step and of its exposed collectives."""
 
 import statistics
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from boost_core.messages.reports import ComparisonReport
 from boost_core.plan.devices import at
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.throughput import predicted_communication, step_parts, step_seconds
 from boost_core.train.peak_memory import PeakMemory
 from boost_core.train.state import TrainState
 
@@ -35,6 +36,7 @@ class Comparison:
         self._steps = self._timed = 0
         self._told_next = _FIRST_TIMED
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
+        self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
         self._planned_bytes: list[int] = []
         self._peak_bytes: list[int] = []
 
@@ -42,11 +44,12 @@ class Comparison:
         """Context manager around a step."""
         return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
 
-    def after_step(self, seconds: float, refuse: Callable[[], None]) -> ComparisonReport | None:
+    def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take note of a step; all ranks call it after the same one.
 
         Args:
             seconds: The step's duration.
+            communication: Seconds of it that this rank waited for collectives.
             refuse: Called before values exchanged between ranks are used; raises if they must not be.
 
         Returns:
@@ -60,6 +63,7 @@ class Comparison:
         if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < self._planned_batch:
             return None
         self._seconds.append(seconds)
+        self._communication.append(communication)
         self._timed += 1
         return self._report() if self._timed == self._told_next else None
 
@@ -85,15 +89,20 @@ class Comparison:
         self._told_next = max(_FIRST_TIMED, 2 * self._timed)
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
         job, machine = at(spec, layout), self._basis.machine(spec)
-        predicted = step_seconds(job, layout, machine)
+        predicted, communication = step_parts(job, layout, machine), predicted_communication(job, layout, machine)
+        factor = machine.correction(job).factors.communication
         return ComparisonReport(
             **layout.sizes,
             step=self._state.step,
             planned_bytes=self._planned_bytes,
             peak_bytes=self._peak_bytes,
-            predicted_step_seconds=predicted,
-            predicted_step_seconds_range=machine.range_of(job, predicted),
+            predicted_step_seconds=predicted.total,
+            predicted_step_seconds_range=machine.range_of(job, predicted.total, predicted.communication),
             provenance=machine.provenance,
-            correction=machine.correction(job).factor,
+            correction=predicted.total / step_seconds(job, layout, replace(machine, fitted=None)),
+            predicted_exposed_communication_seconds=factor * communication.seconds,
+            communication_correction=factor,
+            communication_share=communication.share,
             step_seconds=statistics.median(self._seconds) if self._seconds else None,
+            exposed_communication_seconds=statistics.median(self._communication) if self._communication else None,
         )

@@ -245,7 +245,8 @@ class _Run(_Keeping):
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
-            self._compare(parts.seconds - parts.data)  # no plan knows how long data takes
+            # No plan knows how long data takes.
+            self._compare(parts.seconds - parts.data, parts.exposed_communication)
         # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
@@ -253,8 +254,8 @@ class _Run(_Keeping):
         self._ended = ended
         return result.requests
 
-    def _compare(self, seconds: float) -> None:
-        report = self._comparison.after_step(seconds, self._membership.refuse_aborted)
+    def _compare(self, seconds: float, communication: float) -> None:
+        report = self._comparison.after_step(seconds, communication, self._membership.refuse_aborted)
         if report is not None:
             self._report(report)
 

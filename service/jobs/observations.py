@@ -1,10 +1,11 @@
 """The record of jobs' measured times relative to their predictions, which correct the predictions of later jobs.
 
-Each job has one ratio per shape, from its newest comparison; for each tenant, those of the newest jobs on a kind of
-device at a precision are kept. Another tenant counts for a kind of device like one job, with the median of its ratios,
-so that none outweighs others by its number of jobs; only the tenant itself sees which of its shapes have run.
-Predictions from another profile, for nodes of another size, or by another version of the plan have another base: ratios
-of one base say nothing about another.
+Each job has two ratios per shape, of exposed collectives and of the rest of its steps, from its newest comparison; a
+row that has only the ratio of whole steps counts with that for both. For each tenant, those of the newest jobs
+on a kind of device at a precision are kept. Another tenant counts for a kind of device like one job, with the medians
+of its ratios, so that none outweighs others by its number of jobs; only the tenant itself sees which of its shapes have
+run. Predictions from another profile, for nodes of another size, or by another version of the plan have another base:
+ratios of one base say nothing about another.
 """
 
 from collections import defaultdict
@@ -12,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from operator import attrgetter
-from statistics import median
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    Row,
     Select,
     bindparam,
     delete,
@@ -32,7 +33,7 @@ from boost_core import __version__
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import ComparisonReport
 from boost_core.plan.devices import at
-from boost_core.plan.fitted import MOST, Fitted, Ran, model_of, shape_of
+from boost_core.plan.fitted import Fitted, PredictedCommunication, Ran, Ratios, median_of, model_of, plausible, shape_of
 from boost_core.plan.machine import NODE_GPUS, kind_of_device
 from boost_core.plan.measured import Basis, MeasuredProfile
 from service.jobs.model import JobRecord
@@ -48,7 +49,8 @@ def _newest(whose: ColumnElement[bool]) -> Select[Any]:
     alike = (
         (_ROW.kind == bindparam("kind")) & (_ROW.precision == bindparam("precision")) & (_ROW.base == bindparam("base"))
     )
-    rows = select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, _ROW.ratio, _ROW.time).where(alike, whose)
+    ratios = _ROW.ratio, _ROW.rest_ratio, _ROW.communication_ratio
+    rows = select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, *ratios, _ROW.time).where(alike, whose)
     return select(rows.order_by(_ROW.time.desc()).limit(_READ).subquery())
 
 
@@ -67,15 +69,26 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     kind, seconds = kind_of_device(record.spec.resources), report.step_seconds
     if kind is None or seconds is None or not report.predicted_step_seconds > 0:
         return None
-    ratio = seconds / report.predicted_step_seconds * report.correction
-    if not 1 / MOST <= ratio <= MOST:
+    whole = seconds / report.predicted_step_seconds * report.correction
+    ratios = _ratios(report, whole)
+    if ratios is None or not plausible(whole):
         return None
     job = at(record.spec, Layout.of(report))
     return {
         "job_id": record.id, "shape": shape_of(job), "tenant": record.tenant, "kind": kind,
         "precision": job.training.precision, "base": _base(record.basis.profile, record.node_gpus),
-        "model": model_of(job), "ratio": ratio, "time": time,
+        "model": model_of(job), "ratio": whole, "rest_ratio": ratios.rest,
+        "communication_ratio": ratios.communication, "time": time,
     }  # fmt: skip
+
+
+def _ratios(report: ComparisonReport, whole: float) -> Ratios | None:
+    """Both ratios of a job whose steps took so many times as long as predicted without a correction."""
+    measured = report.exposed_communication_seconds
+    if measured is None:
+        return Ratios(whole, whole)  # from a trainer that compared whole steps
+    predicted = report.predicted_exposed_communication_seconds / report.communication_correction
+    return Ratios.of(whole, measured, PredictedCommunication(predicted, report.communication_share))
 
 
 def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
@@ -125,17 +138,22 @@ class Observations:
             return None
         own, others = [row for row in rows if row.tenant == tenant], [row for row in rows if row.tenant != tenant]
         spread = Basis(profile=profile).machine(spec).profile.spread
-        counting = [*(Ran(*row[1:-1]) for row in own), *_as_jobs((row.tenant, row.job_id, row.ratio) for row in others)]
+        counting = [Ran(row.job_id, row.model, row.shape, _kept_ratios(row)) for row in own]
+        counting += _as_jobs((row.tenant, row.job_id, _kept_ratios(row)) for row in others)
         return Fitted.to(counting, spread, kind, precision, model_of(spec))
 
 
-def _as_jobs(rows: Iterable[tuple[str, str, float]]) -> Iterator[Ran]:
+def _kept_ratios(row: Row[Any]) -> Ratios:
+    return Ratios(row.ratio, row.ratio) if row.rest_ratio is None else Ratios(row.rest_ratio, row.communication_ratio)
+
+
+def _as_jobs(rows: Iterable[tuple[str, str, Ratios]]) -> Iterator[Ran]:
     """Other tenants, each as one job without a shape."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ratios: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
     for tenant, job, ratio in rows:
         ratios[tenant][job].append(ratio)
     for number, jobs in enumerate(ratios.values()):
-        yield Ran(f"tenant {number}", "", "", median(map(median, jobs.values())))
+        yield Ran(f"tenant {number}", "", "", median_of([median_of(each) for each in jobs.values()]))
 
 
 def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:

@@ -183,7 +183,11 @@ class ProfileRow(Table):
 
 
 class ObservationRow(Table):
-    """Ratio of a job's measured to predicted step time in one shape; see ``service.jobs.observations``."""
+    """Ratios of a job's measured to predicted step time in one shape; see ``service.jobs.observations``.
+
+    ``ratio`` is of whole steps. ``rest_ratio`` is null in rows of versions that knew no other, and
+    ``communication_ratio`` also where a job says nothing about collectives.
+    """
 
     __tablename__ = "observations"
     __table_args__ = (
@@ -199,6 +203,8 @@ class ObservationRow(Table):
     base: Mapped[str] = mapped_column(String(16))
     model: Mapped[str] = mapped_column(String(16))
     ratio: Mapped[float]
+    rest_ratio: Mapped[float | None]
+    communication_ratio: Mapped[float | None]
     time: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

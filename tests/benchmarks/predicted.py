@@ -1,14 +1,19 @@
 """Steps of real gangs beside what was predicted for them: ``python -m tests.benchmarks.predicted``.
 
 The profile is measured as ``boost bench profile`` and ``boost bench comm`` do, of one core and of two gloo ranks. Gangs
-of tp 1 and of tp 2 then run as jobs do, and correct it; other layouts, in all modes of recomputation, are held out:
-nothing of them is known when they are predicted. Rounds go over all cases in turn.
+of tp 1 and of tp 2 then run as jobs do, several of each, and correct it; other layouts, in all modes of recomputation,
+are held out: nothing of them is known when they are predicted. Rounds go over all cases in turn, the last ones over the
+known gangs only.
 
 Two clocks tell how long a step took. One is on the wall, of which the shortest step of a round counts; ranks have a
 thread each, and where they are more than the cores, each is predicted to have its share of one. The other counts the
 seconds that a rank had a core, of which other work on the machine takes none away: the median of a round's steps, of
 the rank that needed most. A rank has no core while it waits in a pipeline, so predictions for this clock are without
 idle time. Rates and the link, for both, are measured by this clock; on a core of one's own they are the same by both.
+
+By the wall clock a step communicates for as long as its rank waits for collectives. By the other it communicates while
+threads other than the one that trains have a core, which are gloo's (a gang of one rank has hardly any such seconds),
+and while that one starts a collective or waits for it. Either way it is what the profile's link was timed by.
 """
 
 import logging
@@ -17,11 +22,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -31,11 +36,12 @@ from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import Provenance
+from boost_core.parallel.ledger import CommunicationLedger, Pending
 from boost_core.plan.devices import at
-from boost_core.plan.fitted import Fitted, Ran, model_of, shape_of
+from boost_core.plan.fitted import Factors, Fitted, PredictedCommunication, Ran, Ratios, model_of, shape_of
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import Basis, MeasuredLink, MeasuredProfile
-from boost_core.plan.throughput import step_parts
+from boost_core.plan.throughput import StepSeconds, step_parts
 from boost_core.train import train
 from boost_core.train.membership import Membership, StepTimes
 from tests.benchmarks.figures import FIGURES, provenance, table
@@ -44,9 +50,10 @@ from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
 PRESET, LAYERS, SEQUENCE, MICRO_BATCH, BATCH = "60m", 4, 64, 2, 8
-STEPS, WATCHED, ROUNDS = 9, 2, 2  # of a run; of these, slower by counting memory; runs of each case
+STEPS, WATCHED, ROUNDS = 9, 2, 2  # of a run; of these, slower by counting memory; runs of each case held out
+JOBS = 9  # of each known gang: by n/(n + 3) three quarters of what is believed
 LARGEST, REPEATS = 4 << 20, 15
-KNOWN = (Layout(1, 1, 1), Layout(2, 1, 1))
+KNOWN = ((Layout(1, 1, 1), "none"), (Layout(2, 1, 1), "none"))
 BASES: dict[Provenance, Provenance] = {"assumed": "fitted", "measured": "measured_fitted"}  # and those corrected
 WAYS: tuple[Provenance, ...] = ("assumed", "fitted", "measured", "measured_fitted")
 HELD_OUT = tuple(
@@ -58,7 +65,23 @@ CPU = torch.device("cpu")
 logger = logging.getLogger(__name__)
 Case = tuple[Layout, str]
 Clock = Literal["core", "wall"]
-Seconds = dict[Case, list[float]]  # of a step, in each round
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step took by one clock.
+
+    Attributes:
+        seconds: All of it.
+        communication: The part in which it communicated.
+    """
+
+    seconds: float
+    communication: float
+
+
+Seconds = dict[Case, list[Taken]]  # of a step, in each round
 
 
 @dataclass(frozen=True)
@@ -88,23 +111,33 @@ class Ways:
             machine = Basis(profile=_share_of(self.profile, share)).machine(job)
         return replace(machine, fitted=self.corrections.get(way))
 
-    def seconds(self, job: JobSpec, way: Provenance) -> float:
+    def parts(self, job: JobSpec, way: Provenance) -> StepSeconds:
         """The prediction."""
         parts = step_parts(job, Layout.of(job.parallelism), self.machine(job, way))
-        return parts.total if self.clock == "wall" else parts.total - parts.idle
+        return parts if self.clock == "wall" else replace(parts, idle=0.0)
+
+    def ratios(self, job: JobSpec, base: Provenance, taken: Taken) -> Ratios | None:
+        """What a known gang took over the prediction; it has one pipeline rank, which waits for no other."""
+        parts = self.parts(job, base)
+        predicted = PredictedCommunication(parts.communication, parts.communication / parts.total)
+        return Ratios.of(taken.seconds / parts.total, taken.communication, predicted)
 
     def corrected(self, seconds: Seconds, folder: Path) -> "Ways":
         """The same, corrected by gangs that have run."""
         corrections: dict[Provenance, Fitted] = {}
         for base, way in BASES.items():
             ran = []
-            for case, steps in seconds.items():
+            for case, every in seconds.items():
                 job = job_of(case, folder)
-                ratio = statistics.median(steps) / self.seconds(job, base)
-                ran.append(Ran(str(case), model_of(job), shape_of(job), ratio))
+                found = [self.ratios(job, base, taken) for taken in every]
+                ran += [
+                    Ran(f"{case} {number}", model_of(job), shape_of(job), ratios)
+                    for number, ratios in enumerate(found)
+                    if ratios
+                ]
             spread = self.machine(job, base).profile.spread
-            if found := Fitted.to(ran, spread, "CPU", "fp32", model_of(job)):
-                corrections[way] = found
+            if fitted := Fitted.to(ran, spread, "CPU", "fp32", model_of(job)):
+                corrections[way] = fitted
         return replace(self, corrections=corrections)
 
 
@@ -125,18 +158,55 @@ def job_of(case: Case, folder: Path) -> JobSpec:
     return at(JobSpec.model_validate(job.model_dump(mode="json") | {"model": model}), layout)
 
 
-def steps_of(job: JobSpec) -> list[tuple[float, float]]:
-    """Train it on this rank; of each step the seconds of a core and those on the wall."""
-    steps: list[tuple[float, float]] = []
-    before = time.process_time()
+class OwnSeconds:
+    """Counts how long this thread has a core in some calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def of(self, call: Callable[[], Result]) -> Result:
+        """Make a call."""
+        before = time.thread_time()
+        result = call()
+        self.seconds += time.thread_time() - before
+        return result
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A collective whose wait is counted."""
+
+    pending: Pending
+    own: OwnSeconds
+
+    def wait(self) -> None:
+        """Wait for it."""
+        self.own.of(self.pending.wait)
+
+
+def steps_of(job: JobSpec) -> list[dict[Clock, Taken]]:
+    """Train it on this rank; what each step took by both clocks."""
+    steps: list[dict[Clock, Taken]] = []
+    own, start = OwnSeconds(), CommunicationLedger.start
+
+    def started(*arguments: Any) -> Awaited:
+        return Awaited(own.of(lambda: start(*arguments)), own)
+
+    def now() -> tuple[float, float]:
+        every = time.process_time()
+        return every, every - time.thread_time() + own.seconds
+
+    before = now()
 
     def note(times: StepTimes) -> None:
         nonlocal before
-        now = time.process_time()
-        steps.append((now - before, times.parts.seconds))
-        before = now
+        after = now()
+        core = Taken(*(later - earlier for later, earlier in zip(after, before, strict=True)))
+        steps.append({"core": core, "wall": Taken(times.parts.seconds, times.parts.exposed_communication)})
+        before = after
 
-    train(job, Recorder(), Membership(after_step=note))
+    with patch.object(CommunicationLedger, "start", started):
+        train(job, Recorder(), Membership(after_step=note))
     return steps[WATCHED:]
 
 
@@ -165,19 +235,20 @@ def held_up() -> float:
     return (time.perf_counter() - started) / (time.process_time() - computing)
 
 
-def rounds(ranks: Ranks, cases: Sequence[Case], folder: Path) -> tuple[dict[Clock, Seconds], list[float]]:
+def rounds(ranks: Ranks, folder: Path) -> tuple[dict[Clock, Seconds], list[float]]:
     """What each case took in each round by both clocks, and how much other work held a core up before each."""
+    cases = (*KNOWN, *HELD_OUT)
     found: dict[Clock, Seconds] = {"core": {case: [] for case in cases}, "wall": {case: [] for case in cases}}
     others = []
-    for _ in range(ROUNDS):
-        for case in cases:
+    for number in range(JOBS):
+        for case in cases if number < ROUNDS else KNOWN:
             others.append(held_up())
             told = ranks.run(case[0].world_size, steps_of, job_of(case, folder))
-            core = statistics.median(max(core for core, _ in step) for step in zip(*told, strict=True))
-            wall = min(wall for _, wall in told[0])
+            most = [max((rank["core"] for rank in step), key=_seconds) for step in zip(*told, strict=True)]
+            core, wall = _median(most), min((step["wall"] for step in told[0]), key=_seconds)
             found["core"][case].append(core)
             found["wall"][case].append(wall)
-            logger.info("%s: %.0f ms of a core, %.0f on the wall", _name(case), 1000 * core, 1000 * wall)
+            logger.info("%s: %s of a core, %s on the wall", _name(case), _in_words(core), _in_words(wall))
     return found, others
 
 
@@ -186,16 +257,15 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     ranks, cores = Ranks(), os.cpu_count() or 1
-    known: list[Case] = [(layout, "none") for layout in KNOWN]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_corpus(folder / "corpus")
         profile = measured(ranks)
         logger.info("%s", profile)
-        found, others = rounds(ranks, [*known, *HELD_OUT], folder)
+        found, others = rounds(ranks, folder)
         ranks.close()
         ways = [
-            Ways(clock, cores, profile).corrected({case: seconds[case] for case in known}, folder)
+            Ways(clock, cores, profile).corrected({case: seconds[case] for case in KNOWN}, folder)
             for clock, seconds in found.items()
         ]
         lines = [*_summary(ways, found, folder)]
@@ -204,8 +274,9 @@ def main() -> None:
     low, *_, high = statistics.quantiles(others, n=10)
     conditions = (
         f"{PRESET} with {LAYERS} blocks, {BATCH} sequences of {SEQUENCE} in micro-batches of {MICRO_BATCH}, fp32, "
-        f"gloo; {ROUNDS} rounds of {STEPS - WATCHED} steps. Other work held cores up: for a second of one a process "
-        f"waited {statistics.median(others) - 1:.1f} s more (p10 {low - 1:.1f}, p90 {high - 1:.1f})."
+        f"gloo; {ROUNDS} rounds of {STEPS - WATCHED} steps, and {JOBS} of known gangs. Other work held cores up: for "
+        f"a second of one a process waited {statistics.median(others) - 1:.1f} s more (p10 {low - 1:.1f}, "
+        f"p90 {high - 1:.1f})."
     )
     (FIGURES / "predicted.md").write_text("\n".join([*lines, "", provenance(), conditions, ""]))
 
@@ -213,11 +284,11 @@ def main() -> None:
 def _rows(ways: Ways, seconds: Seconds, folder: Path) -> list[str]:
     rows = []
     for case, steps in seconds.items():
-        job, step = job_of(case, folder), statistics.median(steps)
-        predicted = [ways.seconds(job, way) for way in WAYS]
-        errors = [f"{1000 * each:.0f} ms ({each / step - 1:+.0%})" for each in predicted]
-        rows.append([_name(case), "held out" if case in HELD_OUT else "known", f"{1000 * step:.0f} ms", *errors])
-    return table(["gang", "", "took", *WAYS], rows)
+        job, step = job_of(case, folder), _median(steps)
+        predicted = [ways.parts(job, way) for way in WAYS]
+        errors = [f"{_in_words(each)} ({each.total / step.seconds - 1:+.0%})" for each in predicted]
+        rows.append([_name(case), "held out" if case in HELD_OUT else "known", _in_words(step), *errors])
+    return table(["gang", "", "took (communicating)", *WAYS], rows)
 
 
 def _summary(all_ways: Sequence[Ways], found: Mapping[Clock, Seconds], folder: Path) -> list[str]:
@@ -226,23 +297,47 @@ def _summary(all_ways: Sequence[Ways], found: Mapping[Clock, Seconds], folder: P
         errors, inside = [], []
         for case in HELD_OUT:
             job, seconds = job_of(case, folder), found[ways.clock][case]
-            predicted = ways.seconds(job, way)
-            low, high = ways.machine(job, way).range_of(job, predicted)
-            errors.append(abs(predicted / statistics.median(seconds) - 1))
-            inside += [low <= each <= high for each in seconds]
-        correction = ways.corrections.get(way)
+            predicted = ways.parts(job, way)
+            low, high = ways.machine(job, way).range_of(job, predicted.total, predicted.communication)
+            errors.append(abs(predicted.total / _median(seconds).seconds - 1))
+            inside += [low <= each.seconds <= high for each in seconds]
+        factors = correction.factors if (correction := ways.corrections.get(way)) else Factors()
         rows.append(
             [
                 ways.clock,
                 way,
-                f"{correction.factor:.2f}" if correction else "1",
+                f"{factors.rest:.2f}",
+                f"{factors.communication:.2f}",
                 f"{statistics.median(errors):.0%}",
                 f"{max(errors):.0%}",
                 f"{sum(inside) / len(inside):.0%}",
             ]
         )
-    header = ["clock", "held out, by", "factor", "median error (aim 10%)", "worst (20%)", "within p10–p90 (80%)"]
+    header = [
+        "clock",
+        "held out, by",
+        "factor",
+        "of communication",
+        "median error (aim 10%)",
+        "worst (20%)",
+        "within p10–p90 (80%)",
+    ]
     return table(header, rows)
+
+
+def _seconds(taken: Taken) -> float:
+    return taken.seconds
+
+
+def _median(every: Sequence[Taken]) -> Taken:
+    return Taken(
+        statistics.median(each.seconds for each in every), statistics.median(each.communication for each in every)
+    )
+
+
+def _in_words(step: Taken | StepSeconds) -> str:
+    seconds = step.seconds if isinstance(step, Taken) else step.total
+    return f"{1000 * seconds:.0f} ({1000 * step.communication:.0f}) ms"
 
 
 def _name(case: Case) -> str:

@@ -9,7 +9,7 @@ from boost_core.messages.reports import ComparisonReport
 from boost_core.plan.fitted import Fitted
 from boost_core.plan.measured import Basis, MeasuredProfile, machine_of
 from boost_core.plan.memory import pipeline_rank_memory, rank_memory
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.throughput import predicted_communication, step_seconds
 from boost_core.train import train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
@@ -57,7 +57,16 @@ def test_ranks_report_what_they_take_beside_the_plan(
     assert timed.step_seconds > 0
     uncorrected = step_seconds(spec, layout, machine_of(spec, basis.profile))
     assert timed.predicted_step_seconds == pytest.approx(timed.correction * uncorrected)
-    expected = (1.5, "measured_fitted") if basis.fitted else (1.0, "assumed")
+    expected = (pytest.approx(1.5), "measured_fitted") if basis.fitted else (1.0, "assumed")
     assert (timed.correction, timed.provenance) == expected
+    predicted = predicted_communication(spec, layout, machine_of(spec, basis.profile))
+    assert timed.communication_share == predicted.share
+    assert timed.communication_correction == (FITTED.factor if basis.fitted else 1.0)
+    uncorrected_part = timed.predicted_exposed_communication_seconds / timed.communication_correction
+    assert uncorrected_part == pytest.approx(predicted.seconds)
+    assert (predicted.seconds > 0) == (layout.tp > 1)
+    assert early.exposed_communication_seconds is None
+    assert timed.exposed_communication_seconds is not None
+    assert 0 < timed.exposed_communication_seconds < timed.step_seconds
     least, most_seconds = timed.predicted_step_seconds_range
     assert least < timed.predicted_step_seconds < most_seconds

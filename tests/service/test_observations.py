@@ -1,18 +1,19 @@
 """What jobs took beside their predictions, in the record: what is kept of it, and which jobs go by it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import ComparisonReport
-from boost_core.plan.fitted import Fitted
+from boost_core.plan.fitted import Factors, Fitted
 from boost_core.plan.measured import Basis
 from boost_core.plan.report import plan
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.throughput import predicted_communication, step_parts
 from service.client import Client
 from service.jobs.model import JobRecord, Owner
 from service.jobs.observations import Observations, keep, observation
@@ -40,27 +41,37 @@ def observations(store: JobStore) -> Observations:
     return Observations(store.engine)
 
 
-def compared(job: JobRecord, ratio: float | None, tensor: int = 2) -> ComparisonReport:
-    """A job's steps, so many times as long as predicted without a correction."""
+def compared(job: JobRecord, ratio: float | None, tensor: int = 2, collectives: float = 1.0) -> ComparisonReport:
+    """A job's steps, so many times as long as predicted without a correction, and their collectives so many more."""
     layout = Layout(tensor, 1, 1)
-    machine = job.basis.machine(job.spec)
-    predicted = step_seconds(job.spec.at(layout), layout, machine)
-    correction = machine.correction(job.spec.at(layout)).factor
+    machine, spec = job.basis.machine(job.spec), job.spec.at(layout)
+    predicted, none = step_parts(spec, layout, machine), step_parts(spec, layout, replace(machine, fitted=None))
+    communication = predicted_communication(spec, layout, machine)
+    factor = machine.correction(spec).factors.communication
+    waited = None if ratio is None else ratio * collectives * none.communication
     return ComparisonReport(
-        step=10, **layout.sizes, planned_bytes=[1], peak_bytes=[1], predicted_step_seconds=predicted,
-        predicted_step_seconds_range=(predicted / 2, predicted * 2), correction=correction,
-        step_seconds=None if ratio is None else ratio * predicted / correction,
+        step=10, **layout.sizes, planned_bytes=[1], peak_bytes=[1], predicted_step_seconds=predicted.total,
+        predicted_step_seconds_range=(predicted.total / 2, predicted.total * 2),
+        correction=predicted.total / none.total,
+        predicted_exposed_communication_seconds=factor * communication.seconds,
+        communication_correction=factor, communication_share=communication.share,
+        step_seconds=None if ratio is None or waited is None else ratio * (none.total - none.communication) + waited,
+        exposed_communication_seconds=waited,
     )  # fmt: skip
 
 
 def ran(
-    store: JobStore, *ratios: float | None, spec: JobSpec = CPU, tenant: str = "lab", many: bool = False, **more: Any
-) -> JobRecord:
+    store: JobStore, *ratios: float | None, spec: JobSpec = CPU, tenant: str = "lab", many: bool = False,
+    collectives: float = 1.0, **more: Any,
+) -> JobRecord:  # fmt: skip
     """A job that has run with these ratios, one after the other; the later ones at another time."""
     job = store.create(spec, ROOT, Owner(tenant), **more)
     start(store, job.id)
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=next(_LATER))
-    told = [(number, time, report) for number, _, report in numbered(*(compared(job, each) for each in ratios))]
+    told = [
+        (number, time, report)
+        for number, _, report in numbered(*(compared(job, each, collectives=collectives) for each in ratios))
+    ]
     if many:
         store.append_many([(store.get(job.id), told)])
     else:
@@ -95,6 +106,32 @@ def test_each_job_counts_by_its_newest_comparison(store: JobStore, observations:
     assert rows(store) == 1
 
 
+def test_collectives_and_the_rest_are_kept_apart(store: JobStore, observations: Observations) -> None:
+    """The correction chases neither: the second job's prediction is corrected already."""
+    first = ran(store, 2.0, collectives=2.5)
+    found = observations.for_job(CPU, None, None, "lab")
+    assert found is not None
+    assert found.factors == Factors(pytest.approx(2**0.25), pytest.approx(5**0.25))
+    ran(store, 2.0, collectives=2.5, fitted=found)
+    again = observations.for_job(CPU, None, None, "lab")
+    assert again is not None
+    assert again.factors == Factors(pytest.approx(2**0.4), pytest.approx(5**0.4))
+    others = observations.for_job(CPU, None, None, "another")
+    assert others is not None
+    assert others.factors == found.factors, "a tenant counts like one job"
+    with store.engine.begin() as connection:
+        kept = connection.execute(select(ObservationRow.ratio).where(ObservationRow.job_id == first.id)).scalar_one()
+        connection.execute(update(ObservationRow).values(rest_ratio=None, communication_ratio=None))
+    before = observations.for_job(CPU, None, None, "lab")
+    assert before is not None
+    assert 2 < kept < 5
+    assert before.factors == Factors(pytest.approx(kept**0.4), pytest.approx(kept**0.4)), "rows of a version before"
+    report = compared(first, 2.0).model_copy(update={"exposed_communication_seconds": None})
+    row = observation(first, report, datetime.now(UTC))
+    assert row is not None
+    assert row["rest_ratio"] == row["communication_ratio"] == row["ratio"], "of a trainer before"
+
+
 def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: Observations) -> None:
     stored = ProfileStore(store.engine).put("H100", PROFILE, "ops")
     ran(store, 2.0, spec=CPU)
@@ -121,11 +158,10 @@ def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: 
 
 def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, observations: Observations) -> None:
     job = ran(store, 1.0, tenant="calm")
-    report = compared(job, 1.0)
     for tenant, jobs, ratio in (("calm", 4, 1.0), ("quiet", 4, 1.0), ("wild", 34, 9.0)):
         for number in range(jobs):
             like = job.with_values({"id": f"{tenant}-{number}", "tenant": tenant})
-            slower = report.model_copy(update={"step_seconds": report.predicted_step_seconds * ratio})
+            slower = compared(job, ratio)
             row = observation(like, slower, datetime.now(UTC))
             assert row is not None
             with store.engine.begin() as connection:

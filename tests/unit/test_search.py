@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, Layout
 from boost_core.plan import search as module
+from boost_core.plan.fitted import Correction, Fitted, ShapeCorrection, shape_of
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
@@ -149,14 +150,35 @@ def test_no_cut_takes_less_than_the_least_that_is_taken_of_all() -> None:
         stages = size if schedule == "1f1b" else 2 * size
         if stages > layers or small.gpus < size or (small.job.model.family == "dense" and schedule == "zero_bubble"):
             continue
-        layout, ends = Layout(1, size, 1), sorted(random.sample(range(1, layers), stages - 1))
+        layout = Layout(random.choice((1, 2)) if small.gpus >= 2 * size else 1, size, 1)
+        ends = sorted(random.sample(range(1, layers), stages - 1))
         own = tuple(end - begin for begin, end in pairwise((0, *ends, layers)))
-        steps = []
+        jobs = []
         for cut in (None, own):
             changes = {**layout.sizes, "pipeline_schedule": schedule, "pipeline_layers_per_stage": cut}
             parallelism = small.job.parallelism.model_copy(update=changes)
-            steps.append(Step(small.job.model_copy(update={"parallelism": parallelism}), layout, small.machine))
-        assert steps[0].at_least_however_cut() <= min(step.played() for step in steps) * (1 + 1e-9)
+            jobs.append(small.job.model_copy(update={"parallelism": parallelism}))
+        on = random.choice((small.machine, replace(small.machine, fitted=_corrections(random, jobs[0]))))
+        steps = [Step(each, layout, on) for each in jobs]
+        played = [step.played() * (1 + 1e-9) for step in steps]
+        assert steps[0].at_least_however_cut() <= min(played)
+        assert all(step.at_least() <= seconds for step, seconds in zip(steps, played, strict=True))
+
+
+def _corrections(random: Random, job: JobSpec) -> Fitted:
+    """Of a shape that has run and of all others, either of them the faster one in either way."""
+
+    def some() -> dict[str, Any]:
+        factor, other = random.choice((0.2, 1.0, 5.0)), random.choice((0.2, 1.0, 5.0))
+        return {
+            "jobs": 9,
+            "factor": factor,
+            "spread": 0.1,
+            "communication": Correction(jobs=9, factor=other, spread=0.1),
+        }
+
+    shape = ShapeCorrection(**some(), shape=shape_of(job))
+    return Fitted(**some(), kind="H100", precision="bf16", shapes=(shape,))
 
 
 def test_batches_that_grow_split_over_the_replicas_that_are_found() -> None:
