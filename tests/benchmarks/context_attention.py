@@ -29,7 +29,7 @@ TOKENS, CHUNK, HEADS, HEAD_SIZE, ROUNDS, RANKS = 2**14, 1024, 1, 64, 3, 2
 CPU = torch.device("cpu")
 WINDOWS = {
     "one document": Window((TOKENS,), CHUNK),
-    "one document, sees 2048": Window((TOKENS,), CHUNK, 2048),
+    "one document, window of 2048": Window((TOKENS,), CHUNK, 2048),
     "wlbllm's lengths": Window(documents_of("wlbllm", TOKENS, 0), CHUNK),
 }
 PLACEMENTS = ("contiguous", "near")
@@ -103,8 +103,8 @@ def main() -> None:
     finally:
         pool.close()
     header = [
-        f"{TOKENS // 1024}K tokens", "placement", "busier rank's pairs", "its time on its core", "seconds",
-        "alone, on its core", "waited for exchanges", "sent by both",
+        f"{TOKENS // 1024}K tokens", "placement", "busier rank's pairs", "its CPU time", "wall-clock time",
+        "one rank, CPU time", "waiting for exchanges", "sent by both",
     ]  # fmt: skip
     write_table(FIGURES / "context_attention.md", header, rows)
 

@@ -201,8 +201,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cost-") as folder:
         rows = measure(Path(folder), given.jobs, given.rounds)
     header = [
-        f"{given.jobs:,} jobs in the record", "answer", "bare: CPU", "API: CPU", "bare: wall", "API: wall",
-        "CPU, API over bare", "aim",
+        f"{given.jobs:,} jobs in the record", "response", "bare: CPU", "API: CPU", "bare: wall", "API: wall",
+        "CPU, API relative to bare", "aim",
     ]  # fmt: skip
     write_table(FIGURES / "requests_cost.md", header, rows)
 
