@@ -76,15 +76,16 @@ def _speed() -> Row:
 
 def _beside_plan() -> list[timeseries.Panel]:
     seconds = time_series(
-        "Step beside its plan",
+        "Step time and prediction",
         "The median of the newest steps, and what the plan predicted for the layout.",
         "s",
         _of_job("boost_job_median_step_seconds", "measured"),
         _of_job("boost_job_predicted_step_seconds", "predicted"),
     )
     memory = time_series(
-        "Memory beside its plan",
-        "The most that a rank held by the gang's second step, on the rank that held most, and what was planned for it.",
+        "Memory and prediction",
+        "The peak memory up to the gang's second step, on the rank with the highest peak, and the plan's prediction "
+        "for that rank.",
         "bytes",
         _of_job("boost_job_peak_memory_bytes", "measured"),
         _of_job("boost_job_planned_memory_bytes", "planned"),
