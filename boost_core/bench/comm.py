@@ -70,7 +70,7 @@ def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLin
 def symmetric_rows(
     device: torch.device, largest_bytes: int, repeats: int
 ) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
-    """Time sums through symmetric memory beside all-reduces, and find the sizes up to which they are faster.
+    """Time sums through symmetric memory and all-reduces, and find the sizes up to which they are faster.
 
     All ranks call it.
 

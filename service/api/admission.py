@@ -195,7 +195,7 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
     """Choose a job's layouts if it leaves them to the service, and say why they were chosen; may take seconds.
 
     Args:
-        spec: The job; layouts chosen for it earlier are chosen anew.
+        spec: The job; layouts chosen for it earlier are chosen again.
         context: The service's parts.
         tenant: The job's tenant.
         basis: The basis of its predictions.

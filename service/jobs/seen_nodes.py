@@ -13,8 +13,8 @@ class NodeSize(NamedTuple):
     """The size of the nodes that suit a job.
 
     Attributes:
-        gpus: GPUs of a node, of the size that most GPUs are in.
-        memory_bytes: What Ray keeps for workers on the node that has most; ``None`` if nothing is to be held to it.
+        gpus: GPUs per node, for the node size that accounts for most GPUs.
+        memory_bytes: Memory that Ray reserves for workers on the largest node; ``None`` if it is not to be checked.
     """
 
     gpus: int | None = None
@@ -24,7 +24,7 @@ class NodeSize(NamedTuple):
 def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> NodeSize:
     """Return the size of the nodes that suit a job.
 
-    A job is not held to their memory if larger nodes may be added for it, or if a node may take fewer of its ranks than
+    Their memory is not checked if larger nodes may be added for the job, or if a node may take fewer of its ranks than
     it has GPUs.
 
     Args:

@@ -69,7 +69,7 @@ def _cost() -> Row:
         [
             _each(
                 "Held training",
-                "How long the newest checkpoint held the step loop.",
+                "How long the newest checkpoint blocked the step loop.",
                 "s",
                 _of_jobs("checkpoint_seconds"),
             ),

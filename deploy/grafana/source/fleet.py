@@ -92,7 +92,7 @@ def _cluster() -> Row:
     )
     nodes = time_series(
         "Nodes",
-        "Nodes that stay, and nodes that are about to go.",
+        "Nodes that stay, and nodes about to leave.",
         "none",
         Query(newest("boost_cluster_nodes", "", "condition"), "{{condition}}"),
     )

@@ -61,7 +61,7 @@ def _trouble() -> list[stat.Panel]:
     )
     wait = _value(
         "Longest wait now",
-        "How long the job has waited that has waited longest.",
+        "Waiting time of the job that has waited longest.",
         "s",
         newest("boost_queue_oldest_wait_seconds"),
     )

@@ -43,7 +43,7 @@ def _health() -> list[stat.Panel]:
     age = _value("Last checkpoint", "How long ago the newest checkpoint was committed.", "s", _since("checkpoint"))
     restarts = _value(
         "Interruptions",
-        "How often training went on after an interruption.",
+        "How often training resumed after an interruption.",
         "none",
         total(newest("boost_job_restarts_total", JOB, "cause")),
     )
