@@ -55,7 +55,10 @@ def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path)
     [
         (GOOD | {"training": {"steps": 0}}, "error: training.steps: should be greater than or equal to 1, not 0"),
         (GOOD | {"modle": {}}, "error: modle: there is no such field; did you mean model?"),
-        (GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}}, "error: data.source.paths: no file is"),
+        (
+            GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}},
+            "error: data.source.paths: there is no file",
+        ),
         ("- a list", "must hold a mapping"),
         ("{", "is not YAML"),
         ("a: " + "[" * 5000, "nested too deeply"),

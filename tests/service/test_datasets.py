@@ -335,7 +335,7 @@ def test_a_clone_keeps_its_shards_when_the_name_means_others(
     [
         ({"name": "Corpus"}, "name: should match"),
         ({"source": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, r"source\.paths: there is no file at"),
-        ({"source": {"kind": "parquet", "paths": [__file__]}}, r"source\.paths: .* is not a whole Parquet file"),
+        ({"source": {"kind": "parquet", "paths": [__file__]}}, r"source\.paths: .* is not a complete Parquet file"),
         ({"source": {"kind": "tokenized", "paths": ["/nowhere"]}}, "is tokens already"),
         ({"tokenizer": "/nowhere/tokenizer.json"}, "tokenizer: there is no file at"),
         ({"credentials": "absent"}, "credentials: tenant 'default' has no secret"),
