@@ -23,7 +23,6 @@ from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.mixes import with_modes
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import Choice, largest_part, longer, search
 from boost_core.plan.throughput import ORDER, replayed_parts
@@ -139,7 +138,7 @@ def memory_times() -> float:
         each
         for shape, replicas, _ in seen._shapes()
         for recompute in ("none", "latent", "full")
-        if not searching._problems(each := with_modes(seen._job(shape, replicas[0]), recompute))
+        if not searching._problems(each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute))
     ]
     begun = time.process_time()
     for each in jobs:
