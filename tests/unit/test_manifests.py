@@ -19,8 +19,9 @@ from boost_core.checkpoint.manifest import (
     encode,
     model_facts,
 )
-from boost_core.checkpoint.shards import load_whole, save_whole
+from boost_core.checkpoint.shards import load_whole
 from boost_core.config import ModelConfig
+from tests.checkpoints import save_whole
 from tests.jobs import tiny_job
 
 JOB = tiny_job("/corpus", "/checkpoints")
