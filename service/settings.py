@@ -89,8 +89,8 @@ class Settings(BaseSettings):
     )
     tensorboard: bool | None = Field(
         None,
-        description="Whether event files for TensorBoard are written beside the checkpoints of jobs that do not say; "
-        "none: where TensorBoard is installed.",
+        description="Whether event files for TensorBoard are written next to the checkpoints of jobs that "
+        "do not set it; none: where TensorBoard is installed.",
     )
     tracking_uris: Annotated[tuple[WebAddress, ...] | None, NoDecode] = Field(
         None,

@@ -184,7 +184,7 @@ def measured_link(level: Level, device: torch.device, link: Link, repeats: int) 
 def symmetric_rows(
     level: Level, device: torch.device, largest_bytes: int, repeats: int
 ) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
-    """Time sums through symmetric memory beside all-reduces, and find the sizes up to which they are faster.
+    """Time sums through symmetric memory and all-reduces, and find the sizes up to which they are faster.
 
     All ranks call it.
 

@@ -145,7 +145,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
             deep = replace(shape, layers=layers, vocab_size=_FEW_WORDS)
             step, _, graph = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
             if graph is not None:
-                graph.release("a plan's time of a block is of one whose kernels are launched")
+                graph.release("a plan assumes that a block's kernels are launched one by one")
             for _ in range(_WARM_STEPS):
                 step()
             seconds.append(min(wall_seconds(step, device, repeats)))
@@ -168,7 +168,7 @@ def _measured(
     seconds = Spread.of(wall_seconds(step, device, steps))
     yield Row.spread("rank", case, "step", "s", seconds)
     if graph is not None and graph.obstacle is None:
-        graph.release("what is replayed does not tell of its operations and their memory")
+        graph.release("a replayed step does not report its operations and their memory")
         yield Row.spread("rank", case, "step, not captured", "s", Spread.of(wall_seconds(step, device, steps)))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -130,9 +130,9 @@ def decode(stored: bytes, step: int) -> Manifest:
         problem = error.errors()[0]
         raise CheckpointDamaged(f"is not a manifest: {problem['loc'][0]}: {problem['msg']}") from error
     if manifest.step != step:
-        raise CheckpointDamaged(f"is of step {manifest.step}, and its folder of step {step}")
+        raise CheckpointDamaged(f"is of step {manifest.step}, but its folder is of step {step}")
     if not all(name.isprintable() and "/" not in name for name in manifest.files):
-        raise CheckpointDamaged("names files that are none of a checkpoint's")
+        raise CheckpointDamaged("names files that do not belong to a checkpoint")
     return manifest
 
 

@@ -1,7 +1,7 @@
 """Reading checkpoints that may come from untrusted sources.
 
 torch's index of the shards is a pickle, and loading a pickle can execute code. A job may name any folder to start from,
-so here an index may contain only torch's own descriptions of tensors and of files beside it.
+so here an index may contain only torch's own descriptions of tensors and of files next to it.
 
 torch does not compare what it reads with what was written, so that is done here, using the manifest.
 """

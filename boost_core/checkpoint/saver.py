@@ -246,4 +246,4 @@ class Saver:
         try:
             self._folder.discard(step)
         except Exception as error:  # stores raise types of their own
-            logger.warning("what was written of %s cannot be removed now: %s", self._folder.step_url(step), error)
+            logger.warning("the partial files of %s cannot be removed now: %s", self._folder.step_url(step), error)

@@ -44,7 +44,7 @@ def save_chunks(
         SaveFailed: Raised on all ranks if any of them fails.
     """
     on_first_rank(lambda: folder.prepare(step), ranks)
-    writer = _writer(folder, step)
+    writer = ChecksummingWriter(folder.step_url(step), folder.is_local, single_file=True, **folder.storage_options)
     try:
         save({}, storage_writer=writer, planner=SaveChunks(chunks), process_group=ranks)
     except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
@@ -138,22 +138,13 @@ def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
         raise CheckpointDamaged("; ".join(damage)) from cause
 
 
-def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """``save_chunks`` for whole tensors, in a single process."""
-    return _save_alone(folder, step, SaveChunks(Chunk.whole(*each) for each in tensors.items()), single_file=True)
-
-
 def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:
     """``save_chunks`` for a planner's chunks, in a single process; each is created on demand and freed once written.
 
     Each chunk has its own file, because torch keeps all tensors of a file until it is complete.
     """
-    return _save_alone(folder, step, planner, single_file=False)
-
-
-def _save_alone(folder: CheckpointFolder, step: int, planner: SaveChunks, single_file: bool) -> dict[str, int]:
     folder.prepare(step)
-    writer = _writer(folder, step, single_file)
+    writer = ChecksummingWriter(folder.step_url(step), folder.is_local, single_file=False, **folder.storage_options)
     save({}, storage_writer=writer, planner=planner, no_dist=True)
     return writer.checksums
 
@@ -181,7 +172,3 @@ def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks
         if isinstance(cause, CheckpointDamaged):
             raise cause from failure
         raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
-
-
-def _writer(folder: CheckpointFolder, step: int, single_file: bool = True) -> ChecksummingWriter:
-    return ChecksummingWriter(folder.step_url(step), folder.is_local, single_file, **folder.storage_options)

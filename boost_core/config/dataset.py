@@ -21,17 +21,8 @@ class QualityFilter(Config):
         "ellipses per word; letters: share of words that contain a letter; repeated_lines: share of the text's "
         "characters in lines that repeat earlier ones.",
     )
-    min: float | None = Field(
-        None, ge=0, le=1e12, allow_inf_nan=False, description="Smallest value kept; null: no bound."
-    )
-    max: float | None = Field(
-        None,
-        ge=0,
-        le=1e12,
-        allow_inf_nan=False,
-        validate_default=True,
-        description="Largest value kept; null: no bound.",
-    )
+    min: Bound | None = Field(None, description="Smallest value kept; null: no bound.")
+    max: Bound | None = Field(None, validate_default=True, description="Largest value kept; null: no bound.")
 
     @field_validator("max")
     @classmethod

@@ -85,7 +85,8 @@ class ElasticityConfig(Config):
     resolved: Chosen | None = Field(
         None,
         description="With layouts=auto: the layouts chosen by the service, as [tensor_parallel_size, "
-        "pipeline_parallel_size, data_parallel_size]. Written by the service, which chooses anew if it is submitted.",
+        "pipeline_parallel_size, data_parallel_size]. Written by the service, which chooses again when the "
+        "job is submitted.",
     )
 
     @field_validator("layouts", mode="wrap")

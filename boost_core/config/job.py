@@ -109,6 +109,10 @@ class JobSpec(Config):
         """Return the job with its gang in another layout."""
         return self.model_copy(update={"parallelism": self.parallelism.at(layout)})
 
+    def with_parallelism(self, **changes: object) -> "JobSpec":
+        """Return the job with other fields of ``parallelism``, which are not checked."""
+        return self.model_copy(update={"parallelism": self.parallelism.model_copy(update=changes)})
+
     @property
     def leaves_layouts(self) -> bool:
         """Whether the job leaves the choice of its layouts to the service."""

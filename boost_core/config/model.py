@@ -32,7 +32,7 @@ class LaxConfig(Config):
         None,
         ge=1,
         le=512,
-        description="Start the latents afresh every this many blocks. Default: they cross into every block except "
+        description="Start a new chain of latents every this many blocks. Default: they cross into every block except "
         "the first, and cross pipeline stages along with the residual.",
     )
 
@@ -112,7 +112,7 @@ class RopeScalingConfig(Config):
 class ModelConfig(Config):
     """A LLaMA-shaped decoder, dense or with low-rank bottlenecks for the seven projections of each block.
 
-    A ``preset`` fills in whatever is not given beside it, so ``{preset: tiny, rank: 16}`` is the tiny model with a
+    A ``preset`` fills in whatever is not given with it, so ``{preset: tiny, rank: 16}`` is the tiny model with a
     narrower bottleneck.
     """
 

@@ -53,7 +53,7 @@ def _recompute_problems(
         if mode not in modes or TRAITS[mode].again != "segments":
             continue
         if reason := _not_local_between_exchanges(strategy, parallelism):
-            message = f"{mode} recomputes what lies between two exchanges of latents; {reason}"
+            message = f"{mode} recomputes the work between two exchanges of latents; {reason}"
             messages.append(f"{message}, or use none or full")
         elif TRAITS[mode].slices and rank % size:
             messages.append(
@@ -69,7 +69,7 @@ def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> l
     reason = _not_local_between_exchanges(strategy, parallelism)
     if "full" in parallelism.recompute_text:  # which auto leaves out
         reason = "recompute=full runs a block without pausing: use none, latent, shared or offload"
-    message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
+    message = f"two halves alternate at the exchanges of latents; {reason}, or leave split_micro_batch out"
     return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []
 
 

@@ -72,7 +72,7 @@ class WandbConfig(Config):
 
     mode: Literal["online", "offline"] = Field(
         "online",
-        description="online: sent during training; offline: files beside the checkpoints, for `wandb sync`.",
+        description="online: sent during training; offline: files next to the checkpoints, for `wandb sync`.",
     )
     project: WandbName = Field("boost", description="The project that the run is in; created if it does not exist.")
     entity: WandbName | None = Field(
@@ -103,7 +103,7 @@ class TrackersConfig(Config):
 
     tensorboard: bool | None = Field(
         None,
-        description="Event files for TensorBoard, in the folder tensorboard beside the checkpoints. Default: the "
+        description="Event files for TensorBoard, in the folder tensorboard next to the checkpoints. Default: the "
         "service's setting, which is true if TensorBoard is installed.",
     )
     mlflow: MlflowConfig | None = Field(None, description="A run on an MLflow server. Default: none.")

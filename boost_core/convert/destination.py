@@ -47,7 +47,7 @@ class Destination:
             OSError: There is not enough room.
         """
         parent = Path(tempfile.gettempdir())
-        if self._is_local:  # in the existing folder, which may be a separate file system, or beside the new one
+        if self._is_local:  # in the existing folder, which may be a separate file system, or next to the new one
             parent = Path(self._path) if self._filesystem.exists(self._path) else Path(self._path).parent
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free

@@ -204,8 +204,8 @@ def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
             yield f"{name} is {_short(found)}, and the trainer's models support silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
         yield (
-            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, and ColaForCausalLM goes by "
-            "hidden_act alone (export the model again if an earlier version wrote this)"
+            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
+            "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
         )
 
 
@@ -243,7 +243,10 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
         expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
         others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()
         if not isinstance(rope, dict) or any(rope[key] not in (None, expected.get(key)) for key in others):
-            yield f"{name} is {_short(rope)}, and the trainer's rotary embeddings are neither scaled so nor partial"
+            yield (
+                f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
+                "this way nor partial"
+            )
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
         yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())

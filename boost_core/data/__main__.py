@@ -97,7 +97,7 @@ def _show(progress: Progress) -> None:
     rate = progress.tokens / max(progress.seconds, 1e-9)
     line = (
         f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
-        f"{counted(progress.tokens, 'token')}, {rate:,.0f} a second"
+        f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
     print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
 

@@ -107,5 +107,5 @@ def _filter(text: str) -> QualityFilter:
 def _show(progress: BuildProgress) -> None:
     rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
     read = counted(progress.counts.read, "document")
-    line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB a second"
+    line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second"
     print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)

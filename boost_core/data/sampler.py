@@ -15,7 +15,7 @@ Sequences = npt.NDArray[np.int64]
 
 
 class Windows:
-    """One source's windows of ``sequence_length + 1`` tokens, overlapping by one and shuffled anew each epoch.
+    """One source's windows of ``sequence_length + 1`` tokens, overlapping by one and reshuffled each epoch.
 
     Sample i is window ``permutation[i mod n]`` of epoch ``i div n``.
 

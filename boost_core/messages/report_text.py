@@ -51,7 +51,7 @@ def line_of(report: Report) -> str:
         case InterruptionReport():
             return f"step {report.step}  interrupted by {report.cause}: {report.message}"
         case RestartReport():
-            return f"step {report.resumed_step}  goes on after {restart_in_words(report)}"
+            return f"step {report.resumed_step}  continues after {restart_in_words(report)}"
         case FaultReport():
             return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
         case RankTimesReport():
@@ -59,7 +59,7 @@ def line_of(report: Report) -> str:
                 f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
             )
         case ComparisonReport():
-            return f"step {report.step}  beside the plan: {comparison_in_words(report)}"
+            return f"step {report.step}  compared with the plan: {comparison_in_words(report)}"
         case ProfileReport():
             return (
                 f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
@@ -112,6 +112,7 @@ def restart_in_words(restart: RestartReport) -> str:
     """Why training was interrupted, where it resumed, and what that cost."""
     again = restart.step - restart.resumed_step
     return (
-        f"{restart.cause} at step {restart.step}: back from {restart.recovered_from} at step {restart.resumed_step}; "
+        f"{restart.cause} at step {restart.step}: resumed from {restart.recovered_from} at step "
+        f"{restart.resumed_step}; "
         f"cost {again} step(s) and {restart.seconds:.1f} s, {restart.waiting_seconds:.1f} s of it waiting for resources"
     )

@@ -265,7 +265,7 @@ class RankTimesReport(Frozen):
 
 
 class ComparisonReport(Frozen):
-    """The gang's memory and time beside the plan: after its second and tenth steps, then ever less often."""
+    """The gang's memory and time compared with the plan, after its second and tenth steps, then ever less often."""
 
     kind: Literal["comparison"] = "comparison"
     step: int = Field(description="Steps done.")

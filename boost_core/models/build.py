@@ -36,7 +36,7 @@ def build(
     if stages is None:
         stages = [Stage(0, range(model.num_hidden_layers), first=True, last=True)]
     with_head = any(stage.last for stage in stages)
-    # A tied head always has the embedding beside it.
+    # A tied head always has the embedding on its rank.
     ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     modes = {layer: mode for stage in stages for layer, mode in block_modes(parallelism, stage).items()}
     sharding = chosen_sharding(model, parallelism)

@@ -1,4 +1,4 @@
-"""Attention within documents that lie one after the other, separated by their start positions: no mask of all pairs.
+"""Attention within consecutive documents, separated by their start positions: no mask of all pairs.
 
 A document's query sees the keys of its own past, or of a window of it. On a GPU flash attention reads the starts of
 documents from the device's memory, so that a captured step serves whatever lengths the next batch has; elsewhere

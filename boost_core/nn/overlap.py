@@ -53,7 +53,7 @@ def checkpoint_segment(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def in_recompute() -> bool:
-    """Whether this is the backward pass's recomputation, in which nobody reads the product that was exchanged."""
+    """Whether this is the backward pass's recomputation, in which nothing reads the product that was exchanged."""
     return _recomputes.get()
 
 

@@ -21,9 +21,9 @@ class Gradients:
     """Receives the gradients of all groups.
 
     The first step with a given number of micro-batches learns how often each weight's gradient arrives in a step. From
-    the second on, a bucket is sent as soon as its last gradient is in, while the rest of the backward pass goes on:
-    once per step, or under ZeRO's second stage once per micro-batch. Buckets go in a fixed order, from the last to the
-    first, because all replicas must agree on one.
+    the second on, a bucket is sent as soon as its last gradient has arrived, while the rest of the backward pass
+    continues: once per step, or under ZeRO's second stage once per micro-batch. Buckets go in a fixed order, from the
+    last to the first, because all replicas must agree on one.
 
     On a GPU most arrive as their factors, in 16 bits, and the product is added directly to the sum. If the weight is
     scaled in the forward pass, the sum is at first that of the scaled weight, and is converted to the weight's own and

@@ -146,7 +146,7 @@ class ParamGroup:
         return tier
 
     def _own_parts(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
-        """Yield what this replica keeps between two positions: where it lies in the whole group, and where here."""
+        """Yield what this replica keeps between two positions: its position in the whole group, and here."""
         for own, place in zip(self._own, self._places, strict=True):
             low, high, ahead = max(begin, place.start), min(end, place.stop), own.start - place.start
             if low < high:
@@ -208,7 +208,7 @@ class ParamGroup:
             store: Whether they are changed.
 
         Yields:
-            Where each part lies in the whole group, if it is the host's; where it lies here; and the tensors.
+            The position of each part in the whole group, if it is the host's; its position here; and the tensors.
         """
         kept = len(self.own_gradient)
         parts = [(slice(0), slice(0, self._resident))] if self._resident else []
@@ -252,7 +252,7 @@ class ParamGroup:
         return self._weight[here] if self.sharded and place.start >= self._resident else None
 
     def buckets_of(self, name: str) -> range:
-        """Return the buckets in which a weight lies."""
+        """Return the buckets that contain a weight."""
         first, last = self._layout.ranges[name]
         touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
         return range(touched[0], touched[-1] + 1)
@@ -399,7 +399,7 @@ def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:
 
 
 def _one_after_the_other(parts: list[slice]) -> list[slice]:
-    """Return where each part lies when they are packed without the gaps between them."""
+    """Return the position of each part when they are packed without the gaps between them."""
     ends = list(accumulate(part.stop - part.start for part in parts))
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 

@@ -25,10 +25,10 @@ from boost_core.parallel.exchange import Exchange
 from boost_core.parallel.host_memory import HostMemory
 from boost_core.parallel.mappings import all_gather_from_tp, all_to_all, copy_to_tp, reduce_from_tp
 from boost_core.parallel.shared_latents import Lookahead, SlicedLatents
-from boost_core.parallel.vocabulary import head_losses, likeliest_tokens
+from boost_core.parallel.vocabulary import SplitHead
 
 
-class BottleneckTensorParallel:
+class BottleneckTensorParallel(SplitHead):
     """The ``LowRankStrategy`` of BTP over one tensor parallel group; on a group of one it exchanges nothing.
 
     Args:
@@ -40,7 +40,8 @@ class BottleneckTensorParallel:
     SHARDING: ClassVar[Sharding] = BTP
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
-        self._communicator, self._norm, self.fp8 = communicator, norm, fp8
+        super().__init__(communicator)
+        self._norm, self.fp8 = norm, fp8
         self._deferred = DeferredWeightGradients(communicator.size == 1, fp8)
         self._host = HostMemory()
 
@@ -154,16 +155,6 @@ class BottleneckTensorParallel:
         payload_pTc = all_gather_from_tp(with_statistic(scaled_Td, squares_T), self._communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
-
-    def token_losses(
-        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
-    ) -> torch.Tensor:
-        """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
-
-    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens over the vocabulary's shards."""
-        return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Turn some columns of all rows into all columns of some rows: one all-to-all of the embedding's shard."""

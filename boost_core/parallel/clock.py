@@ -1,7 +1,7 @@
 """The clock of a step: how its time is divided among its parts.
 
-A rank tells the clock which part begins, and the clock records when. The time the ledger says a part waited for
-collectives is subtracted from it and counted separately, so that all parts add up to the step.
+A rank tells the clock which part begins, and the clock records when. The time that a part waited for collectives,
+according to the ledger, is subtracted from it and counted separately, so that all parts add up to the step.
 
 On CPU the records are wall times. On CUDA the host runs ahead of the device, so between the batch's arrival and the
 step's own synchronisation they are events; for a captured step, those captured with it. They are read after that

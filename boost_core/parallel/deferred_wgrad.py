@@ -1,7 +1,7 @@
 """Deferred weight gradients, computed while a collective is in flight so as to hide it.
 
 The backward pass of a matrix product is two others: its input's gradient, which the ranks wait for, and its weight's,
-which nobody waits for. The second is deferred; code that has started a collective calls ``flush`` before waiting.
+which no rank waits for. The second is deferred; code that has started a collective calls ``flush`` before waiting.
 Shape suffixes as in ``btp``.
 """
 

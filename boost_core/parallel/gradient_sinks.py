@@ -67,7 +67,7 @@ def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def _part(weight: torch.Tensor, whole: torch.Tensor) -> WeightPart | None:
-    """Where a view lies in its parameter; ``None`` if it covers all of it, in any shape."""
+    """The position of a view in its parameter; ``None`` if it covers all of it, in any shape."""
     if weight.numel() == whole.numel() and weight.is_contiguous():
         return None
     return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(whole.storage_offset()))

@@ -1,6 +1,6 @@
 """Tensors that blocks keep for their backward pass in the host's memory: ``recompute: offload``.
 
-A tensor to be kept is copied to the host while the work goes on, and its memory on the device is released
+A tensor to be kept is copied to the host while work continues, and its memory on the device is released
 one block later: when the corresponding segment of the next block puts its own tensors there, work waits for the copies
 of this one. So about one block's tensors of a rank are in transit at a time, however many micro-batches it has in
 flight, and a backward pass that follows its own forward pass finds the last block's still on the device. The others
@@ -94,7 +94,7 @@ class HostCopy:
     def __init__(self, host: HostMemory, buffer: _Buffer, tensor: torch.Tensor) -> None:
         self._host, self._buffer, self._keepers = host, buffer, 0
         if not tensor.is_contiguous():
-            raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} has gaps or is turned")
+            raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
         self._leaving: torch.Tensor | None = tensor.detach()
         self._version = tensor._version
         self._come: torch.Tensor | None = None

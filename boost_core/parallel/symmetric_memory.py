@@ -198,9 +198,9 @@ def obstacle(views: Sequence[View]) -> str | None:
     if len(devices) < len(views):
         return "ranks of a tensor parallel group share a GPU"
     if any(devices - {view.device} - set(view.reached) for view in views):
-        return "its GPUs do not reach each other's memory"
+        return "its GPUs cannot reach each other's memory"
     if len({view.rendezvous for view in views}) > 1:
-        return "a process of a tensor parallel group has taken the place of another one"
+        return "a process of a tensor parallel group was replaced"
     return None
 
 

@@ -7,10 +7,10 @@ from boost_core.kernels.residual_add import Residual
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mappings import copy_to_tp
-from boost_core.parallel.vocabulary import head_losses, likeliest_tokens, vocabulary_parallel_embedding
+from boost_core.parallel.vocabulary import SplitHead, vocabulary_parallel_embedding
 
 
-class WholeResidual:
+class WholeResidual(SplitHead):
     """Embedding and head split along the vocabulary, as in Megatron-LM (arXiv 1909.08053).
 
     Args:
@@ -22,7 +22,7 @@ class WholeResidual:
     fp8 = False
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:  # noqa: ARG002
-        self._communicator = communicator
+        super().__init__(communicator)
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
@@ -48,16 +48,6 @@ class WholeResidual:
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """A norm of whole rows; in the backward pass, one all-reduce of ``[T, d]``."""
         return copy_to_tp(rms_norm(residual.inputs, norm), self._communicator, "hidden")
-
-    def token_losses(
-        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
-    ) -> torch.Tensor:
-        """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
-
-    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens over the vocabulary's shards."""
-        return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Embedding and head have the same shard."""

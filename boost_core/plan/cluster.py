@@ -24,7 +24,7 @@ class Level:
         fan_out: Number of units of the level inside that it joins.
         link: Link of each rank while all send at once, so oversubscribed switches are accounted for.
         meshed: Whether every pair has its own wires instead of a switch. The link is then to all others together; among
-            fewer ranks the wires to those that take no part carry nothing.
+            fewer ranks the wires to those that do not take part carry nothing.
     """
 
     name: str

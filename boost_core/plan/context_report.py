@@ -177,7 +177,7 @@ _KINDS: tuple[Exchange, ...] = ("keys", "latents")
 
 def _asking_for(job: JobSpec, exchange: Exchange) -> JobSpec:
     context = job.parallelism.context.model_copy(update={"exchange": exchange})
-    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"context": context})})
+    return job.with_parallelism(context=context)
 
 
 def _why_size(job: JobSpec, sizes: tuple[PlannedSize, ...]) -> str:

@@ -18,7 +18,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.parallelism import StageModes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import PipelineRank
-from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes, with_modes
+from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes
 from boost_core.plan.stages import Stage, layers_per_stage, stages_of
 from boost_core.plan.throughput import Step
 
@@ -61,7 +61,8 @@ class Cuts:
 
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
         modes = legal_modes(job)
-        self._job, self._size, self._limit, self._modes = with_modes(job, modes[0]), layout.pp, limit, modes
+        self._job = job.with_parallelism(recompute=modes[0])
+        self._size, self._limit, self._modes = layout.pp, limit, modes
         self._step = Step(self._job, layout, machine, order, modes)
         self._costs = BlockCosts(self._step, modes)
         self._ranks: dict[tuple[int, Sequence[Stage] | Sequence[int]], _RankPlan] = {}
@@ -134,8 +135,7 @@ class Cuts:
         return CutPlan(job, step, step.played())
 
     def _with(self, sizes: Sequence[int], modes: Sequence[StageModes]) -> JobSpec:
-        changes = {"pipeline_layers_per_stage": tuple(sizes), "recompute": in_one(modes)}
-        return self._job.model_copy(update={"parallelism": self._job.parallelism.model_copy(update=changes)})
+        return self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
 
     def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
         stages = stages_of(tuple(sizes))

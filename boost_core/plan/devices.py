@@ -70,10 +70,10 @@ def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
     # Imported here to break a cycle: the time of a mix is that of a step, and a step's time depends on its mix.
     from boost_core.plan.mixes import least_costly, legal_modes
 
-    whole = asked.job.parallelism.model_copy(update={"recompute": legal_modes(asked.job)[0]})
-    needed = rank_memory(asked.job.model_copy(update={"parallelism": whole}), asked.layout).total
+    whole = asked.job.with_parallelism(recompute=legal_modes(asked.job)[0])
+    needed = rank_memory(whole, asked.layout).total
     if needed <= asked.limit:
-        return whole, needed
+        return whole.parallelism, needed
     mixed = least_costly(asked.job, asked.layout, asked.limit)
     return mixed.parallelism, rank_memory(mixed, asked.layout).total
 

@@ -99,7 +99,7 @@ class MeasuredProfile(Config):
         if kind not in DEVICE_BYTES and kind.upper() in DEVICE_BYTES:
             raise ValueError(f"would match no job, as Ray writes {kind.upper()}; store it under that name")
         if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
-            raise ValueError(f"was measured on {self.device!r}, which is no {kind}; store it under that device's kind")
+            raise ValueError(f"was measured on {self.device!r}, not on {kind} GPUs; store it under that device's kind")
 
     def serves(self, precision: str) -> bool:
         """Whether a job of this precision computes in the profile's precision."""

@@ -366,7 +366,7 @@ class PipelineRank:
         return own + of_keys + in_calls + active + self._key_latents() + self._moved_queries()
 
     def _moved_queries(self) -> int:
-        """For the most tokens that may move: what is sent, what is received, that in parts, and gradients of queries.
+        """For the most tokens that may move: what is sent and received, what is received again in parts, and gradients.
 
         Three tensors as wide as the queries are sent and received, and log-sum-exps. Gradients are computed in fp32,
         sent back and received.
@@ -390,7 +390,7 @@ class PipelineRank:
 
     @cached_property
     def _stage_tokens(self) -> int:
-        """Most tokens whose keys arrive in a stage; with sparse attention the room holds some heads' keys of all."""
+        """Most tokens whose keys arrive in a stage; with sparse attention, a group of heads' keys of all tokens."""
         ranks = self._job.parallelism.context_parallel_size
         chunk = chunk_tokens(self._job.training.sequence_length, ranks)
         of_all = -(-self._dealt_tokens * (ranks - 1) // (chunk * STAGES)) * chunk

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import MODES, TRAITS, ModeRuns, ParallelismConfig, RecomputeMode, StageModes
+from boost_core.config.parallelism import MODES, TRAITS, ModeRuns, RecomputeMode, StageModes
 from boost_core.config.strategy import strategy_problems
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import PipelineRank, RankMemory, pipeline_ranks, rank_memory
@@ -31,7 +31,8 @@ def legal_modes(job: JobSpec) -> list[RecomputeMode]:
     return [
         mode
         for mode in _MODES
-        if not (alone and mode == "shared") and not strategy_problems(job.model, with_modes(job, mode).parallelism)
+        if not (alone and mode == "shared")
+        and not strategy_problems(job.model, job.with_parallelism(recompute=mode).parallelism)
     ]
 
 
@@ -48,7 +49,7 @@ def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | 
     lean, memory = leanest(job, layout)
     if memory.total > limit * (1 + MIXED_LESS):
         return lean
-    whole = with_modes(job, modes[0])
+    whole = job.with_parallelism(recompute=modes[0])
     machine = machine or machine_for(job.resources, job.training.precision)
     costs = BlockCosts(Step(whole, layout, machine, ORDER, modes), modes)
     ranks = pipeline_ranks(whole, layout, range(layout.pp))
@@ -59,7 +60,7 @@ def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | 
         if mix is None:
             return lean
         stages.append(mix[index // layout.pp])
-    return with_modes(job, in_one(stages))
+    return job.with_parallelism(recompute=in_one(stages))
 
 
 def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
@@ -70,7 +71,7 @@ def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ..
 
 def leanest(job: JobSpec, layout: Layout) -> tuple[JobSpec, RankMemory]:
     """Return the job with all blocks in the mode that minimizes the fullest rank's memory, and that memory."""
-    jobs = [with_modes(job, mode) for mode in legal_modes(job)]
+    jobs = [job.with_parallelism(recompute=mode) for mode in legal_modes(job)]
     return min(((each, rank_memory(each, layout)) for each in jobs), key=lambda found: found[1].total)
 
 
@@ -174,9 +175,3 @@ class RankMix:
                     size -= taken
             stages.append(tuple(runs))
         return stages
-
-
-def with_modes(job: JobSpec, recompute: RecomputeMode | tuple[StageModes, ...]) -> JobSpec:
-    """Return the job with these modes."""
-    parallelism: ParallelismConfig = job.parallelism.model_copy(update={"recompute": recompute})
-    return job.model_copy(update={"parallelism": parallelism})

@@ -62,7 +62,7 @@ class Profile:
             PRODUCT_SHARE * peak, ATTENTION_SHARE * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, 5e-4, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms a block; assumed",
+            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms per block; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth,
         )  # fmt: skip
 
@@ -93,5 +93,5 @@ def of_cores(cores: float) -> Profile:
     """Return the profile of CPU cores: the rates of one core times their number."""
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
-        "20 GFLOP/s and 5 GB/s a core and 2 ms a block, all assumed", host_bandwidth=5e9 * cores,
+        "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed", host_bandwidth=5e9 * cores,
     )  # fmt: skip

@@ -313,7 +313,7 @@ def _host_notes(spec: JobSpec, planned: Sequence[PlannedShape]) -> list[str]:
     most = max(planned, key=lambda each: each.node_host_bytes)
     needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
     if most.node_memory_bytes is None:
-        return [f"{Layout.of(most)}: a node needs {needs}; what nodes have is unknown and not checked"]
+        return [f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"]
     too_many = sum(each.fits_host is False for each in planned)
     if too_many == 0:
         return []

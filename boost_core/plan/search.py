@@ -1,21 +1,22 @@
 """The best ways to train a job on some GPUs: layouts, micro-batches, schedules, ZeRO's stage and recomputation.
 
-Every legal combination of sizes, micro-batch and schedule counts, with any number of replicas that splits the batch;
-and each without recomputation, or, where that does not fit, with the least costly mix of memory modes that does
-(``mixes``). ZeRO's stage is the first: a plan by the second holds no less. They are gone through by what they cannot be
-faster than, the most promising first: what a replica computes, divided evenly over its stages; then
-``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
-by. The search ends once nothing left can be faster than what was found. So none of these is missed, and few are played.
+Candidates are all legal combinations of sizes, micro-batch and schedule, with any number of replicas that splits the
+batch, each without recomputation or, where that does not fit, with the least costly mix of memory modes that does
+(``mixes``). The ZeRO stage is 1: a plan with stage 2 holds no less. Candidates are examined in the order of a lower
+bound on their step time: what a replica computes, divided evenly over its stages; then ``throughput.Step.at_least``.
+Those that fit are simulated (``replay``) and ranked by the result. The search ends once none of the rest can be faster
+than what was found. So no candidate is missed, and few are simulated.
 
-A combination that does not fit without recomputation is also tried with all of the optimizer's masters and moments in
+A candidate that does not fit without recomputation is also tried with all of the optimizer's masters and moments in
 the host's memory, if the job is for GPUs and the memory of their hosts is known.
 
-All of this is with stages of about equal work. Then pipelines that were looked at and that some cut may make faster
-than what was found (``throughput.Step.at_least_however_cut``) are cut otherwise (``cuts``): the most promising ones
-once, and the best of these further, the fewer, the more blocks and stages there are, as cuts take the longer.
+All of this assumes stages of about equal work. Then other cuts (``cuts``) are tried for examined pipelines that some
+cut may make faster than what was found (``throughput.Step.at_least_however_cut``): one for each of the most promising,
+and more for the best of these. The more blocks and stages there are, the fewer pipelines are tried, as cuts take
+longer.
 
-Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
-what that leaves out. The model, the batch, the precision and the strategy are the user's.
+Tensor parallel groups stay on a node. Choices fit according to ``memory.rank_memory``, with 4 % of the device to spare
+for what that does not count. The model, the batch, the precision and the strategy are those of the job.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,14 +40,14 @@ from boost_core.plan.mixes import MIXED_LESS, leanest, least_costly
 from boost_core.plan.throughput import ORDER, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
-_FEWEST_TOKENS = 4096  # of a sequence on each of them
+_FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
-_MOST_EFFORT = 30_000  # for more cuts of them; one pipeline's take about its stages times its blocks, squared
-_MOST_BEGUN = 16  # pipelines that are cut otherwise
-_WORTH_SAYING = 0.01  # of a step
+_MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
+_MOST_BEGUN = 16  # pipelines for which other cuts are tried
+_WORTH_SAYING = 0.01  # share of a step
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,12 @@ class _Shape:
 
 @dataclass
 class _Pipeline:
-    """A combination with a number of replicas whose stages may be cut otherwise.
+    """A combination with a number of replicas, for which other cuts may be tried.
 
     Attributes:
-        job: The job with it, cut as by default, without recomputation.
+        job: The job with it, with the default cut and without recomputation.
         step: Its step.
-        expected: Seconds that this takes at least, or, if it was played, with the recomputation that it needs.
+        expected: Lower bound on its seconds, or, once simulated, its seconds with the recomputation that it needs.
         fits: Whether it is known to fit, or that it may with recomputation.
     """
 
@@ -172,7 +173,7 @@ class _Pipeline:
 
 
 class _Search:
-    """What is looked at, and what is left. Arguments as ``search``, with the bytes that may be used of a device."""
+    """What has been examined, and what is left. Arguments as for ``search``, with the usable bytes of a device."""
 
     def __init__(
         self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str]
@@ -183,8 +184,8 @@ class _Search:
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._steps: dict[_Shape, Step] = {}
-        self._too_large: set[_Shape] = set()  # without recomputation, with any fewer replicas, too
-        self._hopeless: set[_Shape] = set()  # the same with any recomputation
+        self._too_large: set[_Shape] = set()  # without recomputation; then also with any fewer replicas
+        self._hopeless: set[_Shape] = set()  # the same, with any recomputation
         self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, RankMemory]] = {}
         self._unfit: list[tuple[float, float, JobSpec, Step, RankMemory]] = []
         self._timed = 0
@@ -213,7 +214,7 @@ class _Search:
 
         One cut of each of the most promising comes first; its time decides which of them to pursue.
         """
-        pipelines = self._pipelines.items()  # most of those that do not fit as they are do not fit with any cut
+        pipelines = self._pipelines.items()  # most of those that do not fit with the default cut do not fit with any
         in_order = sorted(pipelines, key=lambda item: (not item[1].fits, item[1].expected))
         begun = list[tuple[float, _Shape, int, Cuts]]()
         for (shape, replicas), pipeline in in_order:
@@ -260,7 +261,7 @@ class _Search:
         return max(0.0, memory.total - self._limit) + of_host
 
     def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float]]:
-        """All combinations with numbers of replicas, the most first, and the least seconds a micro-batch takes."""
+        """All combinations, their numbers of replicas, largest first, and a lower bound on a micro-batch's seconds."""
         spec, training, gpus = self._spec, self._spec.training, self._gpus
         node, layers = self._machine.cluster.levels[0].fan_out, spec.model.num_hidden_layers
         batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
@@ -281,7 +282,7 @@ class _Search:
         heappush(self._queue, (bound, next(self._numbers), look))
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
-        """Queue a combination with the most of some numbers of replicas, and then with the others."""
+        """Queue a combination with the largest of some numbers of replicas; the others follow later."""
         training = self._spec.training
         while replicas:
             number, *replicas = replicas
@@ -329,7 +330,7 @@ class _Search:
             self._look_at(replace(shape, optimizer_offload=1.0), replicas)
 
     def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
-        """Note how long a combination takes, as far as that is known, cut as by default."""
+        """Note how long a combination takes with the default cut, as far as that is known."""
         if each := self._pipelines.get((shape, layout.dp)):
             each.expected, each.fits = seconds, True
 
@@ -367,7 +368,7 @@ class _Search:
         self._push(bound, look)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job may fit with some mix, judged by the mode with which it holds least, as that is quicker."""
+        """Whether a job may fit with some mix, judged by the mode with which it holds least, which is quicker."""
         layout = Layout.of(job.parallelism)
         lean, memory = leanest(job, layout)
         hosts_lack = self._hosts_lack(shape, job, memory)
@@ -382,8 +383,8 @@ class _Search:
     def _hosts_lack(self, shape: _Shape, job: JobSpec, memory: RankMemory) -> bool:
         """Whether nodes' hosts have too little memory for a job, which is then dropped.
 
-        With fewer replicas, a node's ranks share the state among fewer, or fewer ranks are on a node: so a node needs
-        least either with one replica or with the most.
+        With fewer replicas, either fewer ranks share the state or fewer ranks are on a node: so a node needs least
+        either with one replica or with the most.
         """
         layout, on = Layout.of(job.parallelism), self._machine
         if not lacking(node_bytes(memory, layout, on), on):
@@ -396,7 +397,7 @@ class _Search:
         return True
 
     def _step(self, shape: _Shape) -> Step:
-        """That of one replica without recomputation; which passes it has does not depend on how many there are."""
+        """The memory of one replica without recomputation; its passes do not depend on the number of replicas."""
         if shape not in self._steps:
             job = self._job(shape, 1)
             self._steps[shape] = Step(job, Layout.of(job.parallelism), self._machine)
@@ -411,7 +412,7 @@ class _Search:
 
 
 def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
-    """Bytes that a job needs at least with as many replicas as it has, or fewer: these share less of its state."""
+    """Bytes that a job needs at least with its number of replicas, or fewer: these share less of its state."""
     sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
     return memory.weights + sums + memory.activations
 
@@ -500,7 +501,7 @@ def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float
         for other in search(spec, gpus, machine, device_bytes, 1, order).choices:
             if first and (gain := 1 - other.seconds.total / first[0].seconds.total) >= _WORTH_SAYING:
                 yield (
-                    f"with ranks in the order {', '.join(order)}, which gangs do not have: {other}, "
+                    f"with ranks in the order {', '.join(order)}, which gangs do not support: {other}, "
                     f"{other.seconds.total:.3g} s, {gain:.1%} less"
                 )
 

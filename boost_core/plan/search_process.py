@@ -91,11 +91,11 @@ def _apart(task: SearchTask, timeout_seconds: float, kind: type[Answer], remedy:
         raise TooLong(f"this search took longer than {timeout_seconds:g} s; {remedy}") from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {error.returncode}"]
-        raise SearchFailed(f"no way to train this job could be searched: {lines[-1][:_LONGEST_REASON]}") from error
+        raise SearchFailed(f"the search for ways to train this job failed: {lines[-1][:_LONGEST_REASON]}") from error
     try:
         return kind.model_validate_json(done.stdout)
     except ValidationError as error:
-        raise SearchFailed("the times of this job on these GPUs are beyond all numbers; check its sizes") from error
+        raise SearchFailed("the predicted times of this job on these GPUs overflow; check its sizes") from error
 
 
 def main() -> None:

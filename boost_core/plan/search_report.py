@@ -119,17 +119,13 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
         combinations=found.timed,
         device_memory_bytes=device,
         node_memory_bytes=machine.node_memory_bytes,
-        context=None if first is None else context_report(_leaving_modes(first.job), first.layout, machine),
+        # With ``recompute: auto``, each size gets what it needs, as in the search.
+        context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
         why=tuple(reasons(found, limit, machine)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
         other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
-
-
-def _leaving_modes(job: JobSpec) -> JobSpec:
-    """Return the job with ``recompute: auto``, so that each size gets what it needs, as in the search."""
-    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"recompute": "auto"})})
 
 
 def _planned(choice: Choice, machine: Machine) -> PlannedChoice:

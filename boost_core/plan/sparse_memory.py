@@ -1,14 +1,14 @@
-"""What sparse attention takes of a rank's memory besides what dense attention does, at most, in bytes.
+"""Upper bounds, in bytes, on the memory of a rank that sparse attention takes in addition to dense attention.
 
-An index of m tokens: of p the budget, no more than √p·m + 2·64 verticals and √p·m/64 + 1 slashes have room, as the
-last of a document, which add fewest pairs, add the more the more there are; and what is always seen. Each is a number
-in 64 bits. They are kept for each block from its forward pass to its backward pass.
+The index of m tokens: with a budget of p there is room for at most √p·m + 2·64 verticals and √p·m/64 + 1 slashes, since
+even the last of a document, which add the fewest pairs, add more the more there are; and for what is always seen. Each
+is a 64-bit number. They are kept for each block from its forward pass to its backward pass.
 
-One head of one document at a time: keys, values, queries, the output's gradient and three gradients in fp32; and of a
-run of queries its scores, what is made of them, and the keys and values that it gathers. Where lines are chosen: scores
-of the last queries, of the sampled ones, and which of these are kept; and for each key what it takes to sort it. Over
-context parallel ranks all have the whole index, and a head's keys of a whole document, but queries of their own tokens
-alone. Which keys go and come is whence each comes, whether it goes, and a list of those that do.
+One head of one document at a time: keys, values, queries, the output's gradient and three gradients in fp32; and for a
+run of queries its scores, what is computed from them, and the keys and values that it gathers. While lines are chosen:
+scores of the last queries and of the sampled ones, and which of these are kept; and what sorting takes per key. All
+context parallel ranks have the whole index and a head's keys of a whole document, but only the queries of their own
+tokens. For the transfer of keys: the source of each key, whether it is sent, and a list of those that are.
 """
 
 from math import isqrt
@@ -18,13 +18,13 @@ from boost_core.config.job import JobSpec
 from boost_core.hardware import BYTES
 
 _PLACE, _PRECISE = 8, BYTES["fp32"]
-_SORTED = 100  # for a key: what it is worth, adds and keeps, sums of these, and its place in order
-_ACTIVE = 64  # for a key of a head: whence it comes, whether it goes and is seen, its place when it goes and comes
+_SORTED = 100  # for a key: what it is worth, adds and keeps, sums of these, and its rank in the order
+_ACTIVE = 64  # for a key of a head: its source, whether it is sent and seen, its position when sent and received
 _SAMPLED = 32  # for a key and sampled query: attention, the distance of their blocks, and whether it is kept
 
 
 def index_bytes(job: JobSpec, heads: int) -> int:
-    """The index of a block for a micro-batch, of so many heads."""
+    """The index of a block for a micro-batch, for a number of heads."""
     attention, training = job.training.attention, job.training
     if attention is None:
         return 0
@@ -51,7 +51,7 @@ def head_bytes(job: JobSpec) -> int:
 
 
 def active_bytes(job: JobSpec, key_heads: int) -> int:
-    """Which keys of so many heads context parallel ranks send each other of a micro-batch."""
+    """Which keys of a number of heads context parallel ranks send each other for a micro-batch."""
     training = job.training
     if training.attention is None or job.parallelism.context_parallel_size == 1:
         return 0

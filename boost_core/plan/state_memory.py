@@ -1,22 +1,23 @@
 """Bytes of a rank's weights, gradients and optimizer state, as ``optim.group`` lays them out.
 
 n weights of a group, padded so that each begins at a multiple of 64 and the group divides among the replicas that share
-its state (``FlatLayout``); c bytes an element of the compute type; ZeRO's share is 1 replica's (arXiv 1910.02054):
+its state (``FlatLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one replica's
+share (arXiv 1910.02054):
 
 =========  =============================================================================================================
 weights    c·n
-gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO's second stage the sums of all are
-           there in the first step, too (``optim.gradients`` learns in it how often each comes), and so they count
-under way  under that stage, of up to three buckets that are being sent the part that arrives; and the buckets
-           themselves where those of the step's next micro-batch come meanwhile; gloo, on CPUs, sends a copy
+gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO stage 2 all sums also exist during
+           the first step (in which ``optim.gradients`` learns how often each arrives), so they count
+under way  under that stage, the arriving part of up to three buckets being sent; and the buckets themselves if those of
+           the step's next micro-batch arrive meanwhile; gloo, on CPUs, sends a copy
 optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
            (bf16, shared)
 =========  =============================================================================================================
 
 LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``); Muon's have one moment, 4n. A
-checkpoint's copy is in the host's memory, and of masters and moments the share that ``parallelism.optimizer_offload``
-says, unless the master is the weight itself. In place of that there are two buffers, through which it is updated: each
-for a chunk, or two quantities of the largest factor.
+checkpoint's copy is in the host's memory, and so is the share of masters and moments set by
+``parallelism.optimizer_offload``, except masters that are the weights themselves. In its place there are two buffers
+through which it is updated, each for a chunk or for two quantities of the largest factor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from boost_core.plan.stages import Stage
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
 _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
-_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has under way at a time
+_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,16 @@ class GroupBytes:
     """One group's.
 
     Attributes:
-        weights: What the model computes with.
-        gradients: Their sums.
+        weights: Weights that the model computes with.
+        gradients: Sums of their gradients.
         optimizer: Masters, moments, and rounded copies, without what is counted as weights.
-        temporary: What there is besides while the group is made: everything in fp32, and then its gradients.
-        given: The fp32 weights that it is made from, which are let go.
-        under_way: Gradients that are being sent, beside those that have come since.
-        ahead: By how much those are more than all gradients, before any has come since.
-        host: Masters and moments that the host's memory has.
-        staged: Of the buffers in which they are updated, if no group needs larger ones.
-        passing: What crosses the bus for an update, there and back; LORO's and Muon's masters once more, to be rounded.
+        temporary: What also exists while the group is created: everything in fp32, and then its gradients.
+        given: The fp32 weights from which it is created, which are then freed.
+        under_way: Gradients being sent, in addition to those that have arrived since.
+        ahead: Bytes by which these exceed all gradients before any has arrived since.
+        host: Masters and moments in the host's memory.
+        staged: The buffers in which they are updated, if no group needs larger ones.
+        passing: Bytes that cross the bus for an update, both ways; LORO's and Muon's masters once more, to be rounded.
         copy: A copy of all masters and moments, for a checkpoint or for recovery.
     """
 
@@ -74,12 +75,12 @@ class GroupBytes:
 
     @property
     def state(self) -> int:
-        """All that stays."""
+        """Everything that persists."""
         return self.weights + self.gradients + self.optimizer
 
 
 def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> list[GroupBytes]:
-    """Those of a rank's groups, in the order in which they are made.
+    """Return the bytes of a rank's groups, in the order in which they are created.
 
     Args:
         spec: The job in its layout.
@@ -103,7 +104,7 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
 
 
 def starting_peak(groups: Iterable[GroupBytes]) -> int:
-    """The most that there is at a time while the groups are made, one after the other."""
+    """Return the peak while the groups are created, one after the other."""
     groups = list(groups)
     waiting, held, peak = sum(group.given for group in groups), 0, 0
     for group in groups:
@@ -115,12 +116,12 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
 
 
 def offloaded_elements(kept: int, share: float) -> int:
-    """How many elements of a group's state that a replica keeps are in the host's memory."""
+    """Return the number of elements of a replica's part of a group's state that are in the host's memory."""
     return int(kept * share) // _BLOCK * _BLOCK
 
 
 def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: int) -> int:
-    """Elements of each of the two buffers in which what the host has of a group is updated.
+    """Return the elements of each of the two buffers in which the host's part of a group is updated.
 
     Args:
         kind: The group's.
@@ -134,12 +135,12 @@ def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: i
 
 
 def staging_bytes(groups: Iterable[GroupBytes]) -> int:
-    """Of the buffers in which what the host has is updated; all groups share them."""
+    """Return the bytes of the buffers in which the host's part is updated; all groups share them."""
     return max((group.staged for group in groups), default=0)
 
 
 def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
-    """Elements of the largest weight of a rank's blocks."""
+    """Return the elements of the largest weight of a rank's blocks."""
     split = BlockSplit.of(spec.parallelism)
     return max(
         _largest_weight(spec.model, split, spec.optimizer, crossed)
@@ -148,11 +149,11 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
 
 
 class _Elements(NamedTuple):
-    """Of some weights of one group on a rank.
+    """Elements of some weights of one group on a rank.
 
     Attributes:
-        padded: With what is left free before each begins at a multiple of ``_BLOCK``.
-        given: They alone.
+        padded: With the padding that makes each begin at a multiple of ``_BLOCK``.
+        given: Without padding.
     """
 
     padded: int
@@ -160,7 +161,7 @@ class _Elements(NamedTuple):
 
 
 def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: int) -> GroupBytes:
-    """One group's bytes."""
+    """Return one group's bytes."""
     layout, zero_stage = Layout.of(spec.parallelism), spec.parallelism.zero_stage
     ranks = layout.same_weights
     shared = zero_stage > 0 and not kind.custom_update and ranks > 1
@@ -198,10 +199,10 @@ def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: i
 def _weights(
     model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig
 ) -> Sequence[tuple[ParamKind, Sequence[_Elements]]]:
-    """Of each kind, in the order of groups, the elements of parts of a model.
+    """Return the elements of parts of a model by kind, in the order of groups.
 
-    These are a block into which no latents cross, one into which some do, the embedding, one that is tied to a head on
-    another rank, and the head.
+    The parts are a block into which no latents cross, one into which some do, the embedding, an embedding tied to a
+    head on another rank, and the head.
     """
     parts = [
         *(_block_weights(model, split, optimizer, crossed) for crossed in (False, True)),
@@ -224,7 +225,7 @@ def _largest_weight(model: ModelConfig, split: BlockSplit, optimizer: OptimizerC
 
 @lru_cache(1024)
 def _largest_factor(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig) -> int:
-    """Elements of the largest weight of those that an optimizer updates by a rule of its own; 0 if there are none."""
+    """Return the elements of the largest weight that an optimizer updates by its own rule; 0 if there are none."""
     blocks = (_block_weights(model, split, optimizer, crossed) for crossed in (False, True))
     return max((size for block in blocks for kind, size in block if kind.custom_update), default=0)
 
@@ -232,7 +233,7 @@ def _largest_factor(model: ModelConfig, split: BlockSplit, optimizer: OptimizerC
 def _block_weights(
     model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool
 ) -> Sequence[tuple[ParamKind, int]]:
-    """Kind and elements of every weight of a block into which latents cross, or do not."""
+    """Return kind and elements of every weight of a block, into which latents cross or do not."""
     return list(_shards(block_weights(model, crossed), model, split.parallelism, optimizer))
 
 
@@ -240,7 +241,7 @@ def _shards(
     weights: Mapping[str, WeightSpec], model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig,
     tied: bool = False,
 ) -> Iterator[tuple[ParamKind, int]]:  # fmt: skip
-    """Kind and elements of a rank's part of each weight."""
+    """Return kind and elements of a rank's part of each weight."""
     axes = chosen_sharding(model, parallelism).axes
     for weight in weights.values():
         split = axes[weight.role] is not None

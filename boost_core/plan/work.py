@@ -1,18 +1,18 @@
-"""What a rank computes and moves of a micro-batch: in a block, and in the head.
+"""What a rank computes and moves for a micro-batch: in a block, and in the head.
 
 Widths are this rank's, as in ``activations``. A product of T × k by k × n takes 2·T·k·n FLOPs and moves the three
 matrices; its backward pass is two products of the same sizes, and adds the weight's gradient to a sum in fp32. All
-blocks are taken for such as latents cross into; and a block that is computed again, for one whose last product is, too.
+blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last product, too.
 
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
-            scores again (arXiv 2205.14135). Pairs of a token are half its sequence, or what a window shows of it;
-            documents that are apart are taken to be as long as a sequence, as how long they are is not known. Sparse
-            attention uses its budget up, and scores some queries with all keys besides, for 2 FLOPs each
-passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm that is a pass of
-            its own 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
-            product 3m and 5m; latents that are scaled or activated 2 and 3 of each, thrice that where latents of the
-            block before cross into them
+            scores again (arXiv 2205.14135). A token's pairs are half its sequence, or the part in a window; separate
+            documents are assumed to be as long as a sequence, as their lengths are not known. Sparse attention uses its
+            full budget, and also scores some queries with all keys, for 2 FLOPs each
+passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm with its own pass
+            4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's product
+            3m and 5m; latents that are scaled or activated 2 and 3 of each, three times that where the previous block's
+            latents cross into them
 head        logits, and backward those again, with two passes over them each; gathered hidden vectors
 ==========  ==========================================================================================================
 """
@@ -40,11 +40,11 @@ class Work:
     """Work of a device; a profile says how long it takes.
 
     Attributes:
-        product_flops: Of matrix products.
-        fp8_flops: Of those in 8 bits, which are not among the others.
-        attention_flops: Of attention.
-        moved_bytes: That products and passes read and write.
-        starts: Kernels of products that are started.
+        product_flops: FLOPs of matrix products.
+        fp8_flops: FLOPs of products in 8 bits, not included in ``product_flops``.
+        attention_flops: FLOPs of attention.
+        moved_bytes: Bytes that products and passes read and write.
+        starts: Number of product kernels launched.
     """
 
     product_flops: float = 0.0
@@ -69,12 +69,12 @@ class Product:
 
     Attributes:
         role: The weight's.
-        rows: Of the input, for each of the matrices.
-        inner: Its columns.
+        rows: Rows of the input, for each matrix.
+        inner: Columns of the input.
         outer: Columns of the output of each matrix.
-        inputs: How many inputs there are: of what has one for all matrices, as often as it is read.
-        matrices: How many there are.
-        starts: In how many kernels.
+        inputs: Number of inputs; an input common to all matrices counts as often as it is read.
+        matrices: Number of matrices.
+        starts: Number of kernels.
     """
 
     role: Role
@@ -87,11 +87,11 @@ class Product:
 
     @property
     def weights(self) -> int:
-        """Elements of the matrices."""
+        """Number of elements of the matrices."""
         return self.matrices * self.inner * self.outer
 
     def work(self, element: int, fp8: bool = False) -> Work:
-        """Of one pass, by the bytes of an element."""
+        """Return the work of one pass, given the bytes per element."""
         moved = self.rows * (self.inputs * self.inner + self.matrices * self.outer) + self.weights
         flops = 2 * self.rows * self.weights
         return Work(0.0 if fp8 else flops, 0.0, moved * element, self.starts, flops if fp8 else 0.0)
@@ -99,12 +99,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Passes:
-    """What a micro-batch takes.
+    """Work of a micro-batch.
 
     Attributes:
-        forward: Once.
-        backward: Gradients of inputs, and what is computed again for them.
-        weight_gradients: Apart, as exchanges may be under way meanwhile.
+        forward: Forward pass, once.
+        backward: Gradients of inputs, with recomputation.
+        weight_gradients: Counted separately, as exchanges may be in flight meanwhile.
     """
 
     forward: Work
@@ -118,7 +118,7 @@ class Passes:
 
 
 def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
-    """That of one block on one rank of a job at its layout, by what the block keeps for its backward pass."""
+    """Return the work of a block on one rank of a job at its layout, by what the block keeps for its backward pass."""
     parallelism = job.parallelism
     alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
     alone = alone.model_copy(update={"recompute": mode, "pipeline_layers_per_stage": None})
@@ -127,7 +127,7 @@ def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
 
 
 def rank_tokens(job: JobSpec) -> int:
-    """Tokens of a micro-batch that a rank has."""
+    """Return the number of a micro-batch's tokens on a rank."""
     training = job.training
     return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
 
@@ -140,7 +140,7 @@ def dealt_tokens(job: JobSpec) -> Sequence[int]:
 
 
 def pairs_of_token(job: JobSpec) -> float:
-    """Positions that attention goes through for each token, in the mean."""
+    """Return the mean number of positions that a token attends to."""
     length = job.training.sequence_length
     window = min(length, job.model.sliding_window or length)
     return (window - window * (window - 1) / (2 * length)) * job.training.attended_share
@@ -188,7 +188,7 @@ def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: i
 def _product(
     spec: WeightSpec, sharding: Sharding, parallelism: ParallelismConfig, tokens: int, rank: int
 ) -> Product | None:
-    """That with a weight; ``None`` of norms."""
+    """Return the product with a weight; ``None`` for norms."""
     shape, axis = list(spec.shape), sharding.axes.get(spec.role)
     if axis is not None:
         shape[axis] //= parallelism.tensor_parallel_size
@@ -206,7 +206,7 @@ def _product(
 
 
 def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Sharding) -> tuple[int, int]:
-    """Elements of a token that are read and written outside of products, forward and backward."""
+    """Return the elements per token that are read and written outside of products, forward and backward."""
     size = parallelism.tensor_parallel_size
     split = size if sharding.wide else 1
     residual = model.hidden_size // (size if sharding.residual else 1)
@@ -225,7 +225,7 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
 
 
 def head_work(job: JobSpec) -> Passes:
-    """That of the head and the loss."""
+    """Return the work of the head and the loss."""
     tokens, element = rank_tokens(job), BYTES[job.training.precision]
     vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
     hidden = job.model.hidden_size

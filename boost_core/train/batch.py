@@ -94,7 +94,7 @@ class Batch:
 def _starts(ends_bs: torch.Tensor, places: int) -> torch.Tensor:
     """Return ``Batch.starts`` of sequences in which documents end where there are ones."""
     length = ends_bs.shape[1]
-    # Tokens that end no document are written to an extra last place, which nobody reads.
+    # Tokens that end no document are written to an extra last place, which is never read.
     place_bs = ends_bs.cumsum(dim=1).masked_fill(ends_bs == 0, places)
     after_bs = torch.arange(1, length + 1, dtype=torch.int32, device=ends_bs.device).expand_as(place_bs)
     start_bn = torch.full((len(ends_bs), places + 1), length, dtype=torch.int32, device=ends_bs.device)

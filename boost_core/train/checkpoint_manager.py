@@ -93,7 +93,7 @@ class CheckpointManager:
         """Make the copies that are due.
 
         Args:
-            store_is_stuck: Whether any rank's ``before_step`` said so. Copies are then postponed, training goes on,
+            store_is_stuck: Whether any rank's ``before_step`` said so. Copies are then postponed, training continues,
                 and the newest state is written later.
         """
         if self._due.stores(self._state.step):
@@ -202,7 +202,7 @@ class CheckpointManager:
             self._report(outcome)
 
     def _copy(self, ask_store: bool = False) -> None:
-        """Copy the state and keep the copy while training goes on; waits for the previous copy.
+        """Copy the state and keep the copy while training continues; waits for the previous copy.
 
         Args:
             ask_store: Whether to check if the store already has what is due.
@@ -260,7 +260,7 @@ class CheckpointManager:
             self._reported, self._reported_at = step, now
             what = self._refused(step, failure)
             if self._reporter and not self._due.is_last:
-                logger.warning("%s; training goes on without it", what)
+                logger.warning("%s; training continues without it", what)
 
     def _refused(self, step: int, failure: str) -> str:
         """Report a checkpoint that the store has not accepted, and return the message."""

@@ -68,7 +68,7 @@ def train(
 
     Raises:
         ValueError: The job does not fit the gang, its data or its checkpoint.
-        FloatingPointError: The training diverges, and the job does not allow it to go on.
+        FloatingPointError: The training diverges, and the job does not allow it to continue.
         StateLost: The state in memory is not available, for example because one of its owners has gone.
         LastSaveFailed: The store has not accepted the last checkpoint within the time the job allows.
     """
@@ -224,7 +224,7 @@ class _Run(_Keeping):
             What any rank has asked of all ranks.
 
         Raises:
-            FloatingPointError: The training diverges, and the job does not allow it to go on.
+            FloatingPointError: The training diverges, and the job does not allow it to continue.
         """
         put_off = self.checkpoints.before_step()
         state = self._state
@@ -320,7 +320,7 @@ class _Run(_Keeping):
         if source is None:
             raise FloatingPointError(f"{what}, and there is no copy of the state to go back to")
         seconds = time.perf_counter() - started
-        message = f"{what}; back to step {state.step}, and past the batches since"
+        message = f"{what}; rolled back to step {state.step}, skipping the batches since"
         self._report(FaultReport(what=Fault.DIVERGENCE, step=step, message=message))
         self._report(
             RestartReport(

@@ -43,7 +43,7 @@ class StepTimes:
 
 
 def _nowhere(_owner: Any, key: SnapshotKey, _regions: Any) -> Any:
-    raise LookupError(f"{key} is nowhere to be fetched from")
+    raise LookupError(f"{key} cannot be fetched from anywhere")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Traces of a rank's steps by torch's profiler, written beside the checkpoints and behind the loop."""
+"""Traces of a rank's steps by torch's profiler, written next to the checkpoints, in the background."""
 
 import gzip
 import logging

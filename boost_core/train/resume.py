@@ -48,7 +48,7 @@ def load_newest(
     if candidates:
         named = left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED)
         raise ValueError(
-            f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start anew: "
+            f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start over: "
             f"{'; '.join(named)}"
         )
     return None

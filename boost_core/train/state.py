@@ -230,7 +230,7 @@ def _use_symmetric_memory(spec: JobSpec, mesh: ParallelMesh, tensor: Communicato
     if symmetric is not None:
         tensor.use(symmetric)
     elif tensor.rank == 0:
-        logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces go without it", why)
+        logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces are done without it", why)
 
 
 def _pipeline(

@@ -124,7 +124,7 @@ def _worked(state: TrainState, size: int, documents: int) -> Results:
     if state.graph.obstacle is None and size == training.global_batch_size:
         if state.end_of_document is None or state.roomy == state.samples:
             return state.graph.run(partial(_reduced, state, size, document_places(training.sequence_length)))
-        # NCCL requires all ranks to replay or none; and beside a graph's memory there is no room for as much again.
+        # NCCL requires all ranks to replay or none; and next to a graph's memory there is no room for as much again.
         state.graph.forget()
     return _reduced(state, size, documents)
 

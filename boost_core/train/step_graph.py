@@ -113,7 +113,7 @@ class StepGraph:
             self._graph = None
 
     def forget(self) -> None:
-        """Free a graph's memory, if there is one. The next ``run`` captures anew."""
+        """Free a graph's memory, if there is one. The next ``run`` captures again."""
         if self._graph is not None and self._replay is not None:
             self._graph.reset()
             self._replay = None

@@ -20,7 +20,7 @@ _LONGEST_ADDRESS = 64
 
 @dataclass(frozen=True)
 class AuditEvent:
-    """What somebody did or tried.
+    """An action that was performed or attempted.
 
     Attributes:
         principal: Who did it; ``None`` if unknown.

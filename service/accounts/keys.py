@@ -194,7 +194,7 @@ class KeyStore:
             known = self._load(key_id)
             if known is None:
                 self._known.pop(key_id, None)
-            else:  # only existing keys, so that nobody can fill the memory
+            else:  # only existing keys, so that requests cannot fill the memory
                 self._known[key_id] = known
         return known
 

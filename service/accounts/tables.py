@@ -46,7 +46,7 @@ class KeyRow(Table):
 
 
 class AuditRow(Table):
-    """Something that somebody did or tried; tenant and key are null for requests without a valid key."""
+    """An action that was performed or attempted; tenant and key are null for requests without a valid key."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_tenant_id", "tenant", "id"),)

@@ -146,8 +146,7 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
     except ValueError as error:
         raise InvalidDataset([FieldError(field=field, message=redact(str(error)))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
-        problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
-        raise InvalidDataset([FieldError(field=field, message=redact(problem))]) from error
+        raise InvalidDataset([_unreachable(field, error)]) from error
 
 
 def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
@@ -195,7 +194,7 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
     """Choose a job's layouts if it leaves them to the service, and say why they were chosen; may take seconds.
 
     Args:
-        spec: The job; layouts chosen for it earlier are chosen anew.
+        spec: The job; layouts chosen for it earlier are chosen again.
         context: The service's parts.
         tenant: The job's tenant.
         basis: The basis of its predictions.
@@ -265,5 +264,9 @@ def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
     except UnfitData as error:
         raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
-        problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
-        raise InvalidJob([FieldError(field="data", message=redact(problem))]) from error
+        raise InvalidJob([_unreachable("data", error)]) from error
+
+
+def _unreachable(field: str, error: Exception) -> FieldError:
+    problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
+    return FieldError(field=field, message=redact(problem))

@@ -43,7 +43,6 @@ ACTIONS = {
     ("POST", "/session"): "session.open",
     ("DELETE", "/session"): "session.close",
 }
-CHANGE_NOTHING = frozenset({("POST", "/v1/jobs/dry-run"), ("POST", "/v1/plans")})
 
 _PATTERNS = [(method, compile_path(path)[0], action) for (method, path), action in ACTIONS.items()]
 _UNAUTHORIZED, _TOO_MANY = 401, 429

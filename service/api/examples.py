@@ -148,7 +148,7 @@ def _dataset() -> DatasetDetail:
     )  # fmt: skip
     return DatasetDetail(
         name=spec.name, id="dataset-1k0skwwex4yq1zy2", tenant="lab", submitted_by="alice", state=DatasetState.BUILDING,
-        message="is being made", url="s3://checkpoints/lab/datasets/dataset-1k0skwwex4yq1zy2", spec=spec,
+        message="is being built", url="s3://checkpoints/lab/datasets/dataset-1k0skwwex4yq1zy2", spec=spec,
         progress=DatasetProgress(stage="files", done=12, of=64, documents=91_000, bytes=402_000_000, seconds=61.5),
         counts=None, fingerprint=None, lineage=None, created_at=_TIME, finished_at=None,
     )  # fmt: skip

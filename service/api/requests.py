@@ -53,7 +53,7 @@ class StrictRequest(Request):
             problem = "contains lone surrogates, which are not text; send whole characters"
             raise json.JSONDecodeError(problem, "", 0) from error
         except RecursionError as error:
-            raise json.JSONDecodeError("is nested too deeply; no field goes that deep", "", 0) from error
+            raise json.JSONDecodeError("is nested too deeply; no field is nested that deeply", "", 0) from error
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
 

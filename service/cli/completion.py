@@ -12,6 +12,6 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
     try:
         with open_client(context.params.get("url"), timeout=_SECONDS, retry_seconds=0) as client:
             jobs = client.list().jobs
-    except Exception:  # whatever it is, there is nobody to tell
+    except Exception:  # whatever it is, it cannot be reported during completion
         return []
     return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]

@@ -56,7 +56,7 @@ class DatasetStore:
         try:
             self._create(request, root, owner)
         except IntegrityError as error:  # another request was the first
-            raise DatasetConflict(f"the dataset {request.name!r} was requested at the same time; look at it") from error
+            raise DatasetConflict(f"the dataset {request.name!r} was requested at the same time; check it") from error
         return self.get(request.name, owner.tenant)
 
     def _create(self, request: DatasetRequest, root: str, owner: Owner) -> None:
@@ -67,7 +67,7 @@ class DatasetStore:
             if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
                 raise DatasetConflict(
                     f"the tenant {owner.tenant!r} has {sum(counts.values())} datasets, of which "
-                    f"{counts.get(DatasetState.BUILDING, 0)} are being made; at most {MOST_DATASETS} and "
+                    f"{counts.get(DatasetState.BUILDING, 0)} are being built; at most {MOST_DATASETS} and "
                     f"{MOST_BUILDING} are allowed: wait, or delete some"
                 )
             here = _named(request.name, owner.tenant)
@@ -140,7 +140,7 @@ class DatasetStore:
         with self._engine.begin() as connection:
             result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))
         if _count(result) != 1:
-            raise DatasetConflict(f"the dataset {name!r} is being made; cancel it first")
+            raise DatasetConflict(f"the dataset {name!r} is being built; cancel it first")
 
 
 def _named(name: str, tenant: str) -> ColumnElement[bool]:

@@ -25,7 +25,7 @@ class LeaseLost(RuntimeError):
     """Another process does this work now."""
 
     def __init__(self, lease: "Lease") -> None:
-        super().__init__(f"the lease {lease.name!r} has gone to another process, which goes on with the work")
+        super().__init__(f"the lease {lease.name!r} was taken over by another process, which continues the work")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Leases:
         self._engine, self._holder = engine, holder
 
     def take(self, name: str, seconds: float) -> Lease | None:
-        """Take a lease, or renew it; one that has run out goes on if nobody else has taken it.
+        """Take a lease, or renew it; an expired one continues if no other process has taken it.
 
         Args:
             name: The work.

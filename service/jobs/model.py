@@ -34,7 +34,7 @@ _TAG_DIGITS = 16
 
 
 class RestartRecord(RestartReport):
-    """One time that training went on after an interruption."""
+    """One resumption of training after an interruption."""
 
     time: datetime = Field(description="When the first step after it finished.")
 
@@ -99,8 +99,8 @@ class JobRecord(BaseModel):
     )
     node_memory_bytes: int | None = Field(
         None,
-        description="Memory that Ray kept for workers on the largest of these nodes; layouts that need more of a "
-        "host are not used; null: host memory is not checked.",
+        description="Memory that Ray reserved for workers on the largest of these nodes; layouts that need more host "
+        "memory are not used; null: host memory is not checked.",
     )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
@@ -137,12 +137,12 @@ class JobRecord(BaseModel):
 
     @property
     def finished(self) -> bool:
-        """Whether the job has come to its end."""
+        """Whether the job has ended."""
         return self.state in TERMINAL_STATES
 
     @property
     def spare_step(self) -> int | None:
-        """The step of the spare copy that the gang could go on from if it lost all its nodes; ``None`` without one."""
+        """The step of the spare copy with which the gang could continue without its nodes; ``None`` without one."""
         return self.spare.step if self.spare is not None and self.has_gang else None
 
     @property

@@ -39,7 +39,7 @@ class JobPatch(Config):
 
 
 def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
-    """The spec with its changes, and without layouts that are to be chosen anew.
+    """The spec with its changes, and without layouts that are to be chosen again.
 
     Raises:
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.

@@ -13,8 +13,8 @@ class NodeSize(NamedTuple):
     """The size of the nodes that suit a job.
 
     Attributes:
-        gpus: GPUs of a node, of the size that most GPUs are in.
-        memory_bytes: Memory that Ray keeps for workers on the node that has most; ``None`` if it is not to be checked.
+        gpus: GPUs per node, for the node size that accounts for most GPUs.
+        memory_bytes: Memory that Ray reserves for workers on the largest node; ``None`` if it is not to be checked.
     """
 
     gpus: int | None = None
@@ -24,8 +24,8 @@ class NodeSize(NamedTuple):
 def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> NodeSize:
     """Return the size of the nodes that suit a job.
 
-    Their memory is not to be checked if larger nodes may be added for the job, if a node may take fewer of its ranks
-    than it has GPUs, or if nodes have different numbers of GPUs, as then there is no one number of ranks per node.
+    Their memory is not checked if larger nodes may be added for the job, if a node may take fewer of its ranks than it
+    has GPUs, or if nodes have different numbers of GPUs, as then there is no one number of ranks per node.
 
     Args:
         spec: The job.

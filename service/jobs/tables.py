@@ -137,9 +137,9 @@ class LeaseRow(Table):
 
 
 class DatasetRow(Table):
-    """A dataset that jobs may name: ``service.models.datasets.DatasetDetail`` and how far the making of it is.
+    """A dataset that jobs may name: ``service.models.datasets.DatasetDetail`` and the progress of its build.
 
-    A deleted one is nobody's to see any more, and is there until nothing makes it.
+    A deleted one is no longer shown, and is kept until no build of it runs.
     """
 
     __tablename__ = "datasets"

@@ -21,7 +21,7 @@ from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
 from service.jobs.tables import EventRow, Table
 
-_REPEATED = frozenset(  # said anew every round
+_REPEATED = frozenset(  # repeated in every pass
     {
         Reason.WAITING_FOR_RESOURCES,
         Reason.GANG_STARTING,
@@ -56,14 +56,14 @@ class TakenBack(RuntimeError):
     """A job's user has withdrawn the pause since it was decided."""
 
     def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"the user of job {record.id} has taken the pause back")
+        super().__init__(f"the user of job {record.id} has withdrawn the pause")
 
 
 class Outdated(ValueError):
     """The job has been changed in the meantime."""
 
     def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"job {record.id} has been changed since; look at it again, its ETag is {record.etag} now")
+        super().__init__(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def paused(record: JobRecord) -> Write | None:
     """Request that a job be paused, or pause it if no gang has to be ended first.
 
     Raises:
-        AlreadyFinished: The job has come to its end.
+        AlreadyFinished: The job has ended.
     """
     if record.finished:
         raise AlreadyFinished(record, "paused")
@@ -171,8 +171,8 @@ def resumed(record: JobRecord) -> Write | None:
     """Put a paused job back in the queue, or withdraw a requested pause.
 
     Raises:
-        AlreadyFinished: The job has come to its end.
-        WrongState: It is not paused, and nobody has asked for that.
+        AlreadyFinished: The job has ended.
+        WrongState: It is not paused, and no pause was requested.
     """
     if record.finished:
         raise AlreadyFinished(record, "resumed")
@@ -188,7 +188,7 @@ def retried(record: JobRecord) -> Write | None:
     """Put a job that has failed or was cancelled back in the queue, behind the others.
 
     Raises:
-        WrongState: It has not come to such an end.
+        WrongState: It has neither failed nor been cancelled.
     """
     if record.state not in (JobState.FAILED, JobState.CANCELLED):
         raise WrongState(record, "only a job that has FAILED or was CANCELLED can be retried; another can be cloned")
@@ -208,7 +208,7 @@ def patched(
         chosen: Layouts chosen for the changed job, and why.
 
     Raises:
-        AlreadyFinished: The job has come to its end.
+        AlreadyFinished: The job has ended.
         Outdated: It has another tag.
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """

@@ -75,7 +75,7 @@ class DatasetReconciler:
             told |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
             self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **told)
         elif progress != build.progress:
-            self._record.update(build, message="is being made", **told)
+            self._record.update(build, message="is being built", **told)
 
     def _launch_next(self, waiting: Sequence[DatasetBuild]) -> None:
         for build in waiting:

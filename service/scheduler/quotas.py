@@ -100,7 +100,7 @@ class Quotas:
         )
 
     def too_small(self, job: JobRecord, ranks: int) -> Account | None:
-        """The first account that could not hold a gang of so many ranks even if it were empty."""
+        """The first account that could not hold a gang of this many ranks even if it were empty."""
         accounts = self.accounts(job)
         return next((one for one in accounts if self._limit[one] < self._needs(job, one, ranks)), None)
 

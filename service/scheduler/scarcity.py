@@ -1,9 +1,10 @@
 """Which resources decide whether a job fits, so that plentiful ones can be left out.
 
-A resource r decides nothing beside another one s if on every node, whoever ends, there is room for as many units by r
-as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two cases. Either
-x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least and stays so: a gang
-that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what they hold of s.
+A resource r decides nothing next to another one s if on every node, whichever gangs end, there is room for as many
+units by r as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two
+cases. Either x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least and
+stays so: a gang that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what they
+hold of s.
 """
 
 import math

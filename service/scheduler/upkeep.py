@@ -70,6 +70,6 @@ def _break_deadlock(cluster: ClusterSnapshot) -> None:
         if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
             others = [other.id for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demand(job)) < 0:
-                cluster.pause(job, f"pauses because {others[0]}, which comes before it, lacks the workers that it has")
+                cluster.pause(job, f"pauses because {others[0]}, which comes before it, needs its workers")
                 return
             stuck.append(job)

@@ -87,7 +87,7 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
         if {".", ".."}.intersection(named.split("/")):
             return f"a path on {named[:5]} has no . or .. between its slashes here"
     elif not path.startswith("/"):
-        return "the path is not absolute, so it would mean another place on each node"
+        return "the path is not absolute, so it would be a different place on each node"
     # Matches of a pattern are in the folder before its first wildcard; but if a file has that very name, the
     # pattern means that file, which may be a link.
     try:

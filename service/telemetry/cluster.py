@@ -17,10 +17,10 @@ def cluster_families(snapshot: tuple[datetime, Sequence[Mapping[str, Any]]] | No
     Args:
         snapshot: When the nodes were seen, and each in the form of ``service.models.nodes.Node``; ``None``: not yet.
     """
-    seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last looked at the cluster.")
-    nodes = family("boost_cluster_nodes", "Nodes that stay, and nodes that are about to go.", ("condition",))
+    seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last saw the cluster.")
+    nodes = family("boost_cluster_nodes", "Nodes that stay, and nodes about to leave.", ("condition",))
     resources = family(
-        "boost_cluster_resources", "What the nodes have, and what of it nobody holds.", ("resource", "condition")
+        "boost_cluster_resources", "Resources of all nodes, and the unused part.", ("resource", "condition")
     )
     if snapshot is not None:
         time, found = snapshot

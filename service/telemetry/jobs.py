@@ -114,7 +114,7 @@ _TOKENS_PER_SECOND = _rate(lambda step: step.tokens_per_second)
 _OF_ALL: tuple[Value[Seen], ...] = (
     Value(
         "boost_job_waiting_seconds",
-        "How long the job has been QUEUED or SCHEDULING, since it last came to be.",
+        "How long the job has been QUEUED or SCHEDULING, since it last entered one of these states.",
         lambda seen: seen.waited_seconds,
     ),
 )
@@ -122,7 +122,7 @@ _OF_ALL: tuple[Value[Seen], ...] = (
 # For jobs that have had a gang.
 _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
-    Value("boost_job_workers", "Workers that train now.", _workers),
+    Value("boost_job_workers", "Workers training now.", _workers),
     Value(
         "boost_job_tensor_parallel_size",
         "Tensor parallel ranks of the newest gang.",
@@ -141,21 +141,21 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_data_parallel_size", "Data parallel ranks of the newest gang.", _of_shape("data_parallel_size")),
     Value(
         "boost_job_target_steps",
-        "Optimizer steps that the job runs in all.",
+        "Total optimizer steps of the job.",
         lambda seen: seen.job.spec.training.steps,
     ),
     Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
-    Value("boost_job_loss_nats", "Training loss of the newest step, a token.", _of_step(lambda step: step.loss)),
-    Value("boost_job_validation_loss_nats", "Loss on validation text, a token.", _of_evaluation("loss")),
+    Value("boost_job_loss_nats", "Training loss of the newest step, per token.", _of_step(lambda step: step.loss)),
+    Value("boost_job_validation_loss_nats", "Loss on validation text, per token.", _of_evaluation("loss")),
     Value(
         "boost_job_validation_bpb",
-        "The same in bits a byte of that text, where its bytes are known.",
+        "The same in bits per byte of that text, if its size in bytes is known.",
         _of_evaluation("bits_per_byte"),
     ),
-    Parts("boost_job_validation_set_loss_nats", "Loss on a named validation set, a token.", "set", _of_sets("loss")),
+    Parts("boost_job_validation_set_loss_nats", "Loss on a named validation set, per token.", "set", _of_sets("loss")),
     Parts(
         "boost_job_validation_set_bits_per_byte",
-        "The same in bits a byte of its text, where its bytes are known.",
+        "The same in bits per byte of its text, if its size in bytes is known.",
         "set",
         _of_sets("bits_per_byte"),
     ),
@@ -165,39 +165,41 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         _of_step(lambda step: step.gradient_norm),
     ),
     Value("boost_job_learning_rate", "Learning rate of the newest step.", _of_step(lambda step: step.learning_rate)),
-    Value("boost_job_tokens", "Tokens trained on since the job began.", _of_step(lambda step: step.tokens)),
+    Value("boost_job_tokens", "Tokens trained on since the job started.", _of_step(lambda step: step.tokens)),
     Value(
-        "boost_job_tokens_per_second", "Tokens trained on a second, newest step; 0 between steps.", _TOKENS_PER_SECOND
+        "boost_job_tokens_per_second",
+        "Tokens trained on per second, newest step; 0 while no steps are made.",
+        _TOKENS_PER_SECOND,
     ),
     Value(
         "boost_job_samples_per_second",
-        "Sequences trained on a second, newest step; 0 between steps.",
+        "Sequences trained on per second, newest step; 0 while no steps are made.",
         _samples_per_second,
     ),
     Value(
         "boost_job_tokens_per_second_per_worker",
-        "Tokens trained on a second by each worker, newest step; 0 between steps.",
+        "Tokens trained on per second by each worker, newest step; 0 while no steps are made.",
         _tokens_per_second_per_worker,
     ),
     Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
     Value(
         "boost_job_median_step_seconds",
-        "Median of the newest steps of the gang without waiting for data, told now and then.",
+        "Median of the gang's newest steps without waiting for data, updated now and then.",
         _of_comparison(lambda found: found.step_seconds),
     ),
     Value(
         "boost_job_predicted_step_seconds",
-        "What the plan predicted of them.",
+        "The plan's prediction for that median.",
         _of_comparison(lambda found: found.predicted_step_seconds),
     ),
     Value(
         "boost_job_peak_memory_bytes",
-        "The most that a rank's memory held by the gang's second step, on the rank where that is most.",
+        "Peak memory up to the gang's second step, of the rank with the highest peak.",
         _of_comparison(lambda found: found.peak_bytes[found.fullest]),
     ),
     Value(
         "boost_job_planned_memory_bytes",
-        "What was planned for that rank.",
+        "The plan's prediction for that rank.",
         _of_comparison(lambda found: found.planned_bytes[found.fullest]),
     ),
     Value(
@@ -232,17 +234,17 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Value(
         "boost_job_context_imbalance_ratio",
-        "Attention of the newest step's fullest context parallel ranks over the mean, by its plans.",
+        "Attention of the newest step's most loaded context parallel ranks over the mean, by its plans.",
         _of_step(lambda step: step.context_imbalance),
     ),
     Value(
         "boost_job_attention_recall_ratio",
-        "Part of dense attention that the newest step's sparse attention kept, of some queries of rank 0's.",
+        "Share of dense attention that the newest step's sparse attention kept, for some of rank 0's queries.",
         _of_step(lambda step: step.attention_recall),
     ),
     Value(
         "boost_job_attention_density_ratio",
-        "Part of their pairs of query and key that it computed.",
+        "Share of the query-key pairs that it computed.",
         _of_step(lambda step: step.attention_density),
     ),
     Value(
@@ -252,30 +254,32 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Value(
         "boost_job_model_flops_per_second",
-        "Model FLOPs a second over the whole gang, newest step; 0 between steps.",
+        "Model FLOPs per second of the whole gang, newest step; 0 while no steps are made.",
         _rate(lambda step: step.model_flops_per_second),
     ),
     Value(
         "boost_job_model_flops_utilization_ratio",
-        "Part of the devices' peak that these FLOPs are, where one is known; 0 between steps.",
+        "Share of the devices' peak, if known, that these FLOPs are; 0 while no steps are made.",
         _rate(lambda step: step.model_flops_utilization),
     ),
     Value(
         "boost_job_hardware_flops_utilization_ratio",
-        "The same with what the backward pass computes again; 0 between steps.",
+        "The same, including recomputation in the backward pass; 0 while no steps are made.",
         _rate(lambda step: step.hardware_flops_utilization),
     ),
     Value(
         "boost_job_progress_timestamp_seconds",
-        "When the newest step was done; before the first, when the first gang began to train.",
+        "When the newest step was done; before the first, when the first gang started training.",
         _progress_timestamp,
     ),
     Value(
-        "boost_job_checkpoint_seconds", "How long the newest checkpoint held the step loop.", _of_checkpoint("seconds")
+        "boost_job_checkpoint_seconds",
+        "How long the newest checkpoint blocked the step loop.",
+        _of_checkpoint("seconds"),
     ),
     Value(
         "boost_job_checkpoint_commit_seconds",
-        "From then until the newest checkpoint was committed.",
+        "Time from then until the newest checkpoint was committed.",
         _of_checkpoint("commit_seconds"),
     ),
     Value("boost_job_checkpoint_bytes", "Size of the newest checkpoint.", _of_checkpoint("bytes")),
@@ -283,12 +287,12 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_checkpoint_timestamp_seconds", "When the newest checkpoint was committed.", _checkpoint_timestamp),
     Value(
         "boost_job_spare_copy_step",
-        "Step of the state that a node outside the gang keeps a copy of.",
+        "Step of the state copy kept on a node outside the gang.",
         lambda seen: seen.job.spare_step,
     ),
-    Parts("boost_job_goodput_seconds", "What the job's time so far went into.", "kind", _goodput),
-    Parts("boost_job_restarts_total", "How often training went on after an interruption.", "cause", _restarts),
-    Parts("boost_job_faults_total", "How often something was found wrong.", "what", _faults),
+    Parts("boost_job_goodput_seconds", "How the job's time so far was spent.", "kind", _goodput),
+    Parts("boost_job_restarts_total", "How often training resumed after an interruption.", "cause", _restarts),
+    Parts("boost_job_faults_total", "How often a problem was detected.", "what", _faults),
 )
 
 

@@ -28,12 +28,12 @@ class HttpMetrics:
         )
         self.seconds = Histogram(
             "boost_http_request_duration_seconds",
-            "From the first byte of a request to the last of its answer; event streams are left out.",
+            "Time from the first byte of a request to the last byte of its response; event streams are excluded.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=registry,
         )
-        self.streams = Gauge("boost_http_streams", "Event streams that are open.", registry=registry)
+        self.streams = Gauge("boost_http_streams", "Open event streams.", registry=registry)
 
 
 class SchedulerMetrics:
@@ -46,11 +46,11 @@ class SchedulerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
             "boost_scheduler_pass_duration_seconds",
-            "How long passes of the scheduler took.",
+            "Duration of the scheduler's passes.",
             buckets=_LONG_BUCKETS,
             registry=registry,
         )
-        self.leading = Gauge("boost_scheduler_leading", "1 where this process schedules, else 0.", registry=registry)
+        self.leading = Gauge("boost_scheduler_leading", "1 if this process schedules, else 0.", registry=registry)
         passes = Counter("boost_scheduler_passes", "Passes of the scheduler.", ("outcome",), registry=registry)
         self._good, self._failed = passes.labels("ok"), passes.labels("failed")
 
@@ -68,7 +68,7 @@ class ProcessMetrics(Collector):
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.http, self.scheduler = HttpMetrics(self._registry), SchedulerMetrics(self._registry)
-        Info("boost_build", "The version that runs.", registry=self._registry).info({"version": __version__})
+        Info("boost_build", "The version in use; always 1.", registry=self._registry).info({"version": __version__})
         ProcessCollector(registry=self._registry)
 
     def collect(self) -> Iterator[Metric]:

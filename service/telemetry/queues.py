@@ -21,15 +21,13 @@ def queue_families(queues: Collection[str], jobs: Sequence[Seen]) -> Iterator[Me
         queues: Names of all queues.
         jobs: All active jobs.
     """
-    depth = family("boost_queue_jobs", "Jobs in each queue that wait or run.", ("queue", "state"))
+    depth = family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"))
     counts = Counter((seen.job.queue, seen.job.state) for seen in jobs)
     for queue in queues:
         for state in _STATES:
             depth.add_metric((queue, state), counts[queue, state])
     yield depth
-    oldest = family(
-        "boost_queue_oldest_wait_seconds", "How long the job has waited that has waited longest.", ("queue",)
-    )
+    oldest = family("boost_queue_oldest_wait_seconds", "Waiting time of the job that has waited longest.", ("queue",))
     waits: dict[str, float] = dict.fromkeys(queues, 0.0)
     for seen in jobs:
         waits[seen.job.queue] = max(waits.get(seen.job.queue, 0.0), seen.waited_seconds or 0.0)

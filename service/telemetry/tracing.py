@@ -75,7 +75,7 @@ def _phase_of(event: JobEvent) -> str:
 
 
 class Tracing:
-    """Creates spans and sends them from its own thread; an unavailable collector blocks nobody.
+    """Creates spans and sends them from its own thread; an unavailable collector blocks nothing.
 
     Args:
         exporter: Where spans are sent.

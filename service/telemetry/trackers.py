@@ -12,9 +12,9 @@ from service.telemetry.jobs import LABELS, Seen
 def tracker_families(trackers: TrackerStore, jobs: Sequence[Seen]) -> Iterator[Metric]:
     """Yield the metrics of some jobs' trackers."""
     labels = (*LABELS, "tracker")
-    untold = "Events that the tracker has not been told yet; 10000 or more are 10000."
+    untold = "Events not sent to the tracker yet; capped at 10000."
     behind = family("boost_job_tracker_events_behind", untold, labels)
-    failures = family("boost_job_tracker_failures_total", "How often telling the tracker has failed.", labels)
+    failures = family("boost_job_tracker_failures_total", "Number of failed deliveries to the tracker.", labels)
     by_id = {seen.job.id: seen.job for seen in jobs}
     for tracked, count in trackers.of_jobs(by_id):
         job = by_id[tracked.job_id]

@@ -125,7 +125,7 @@ def _in_words(event: JobEvent) -> str:
     if event.kind == "state":
         return f"{event.data['state']}: {event.data['message']}"
     try:
-        return f"goes on after {restart_in_words(RestartReport.model_validate(event.data))}"
+        return f"continues after {restart_in_words(RestartReport.model_validate(event.data))}"
     except ValidationError:  # from another version
         return f"{event.kind}: {event.data.get('message', event.data)}"
 

@@ -1,4 +1,4 @@
-"""The folder beside a job's checkpoints where a tracker writes its files, on a disk or in an object store."""
+"""The folder next to a job's checkpoints where a tracker writes its files, on a disk or in an object store."""
 
 import os
 from pathlib import Path

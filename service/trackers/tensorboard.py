@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, in a folder beside a job's checkpoints.
+"""Event files for TensorBoard, in a folder next to a job's checkpoints.
 
 A file's content depends only on the job's events, and its size is recorded after each batch. What
 a process wrote but did not record before it died is written again, byte for byte, in the same place: a reader that has

@@ -129,7 +129,7 @@ class Wandb:
 
 
 class OfflineWandb:
-    """Writes a job's run to files for ``wandb sync``, in a folder beside its checkpoints.
+    """Writes a job's run to files for ``wandb sync``, in a folder next to its checkpoints.
 
     Args:
         config: The job's settings.

@@ -272,10 +272,10 @@ def report(chaos: Chaos, nodes: Nodes, seconds: float) -> tuple[list[tuple[str, 
     rows = [(f"fault: {fault}", str(count)) for fault, count in sorted(chaos.done.items())]
     rows += [(f"jobs {state}", str(count)) for state, count in sorted(states.items())]
     rows += [
-        ("jobs lost, doubled, or not as they should be", str(len(problems))),
+        ("jobs lost, duplicated or in a wrong state", str(len(problems))),
         ("gangs started, and recoveries within gangs", f"{attempts}, {restarts}"),
         ("placement groups, actors and processes left over", ", ".join(left) or "none"),
-        ("time in all", f"{seconds / 60:.1f} minutes"),
+        ("total time", f"{seconds / 60:.1f} minutes"),
     ]
     return rows, not (problems or left)
 

@@ -127,14 +127,16 @@ def main() -> None:
     ranks.close()
     of_put = [put / saved for saved, put in pairs]
     rows = [
-        _row(f"time of {EVERY * SAVES} steps, saved every {EVERY}, over that without", loop["ratios"], "{:.3f}"),
-        _row("share of it that the loop stood still", loop["held"], "{:.2%}"),
+        _row(
+            f"time of {EVERY * SAVES} steps with a checkpoint every {EVERY}, relative to none", loop["ratios"], "{:.3f}"
+        ),
+        _row("share of it for which the loop was blocked", loop["held"], "{:.2%}"),
         [
-            f"memory beyond the copy while a state of {loop['state']:.0f} MiB is written",
+            f"memory on top of the copy while a state of {loop['state']:.0f} MiB is written",
             f"{loop['grown']:.0f} MiB",
             "at most",
         ],
-        _row(f"throughput to S3 of {STORED_MIB} MiB over that of a plain put", of_put, "{:.2f}"),
+        _row(f"throughput of {STORED_MIB} MiB to S3, relative to a plain put", of_put, "{:.2f}"),
     ]
     write_table(FIGURES / "checkpoint.md", ["", "median", "p20 – p80"], rows)
 

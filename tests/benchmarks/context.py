@@ -1,8 +1,8 @@
-"""Plans of context parallelism beside published systems' rules: ``python -m tests.benchmarks.context``.
+"""Plans of context parallelism compared with published systems' rules: ``python -m tests.benchmarks.context``.
 
-Writes docs/figures/context.md: what placements' balance costs in keys that are sent, over windows of measured lengths,
-and how much of its attention's full rate each rule reaches on the same work. All of it is counted or simulated, and
-nothing of it ran; it takes some minutes.
+Writes docs/figures/context.md: what the balance of placements costs in keys sent, over windows of measured lengths, and
+how much of attention's full rate each rule reaches on the same work. Everything is counted or simulated, and nothing is
+run; it takes some minutes.
 """
 
 import statistics
@@ -141,17 +141,18 @@ def main() -> None:
     lines = [
         "# Context parallelism, planned",
         "",
-        "Counted and simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.context` writes this page.",
+        "Counted and simulated; nothing was run on a GPU. `python -m tests.benchmarks.context` writes this page.",
         "",
-        "## What balance costs",
+        "## The cost of balance",
         "",
-        f"Windows of measured lengths, {DRAWS} draws: kind and tokens, ranks, tokens of a chunk. The largest area of a "
-        "rank over the mean (in the worst window) · keys moved · the busiest rank's, as shares of what a ring moves.",
+        f"Windows of measured lengths, {DRAWS} draws: kind and tokens, ranks, tokens per chunk. Largest area of a rank "
+        "relative to the mean (in the worst window) · keys moved in total · by the busiest rank, both as shares of "
+        "what a ring moves.",
         "",
         *table(["window, ranks, chunk", *PLACEMENTS, "tasks moved from contiguous"], list(balance())),
         "",
-        "To plan 512K tokens on 32 ranks (near, chunks of 1024, four stages) takes "
-        f"{statistics.median(milliseconds):.0f} ms of one core, {max(milliseconds):.0f} ms at most, over "
+        "Planning 512K tokens on 32 ranks (near, chunks of 1024, four stages) takes "
+        f"{statistics.median(milliseconds):.0f} ms of one core in the median, {max(milliseconds):.0f} ms at most, over "
         f"{len(milliseconds)} windows.",
     ]
     by_case: dict[tuple[str, str], list[list[str]]] = {}
@@ -159,18 +160,20 @@ def main() -> None:
         by_case.setdefault((name, fabric), []).append(row)
     lines += [
         "",
-        "## Beside other systems' rules",
+        "## Comparison with other systems' rules",
         "",
-        "Share of attention's full rate (400 TFLOP/s) over forward and backward, and the largest time over the mean in "
-        f"brackets; {RANK_TOKENS // 1024}K tokens a rank, documents to {LONGEST // 1024}K, each rank on a node of its "
-        "own. The last two columns are our speed with keys on the wire: in attention over the best and worst of the "
-        "first four, where FCP publishes 1.13 to 2.21; and in the whole layer over WLB, with linear layers at the same "
-        "rate, where DistCA publishes 1.35.",
+        "Share of attention's full rate (400 TFLOP/s) reached in forward and backward, and in brackets the largest "
+        f"time relative to the mean; {RANK_TOKENS // 1024}K tokens per rank, documents of up to {LONGEST // 1024}K, "
+        "each rank on its own node. The last two columns are our speed-up when keys are sent: in attention, relative "
+        "to the best and the worst of the first four, where FCP publishes 1.13 to 2.21; and in the whole layer, "
+        "relative to WLB, with linear layers at the same rate, where DistCA publishes 1.35.",
     ]
     for (name, fabric), rows in by_case.items():
         ours = ["ours, keys", "ours, latents"] if LAYERS[name].rank else ["ours, keys"]
         lines += ["", f"### {name}, {fabric}", ""]
-        lines += table(["lengths, ranks", *METHODS, *ours, "over the first four", "layer over WLB"], rows)
+        lines += table(
+            ["lengths, ranks", *METHODS, *ours, "speed-up over the first four", "layer speed-up over WLB"], rows
+        )
     wrapped = [each for line in lines for each in ([line] if line.startswith("|") else wrap(line, 120) or [""])]
     (FIGURES / "context.md").write_text("\n".join([*wrapped, "", provenance(), ""]))
 

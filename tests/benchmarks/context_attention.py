@@ -31,7 +31,7 @@ TOKENS, CHUNK, HEADS, HEAD_SIZE, ROUNDS = 2**14, 1024, 1, 64, 3
 CPU = torch.device("cpu")
 CASES = (
     ("one document", Window((TOKENS,), CHUNK), 2),
-    ("one document, sees 2048", Window((TOKENS,), CHUNK, 2048), 2),
+    ("one document, window of 2048", Window((TOKENS,), CHUNK, 2048), 2),
     ("wlbllm's lengths", Window(documents_of("wlbllm", TOKENS, 0), CHUNK), 2),
     # Windows of which contiguous ranks have twice the mean and more.
     ("wlbllm's lengths, 7", Window(documents_of("wlbllm", 2 * TOKENS, 7), CHUNK), 4),
@@ -113,8 +113,8 @@ def main() -> None:
     finally:
         pool.close()
     header = [
-        "window", "ranks", "placement", "busiest rank's pairs", "over the mean", "its CPU time over one rank's",
-        "its CPU time over contiguous", "seconds over one rank's", "CPU time of one rank", "waited for exchanges",
+        "window", "ranks", "placement", "busiest rank's pairs", "relative to the mean", "its CPU time, one rank = 1",
+        "its CPU time, contiguous = 1", "wall-clock time, one rank = 1", "one rank, CPU time", "waiting for exchanges",
         "sent by all",
     ]  # fmt: skip
     write_table(FIGURES / "context_attention.md", header, rows)

@@ -1,8 +1,8 @@
-"""How the trainer deals tokens, beside a choice for each job: ``python -m tests.benchmarks.context_rule``.
+"""How the trainer deals tokens, compared with a choice for each job: ``python -m tests.benchmarks.context_rule``.
 
-Writes docs/figures/context_rule.md, in some minutes. No job knows the lengths of its documents ahead. So what it could
-choose when it starts are the placement, the chunk and the stages that take least over some windows; it is then compared
-on others of the same lengths. All of it is predicted and nothing of it ran.
+Writes docs/figures/context_rule.md, in some minutes. No job knows the lengths of its documents in advance. So at best
+it could choose, when it starts, the placement, chunk and stages that are fastest on some windows; this choice is then
+compared on others of the same lengths. Everything is predicted, and nothing is run.
 """
 
 import math
@@ -135,15 +135,16 @@ def main() -> None:
     rows = [[str(case), *compared(case)] for case in CASES]
     means = [f"{_mean([float(row[place].split()[0]) for row in rows]):.2f}" for place in range(1, 5)]
     lines = [
-        "# How tokens are dealt, beside a choice for each job",
+        "# How tokens are dealt, compared with a choice for each job",
         "",
-        "Predicted; nothing of it ran. `python -m tests.benchmarks.context_rule` writes this page.",
+        "Predicted; nothing was run. `python -m tests.benchmarks.context_rule` writes this page.",
         "",
-        "Seconds of a layer's attention as the trainer deals tokens, over those of the placement, chunks of a rank and "
-        "stages (in brackets) that take least: of one document, and of windows of measured lengths, where the choice "
-        "is by two of each set and both are compared on two others. First as though kernels took all pieces of a call "
-        "together, as those on GPUs do, then as though they took each chunk by itself. Last the trainer's largest area "
-        "of a rank over the mean, in the worst of these windows.",
+        "Seconds of a layer's attention as the trainer deals tokens, relative to the fastest placement, number of "
+        "chunks per rank and number of stages (in brackets): for one document, and for windows of measured lengths, "
+        "where the choice is made on two windows of each set and both are compared on two others. First on the "
+        "assumption that kernels process all pieces of a call together, as on GPUs, then on the assumption that they "
+        "process each chunk by itself. The last column is the trainer's largest area of a rank relative to the mean, "
+        "in the worst of these windows.",
         "",
         *table(
             ["job", "one document", "others", "one document, by chunk", "others, by chunk", "worst imbalance"],

@@ -1,8 +1,8 @@
 """Sparse attention over context parallel ranks, simulated: ``python -m tests.benchmarks.context_sparse``.
 
 Writes docs/figures/context_sparse.md: one document of 512K tokens on 32 ranks under drawn verticals and slashes, as
-this project sends and computes it, as a striped ring does that sends all keys around, and densely. All of it is counted
-or simulated, and nothing of it ran; it takes a minute.
+this project sends and computes it, as a striped ring that sends all keys around does, and densely. Everything is
+counted or simulated, and nothing is run; it takes a minute.
 """
 
 import statistics
@@ -161,19 +161,20 @@ def rows() -> Iterator[list[str]]:
 
 def main() -> None:
     """Simulate it all, and write the page."""
-    header = ["layer", "lines", "density", "max/mean work", "keys"] + [
-        f"{of}, {fabric / 1e9:.0f} GB/s" for fabric in LINKS for of in ("dense over ours", "ring over ours")
+    header = ["layer", "lines", "density", "max/mean work", "keys received"] + [
+        f"{of}, {fabric / 1e9:.0f} GB/s" for fabric in LINKS for of in ("dense / ours", "ring / ours")
     ]
     found = table(header, list(rows()))
     text = """# Sparse attention over context parallel ranks, simulated
 
-Counted and simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.context_sparse` writes this page.
+Counted and simulated; nothing was run on a GPU. `python -m tests.benchmarks.context_sparse` writes this page.
 
-One document of 512K tokens on 32 ranks, with links of 50 and 25 GB/s as between nodes, and of 400 as within one; each
-head has verticals anywhere and slashes of its own, the rarer the further. Keys: what the busiest rank is sent, of all.
-Times are forward and backward of one layer's attention, over ours: dense, with keys or latents on the wire, whichever
-takes less; and a ring of stripes of 64 tokens that computes the same pairs and sends all keys around in lock-step.
-Attention is at 400 TFLOP/s, whatever is seen; of choosing what is seen only the bytes count.
+One document of 512K tokens on 32 ranks, with links of 50 and 25 GB/s, as between nodes, and of 400 GB/s, as within one.
+Each head has its own verticals, anywhere, and its own slashes, which are rarer the more distant they are. Keys: the
+share of all keys that the busiest rank receives. Times are forward and backward of one layer's attention, relative to
+ours: dense attention, sending keys or latents, whichever is faster; and a ring of stripes of 64 tokens that computes
+the same pairs and sends all keys around in lock-step. Attention runs at 400 TFLOP/s whatever the mask; of choosing the
+mask, only the bytes are counted.
 """
     (FIGURES / "context_sparse.md").write_text("\n".join([text, *found, "", provenance(), ""]))
 

@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[Fields, Fields]] = {
     "dense, fullrank": (SHAPE | {"family": "dense"}, {}),
     "cola, vanilla": (LOW_RANK, {"strategy": "vanilla"}),
     "cola, btp": (LOW_RANK, {}),
-    "cola, btp, one by one": (LOW_RANK, {"group_projections": False}),
+    "cola, btp, ungrouped": (LOW_RANK, {"group_projections": False}),
     "cola, btp, online_paper": (LOW_RANK, {"norm": "online_paper"}),
     "cola, btp, sync": (LOW_RANK, {"norm": "sync"}),
     "cola, btp, split": (LOW_RANK, {"split_micro_batch": True}),
@@ -95,7 +95,7 @@ def main() -> None:
                 f"{runs[0][2] / 2**20:.1f} MiB",
             ]
         )
-    header = ["choice", "time over btp's, median", "p20 – p80", "waited for exchanges", "sent a rank"]
+    header = ["variant", "time relative to btp, median", "p20 – p80", "waiting for exchanges", "sent per rank"]
     write_table(FIGURES / "exchange.md", header, rows)
 
 

@@ -109,7 +109,7 @@ def main() -> None:
     draw_lines(
         given.out / "fp8.svg", [(f"loss, nats a token, mean of {WINDOW} steps", curves, False)], "optimizer step"
     )
-    header = ["precision", "loss at the end", "validation loss", "furthest from bf16", "on average"]
+    header = ["precision", "final loss", "validation loss", "largest deviation from bf16", "mean deviation"]
     base = runs["bf16"].losses
     write_table(given.out / "fp8.md", header, [row(name, recorder, base) for name, recorder in runs.items()])
     emulated, *others = (max(off(recorder.losses, base)) for name, recorder in runs.items() if name.startswith("fp8"))

@@ -126,12 +126,12 @@ def measure(folder: Path, jobs: int, clients: int, seconds: float) -> list[tuple
     return [
         ("submitting a job: median, p99", ", ".join(milliseconds(submissions, 50, 99))),
         (f"{clients} clients follow a job: events received", f"{len(alone.seconds):,}"),
-        ("a step's event arrives after: median, p99", ", ".join(milliseconds(alone.seconds, 50, 99))),
-        (f"and lists of 100 jobs over {CONNECTIONS} connections: requests a second", page["a second"]),
+        ("delay of a step's event: median, p99", ", ".join(milliseconds(alone.seconds, 50, 99))),
+        (f"with lists of 100 jobs over {CONNECTIONS} connections: requests per second", page["a second"]),
         ("a list's latency: median, p99", f"{page['50%']}, {page['99%']}"),
         ("lists refused", page["refused"]),
-        ("a step's event arrives after: median, p99, meanwhile", ", ".join(milliseconds(loaded.seconds, 50, 99))),
-        ("most memory of the service's process", f"{memory.most / 2**20:.0f} MiB"),
+        ("delay of a step's event: median, p99, meanwhile", ", ".join(milliseconds(loaded.seconds, 50, 99))),
+        ("peak memory of the service's process", f"{memory.most / 2**20:.0f} MiB"),
     ]
 
 
@@ -149,7 +149,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         rows = measure(Path(folder), given.jobs, given.clients, given.seconds)
-    title = f"{given.jobs} queued jobs, one that trains"
+    title = f"{given.jobs} queued jobs, one training"
     write_table(FIGURES / "load.md", ["", title], rows)
 
 

@@ -1,4 +1,4 @@
-"""Plans beside other planners' and beside brute force: ``python -m tests.benchmarks.planning``.
+"""Plans compared with other planners' and with brute force: ``python -m tests.benchmarks.planning``.
 
 Writes docs/figures/planning.md, and every plan to ``planning.csv``. All plans are judged by the played pipeline
 (``boost_core/plan/replay.py``), on the network as it is; nothing of it ran. What is asked is in ``planning.yaml``. It
@@ -23,7 +23,6 @@ from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.mixes import with_modes
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import Choice, largest_part, longer, search
 from boost_core.plan.throughput import ORDER, replayed_parts
@@ -139,7 +138,7 @@ def memory_times() -> float:
         each
         for shape, replicas, _ in seen._shapes()
         for recompute in ("none", "latent", "full")
-        if not searching._problems(each := with_modes(seen._job(shape, replicas[0]), recompute))
+        if not searching._problems(each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute))
     ]
     begun = time.process_time()
     for each in jobs:
@@ -167,7 +166,7 @@ def by_batch(found: Sequence[Judged]) -> Iterator[str]:
     """The lines of a table of ``means`` for each number of sequences."""
     for sequences in ASKED["sequences"]:
         asked = [each for each in found if each.sequences == sequences]
-        heading = f"### {sequences:,} sequences a step"
+        heading = f"### {sequences:,} sequences per step"
         yield from (heading, "", *table(["cluster", *PLANNERS], list(means(asked))), "")
 
 
@@ -190,33 +189,34 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
     """
     searched = [each.searched for each in found if each.gpus == max(ASKED["gpus"])]
     lines = [
-        "# Plans beside other planners'", "",
-        "Simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.planning` writes this page from "
+        "# Plans compared with other planners'", "",
+        "Simulated; nothing was run on a GPU. `python -m tests.benchmarks.planning` writes this page from "
         "`tests/benchmarks/planning.yaml`.", "",
-        "## Steps beside ours", "",
-        "Seconds of a step over those of our plan, played pass by pass on the network as it is: geometric mean (least "
-        f"– largest) of up to {prod(len(ASKED[each]) for each in ('families', 'models', 'gpus'))} questions. Sequences "
-        f"have {ASKED['sequence_length']:,} tokens; {ASKED['accelerator']}, nominal rates. manual: tensor parallel "
-        "ranks fill a node, then as few pipeline ranks as fit. flat network: our search with one bandwidth, the "
-        "geometric mean of the levels', or that of a node. memory last: our search without a limit, then twice the "
-        "tensor and then the pipeline parallel ranks until it fits; the same with micro-batches of one sequence. MCMC: "
-        f"{ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps by the formula. NEST: its step formula, "
-        "1f1b, stages on the first free devices. All of them have the same costs and the same memory; ours and the "
-        "flat ones mix memory modes and cut stages, the others have one mode for all blocks and the default cut.", "",
+        "## Step times relative to ours", "",
+        "Seconds of a step relative to our plan, simulated pass by pass on the actual network: geometric mean "
+        f"(smallest – largest) of up to {prod(len(ASKED[each]) for each in ('families', 'models', 'gpus'))} cases. "
+        f"Sequences have {ASKED['sequence_length']:,} tokens; {ASKED['accelerator']}, nominal rates. manual: tensor "
+        "parallel ranks fill a node, then as few pipeline ranks as fit. flat network: our search with a single "
+        "bandwidth, the geometric mean of the levels', or that of a node. memory last: our search without a memory "
+        "limit, then twice the tensor and then the pipeline parallel ranks until it fits; the same with micro-batches "
+        f"of one sequence. MCMC: {ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps with the "
+        "formula. NEST: its step formula, 1f1b, stages on the first free devices. All of them use the same costs and "
+        "the same memory; ours and the flat ones mix memory modes and cut stages, the others have one mode for all "
+        "blocks and the default cut.", "",
         *by_batch(found),
-        "## Beside brute force", "",
-        f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 "
-        "blocks and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks "
-        "alike:", "", *truth(small), "",
-        "By default a gang cuts a model by the work of its blocks and head; a cut of a plan's own can leave the first "
-        "stages, which keep more micro-batches, fewer blocks.", "",
+        "## Comparison with brute force", "",
+        f"The {len(small)} of {ASKED['small_instances']} random instances for which something fits, with at most 8 "
+        "blocks and 16 GPUs over two or three levels; all sizes, micro-batches and schedules, and one mode for all "
+        "blocks:", "", *truth(small), "",
+        "By default a gang cuts a model by the work of its blocks and head; a plan's own cut can give fewer blocks to "
+        "the first stages, which keep more micro-batches.", "",
         "## How long it takes", "",
-        f"Beside a loop of {_LOOPS:,} additions on the same core: a search at {max(ASKED['gpus']):,} GPUs "
-        f"{statistics.median(searched):.0f} times as long in the median, {max(searched):.0f} at most; a shape's memory "
-        f"{memory:.3f} times. The loop took {1000 * reference_seconds():.1f} ms.", "",
+        f"Compared with a loop of {_LOOPS:,} additions on the same core: a search at {max(ASKED['gpus']):,} GPUs takes "
+        f"{statistics.median(searched):.0f} times as long in the median, {max(searched):.0f} at most; the memory of a "
+        f"shape {memory:.3f} times. The loop took {1000 * reference_seconds():.1f} ms.", "",
         "## All plans", "",
-        "`tests/benchmarks/planning.csv` has them: our plan, its step's seconds and the term that is most of it, the "
-        "others' seconds over ours, and what the slowest of them spends more on.",
+        "`tests/benchmarks/planning.csv` lists them: our plan, its step time and the largest part of it, the others' "
+        "step times relative to ours, and what the slowest of them spends more time on.",
     ]  # fmt: skip
     wrapped = [each for line in lines for each in ([line] if line.startswith("|") else wrap(line, 120) or [""])]
     return "\n".join([*wrapped, "", provenance(), ""])

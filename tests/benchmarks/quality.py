@@ -156,7 +156,7 @@ def main() -> None:
         "size",
         "family",
         "parameters",
-        "FLOPs a token",
+        "FLOPs per token",
         "state",
         "peak memory",
         "learning rate",

@@ -25,7 +25,7 @@ from tests.benchmarks.figures import FIGURES, write_table
 
 AT_ONCE = 4
 CASES = [(count, forks) for count in (1, AT_ONCE) for forks in (False, True)]
-HEADER = ["started", "how", "time", "CPU a rank", "memory a rank"]
+HEADER = ["started", "how", "time", "CPU per rank", "memory per rank"]
 
 
 class Gang:

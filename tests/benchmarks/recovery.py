@@ -571,7 +571,7 @@ def measure_all(rounds: int) -> tuple[Measured, list[float]]:
 def table(measured: Measured) -> list[str]:
     """A row a scenario and system."""
     parts = [part.replace("_", " ") for part in PARTS]
-    header = ["", "", "to the first step", *parts, "ranks", "steps again", "whole again"]
+    header = ["", "", "to the first step", *parts, "ranks", "steps repeated", "full size again"]
     rows = [_row(scenario, system, runs) for (scenario, system), runs in measured.items()]
     return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
@@ -592,7 +592,7 @@ def _row(scenario: Scenario, system: str, runs: Sequence[Recovery]) -> list[str]
 
 def started(measured: Measured) -> list[str]:
     """A row a number of ranks and system: how soon it trains, and what its control takes."""
-    rows = [["ranks", "", "launch to the first step", "its next launch", "actors that are not ranks"], ["---"] * 5]
+    rows = [["ranks", "", "launch to the first step", "next launch", "actors other than ranks"], ["---"] * 5]
     for (scenario, system), runs in measured.items():
         if scenario in (SCENARIOS[0], SCENARIOS[1]):
             launches = [run.launch_seconds for run in runs if run.launch_seconds]
@@ -644,26 +644,27 @@ def text(measured: Measured, busy: Sequence[float]) -> str:
 
 
 NOTES = """\
-Seconds from the fault to the end of the first step after it, and parts of them: medians of {rounds} rounds, of the
-total also the least and the most. Ratios are of medians. Each run has a simulated cluster of its own. The job: a small
-CoLA in fp32 on CPU, tp 2, a checkpoint and a copy in memory every {every} steps. *Whole again*: from the fault until as
-many ranks train as before; where that comes later than the first step, the gang has gone on with the replicas left and
-has stopped once more to take the replaced one in.
+Seconds from the fault to the end of the first step after it, and their parts: medians of {rounds} rounds, for the total
+also the minimum and the maximum. Ratios are between medians. Each run has its own simulated cluster. The job: a small
+CoLA in fp32 on CPU, tp 2, a checkpoint and a copy in memory every {every} steps. *Full size again*: from the fault
+until as many ranks train as before; where that comes later than the first step, the gang has continued with the
+remaining replicas and has stopped once more to take in the replaced one.
 
 Stock is `TorchTrainer` with `ScalingConfig(num_workers=(2, 2 × replicas), resources_per_worker={{"CPU": 1}})`,
-`FailureConfig(max_failures=-1)` and defaults for all else; it runs the same trainer, which resumes from its own
+`FailureConfig(max_failures=-1)` and otherwise defaults; it runs the same trainer, which resumes from its own
 checkpoints. Ray Train cannot count in multiples of tp: nodes of two CPUs are what makes its counts even here, and the
-trainer refuses odd ones. With a spare node it is held to one replica, too, or it would take the node.
+trainer refuses odd ones. In the scenario with a spare node it is limited to one replica, or it would use the spare node
+from the start.
 
-The parts of ours are from the restart's report, with *detect* from the fault on. Stock's are as seen from outside:
-*detect* ends when its callback hears of the fault, *stop* when the last old process is gone, *place* when the last
-rank has entered its function (with the process group made), *start* when it begins to load. The last rank is killed, or
-its node removed; our supervisor and Ray Train's controller are both on the head, which stays.
+The parts of ours are from the restart's report, with *detect* starting at the fault. Stock's are observed from outside:
+*detect* ends when its callback hears of the fault, *stop* when the last old process is gone, *place* when the last rank
+has entered its function (with the process group initialized), *start* when it begins to load. The last rank is killed,
+or its node removed; our supervisor and Ray Train's controller are both on the head, which stays.
 
-Launch: from the call that starts the job, with nodes and cluster up; stock's has its driver's imports in it. The
-next launch, as after a pause or of another job, finds the nodes' fork servers running; stock starts as the first time.
-Memory is what a process has to itself; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as
-its job, comes on top."""
+Launch: from the call that starts the job, with nodes and cluster up; stock's includes its driver's imports. The next
+launch, as after a pause or of another job, finds the nodes' fork servers running; stock starts as it did the first
+time. Memory is a process's private memory; there is one `TrainStateActor` per cluster, and stock's driver, which lives
+as long as its job, is not included."""
 
 
 def main() -> None:

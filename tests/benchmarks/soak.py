@@ -186,15 +186,15 @@ def _write(path: Path, soak: Soak, left_over: list[str]) -> None:
     service, supervisor = zip(*soak.memory, strict=True)
     rows = [[f"fault: {name}", str(count)] for name, count in sorted(soak.done.items())]
     rows += [
-        ["the job in the end", f"{record.state}, attempt {record.attempt}"],
+        ["final state of the job", f"{record.state}, attempt {record.attempt}"],
         ["placement groups, actors and processes left over", "; ".join(left_over) or "none"],
         ["steps trained", f"{soak.job.step}"],
         ["restarts after faults: median, longest", _spread([restart["seconds"] for restart in faults])],
-        ["changes as planned: median, longest", _spread([restart["seconds"] for restart in planned])],
+        ["planned changes: median, longest", _spread([restart["seconds"] for restart in planned])],
         ["steps lost by planned changes", str(sum(restart["step"] - restart["resumed_step"] for restart in planned))],
         ["recovered from memory", f"{from_memory} of {len(faults)}"],
-        [f"memory of the service: after {SETTLE_FAULTS} faults, at the end, most", _growth(service)],
-        [f"memory of the gang's supervisor: after {SETTLE_FAULTS} faults, at the end, most", _growth(supervisor)],
+        [f"memory of the service: after {SETTLE_FAULTS} faults, at the end, peak", _growth(service)],
+        [f"memory of the gang's supervisor: after {SETTLE_FAULTS} faults, at the end, peak", _growth(supervisor)],
     ]
     rows += [[f"goodput: {kind}", f"{value / life:.1%}"] for kind, value in seconds.items()]
     write_table(path, ["", f"{sum(soak.done.values())} faults in {life / 60:.0f} minutes"], rows)

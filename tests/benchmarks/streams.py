@@ -199,11 +199,11 @@ def write_figure(clients: int, seconds: float) -> None:
             rows.append(row)
     title = [
         "database",
-        "written in … process",
+        "writing process",
         "events received",
         "delay: median",
         "99th percentile",
-        "server's CPU, of a core",
+        "server's CPU, share of a core",
     ]
     write_table(FIGURES / "streams.md", title, rows)
 

@@ -176,8 +176,8 @@ def main() -> None:
             )
     ranks.close()
     header = [
-        "job", "step", "collectives", "with measuring over without, median", "measuring alone", "a scrape",
-        f"of a core, at one in {SCRAPE_SECONDS} s",
+        "job", "step", "collectives", "with measuring relative to without, median", "measuring alone", "one scrape",
+        f"share of a core, at one per {SCRAPE_SECONDS} s",
     ]  # fmt: skip
     write_table(FIGURES / "telemetry.md", header, rows)
 

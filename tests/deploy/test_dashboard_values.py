@@ -214,10 +214,10 @@ def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(e
         ("boost-nodes", "Disks at work"): [{'{instance="n", device="sda"}': 0.5}],
         ("boost-nodes", "Network"): [{'{instance="n", device="eth0"}': each} for each in (100, 200)],
         ("boost-nodes", "InfiniBand"): [{'{instance="n", device="mlx5_0"}': each} for each in (100, 200)],
-        ("boost-nodes", "Kills for want of memory"): [{'{instance="n"}': 1}],
+        ("boost-nodes", "Out-of-memory kills"): [{'{instance="n"}': 1}],
         ("boost-nodes", "Containers over their limit"): [{'{pod="p", container="c"}': 1}],
-        ("boost-nodes", "Free on the volume of checkpoints"): [{'{persistentvolumeclaim="v"}': 25}],
-        ("boost-nodes", "Free part of the volume of checkpoints"): [{'{persistentvolumeclaim="v"}': 0.25}],
+        ("boost-nodes", "Free on the checkpoint volume"): [{'{persistentvolumeclaim="v"}': 25}],
+        ("boost-nodes", "Free share of the checkpoint volume"): [{'{persistentvolumeclaim="v"}': 0.25}],
         ("boost-nodes", "Ray's object store"): [{'{Location="MMAP_SHM"}': 5}, {'{Name="object_store_memory"}': 8}],
     }
     assert set(found) == {(query.dashboard, query.panel) for query in queries() if need_of(query)}

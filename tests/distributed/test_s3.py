@@ -119,7 +119,7 @@ def test_a_store_that_denies_us_costs_checkpoints_and_no_step(s3: S3Server, rank
     denial.join()
     assert len(losses(got)) == 60
     assert any("Forbidden" in line or "403" in line for line in warnings), warnings
-    assert any("cannot be written" in line and "goes on without it" in line for line in warnings)
+    assert any("cannot be written" in line and "continues without it" in line for line in warnings)
     saved = folder.steps()
     assert saved[0] == 10 and saved[-1] == 60 and 30 not in saved
     assert [report.step for report in got if report.kind == "checkpoint"] == saved

@@ -278,8 +278,8 @@ def test_ranks_that_see_the_same_gpus_and_reach_them_have_it() -> None:
         (View("host", GPUS[::-1], 0, (1,), 0), "see different GPUs"),
         (View("host", GPUS[1:], 0, (), 0), "see different GPUs"),
         (View("host", GPUS, 0, (1,), 0), "share a GPU"),
-        (View("host", GPUS, 1, (), 0), "do not reach"),
-        (View("host", GPUS, 1, (0,), 3), "taken the place"),
+        (View("host", GPUS, 1, (), 0), "cannot reach"),
+        (View("host", GPUS, 1, (0,), 3), "was replaced"),
     ],
 )
 def test_what_is_in_the_way_is_told(other: View, why: str) -> None:

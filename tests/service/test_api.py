@@ -224,7 +224,7 @@ BAD = [
     (changed("optimizer.warmup_steps", 11), "optimizer.warmup_steps", "training.steps=10"),
     (changed("optimizer.learning_rate", -1), "optimizer.learning_rate", "greater than 0, not -1"),
     (changed("optimizer.betas", [0.9, 2]), "optimizer.betas[1]", "less than 1, not 2"),
-    (changed("data.source.paths", ["/nowhere/at/all"]), "data.source.paths", "no file is at '/nowhere/at/all'"),
+    (changed("data.source.paths", ["/nowhere/at/all"]), "data.source.paths", "there is no file at '/nowhere/at/all'"),
     (changed("data.source.paths", ["\u0000"]), "data.source.paths", "check the path"),
     (changed("data.source.paths", []), "data.source.paths", "at least one path"),
     (changed("data.source.paths", ["ftp://x/y"]), "data.source.paths", "file://, s3:// or hf://"),

@@ -55,7 +55,10 @@ def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path)
     [
         (GOOD | {"training": {"steps": 0}}, "error: training.steps: should be greater than or equal to 1, not 0"),
         (GOOD | {"modle": {}}, "error: modle: there is no such field; did you mean model?"),
-        (GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}}, "error: data.source.paths: no file is"),
+        (
+            GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}},
+            "error: data.source.paths: there is no file",
+        ),
         ("- a list", "must hold a mapping"),
         ("{", "is not YAML"),
         ("a: " + "[" * 5000, "nested too deeply"),
@@ -184,7 +187,7 @@ def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
         "layout      tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s): node-a, node-b",
         "spare copy  of step 3, on node node-z",
         "restarts    1 (1 WORKER_LOST)",
-        "  WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, 2.0 s of it waiting",
+        "  WORKER_LOST at step 3: resumed from memory at step 2; cost 1 step(s) and 4.0 s, 2.0 s of it waiting",
     ):
         assert fact in shown, shown
     (goodput,) = [line for line in shown.splitlines() if line.startswith("goodput")]
@@ -205,7 +208,7 @@ def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
     assert lines[4:] == [
         "the gang is tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s)",
         "step 3  interrupted by WORKER_LOST: rank 1 was killed by signal 9",
-        "step 2  goes on after WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, "
+        "step 2  continues after WORKER_LOST at step 3: resumed from memory at step 2; cost 1 step(s) and 4.0 s, "
         "1.0 s of it waiting for resources",
         "step 3  slow rank: rank 1 computes 75% of the step",
         "changed: priority from 0 to 2, data_parallel_size from none to 1–4",

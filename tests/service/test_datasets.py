@@ -164,7 +164,7 @@ def test_one_is_made_after_the_other_and_others_are_told_to_wait(
     assert [each.rpartition("-")[0] for each in cluster.tasks] == [client.dataset("b").id]
     with pytest.raises(ApiError, match="the dataset 'a' is READY; delete it, or take another name"):
         client.create_dataset(request(tmp_path, "a"))
-    with pytest.raises(ApiError, match="the dataset 'b' is being made; cancel it first"):
+    with pytest.raises(ApiError, match="the dataset 'b' is being built; cancel it first"):
         client.delete_dataset("b")
 
 
@@ -307,7 +307,7 @@ def test_only_who_has_the_lease_writes(store: JobStore, client: Client, tmp_path
     with pytest.raises(LeaseLost):
         DatasetReconciler(overtaken, cluster, 2.0, Limits).tick()
     with pytest.raises(LeaseLost):
-        overtaken.update(overtaken.waiting()[0], message="is being made")
+        overtaken.update(overtaken.waiting()[0], message="is being built")
     assert (client.dataset("corpus-v1").message, cluster.tasks) == ("waits for its turn", {})
 
 
@@ -334,10 +334,10 @@ def test_a_clone_keeps_its_shards_when_the_name_means_others(
     ("changes", "message"),
     [
         ({"name": "Corpus"}, "name: should match"),
-        ({"source": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, r"source\.paths: no file is at"),
-        ({"source": {"kind": "parquet", "paths": [__file__]}}, r"source\.paths: .* is not a whole Parquet file"),
+        ({"source": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, r"source\.paths: there is no file at"),
+        ({"source": {"kind": "parquet", "paths": [__file__]}}, r"source\.paths: .* is not a complete Parquet file"),
         ({"source": {"kind": "tokenized", "paths": ["/nowhere"]}}, "is tokens already"),
-        ({"tokenizer": "/nowhere/tokenizer.json"}, "tokenizer: no file is at"),
+        ({"tokenizer": "/nowhere/tokenizer.json"}, "tokenizer: there is no file at"),
         ({"credentials": "absent"}, "credentials: tenant 'default' has no secret"),
         ({"filters": [{"measure": "words", "min": 2, "max": 1}]}, "must not exceed max"),
         ({"url": "ftp://host/folder"}, "use a local path"),
@@ -355,7 +355,7 @@ def test_what_cannot_be_made_is_refused_with_its_field(
 def test_a_tenant_has_only_so_many_made_at_a_time(client: Client, tmp_path: Path) -> None:
     for number in range(MOST_BUILDING):
         client.create_dataset(request(tmp_path, f"d{number}"))
-    with pytest.raises(ApiError, match=f"{MOST_BUILDING} are being made"):
+    with pytest.raises(ApiError, match=f"{MOST_BUILDING} are being built"):
         client.create_dataset(request(tmp_path, "one-more"))
 
 

@@ -191,7 +191,7 @@ def test_who_has_lost_a_lease_writes_nothing(store: JobStore, holders: tuple[Lea
     newer = other.take(WORK, 60)
     assert lease and newer
     before = everything()
-    with pytest.raises(LeaseLost, match="'scheduler' has gone to another process"):
+    with pytest.raises(LeaseLost, match="'scheduler' was taken over by another process"):
         WRITES[name](store.under(lease), running, queued)
     assert everything() == before
     WRITES[name](store.under(newer), running, queued)

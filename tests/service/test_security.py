@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
 
-from service.api.audit import ACTIONS, CHANGE_NOTHING
+from service.api.audit import ACTIONS
 from service.api.requests import StrictRoute
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
@@ -77,7 +77,7 @@ def test_every_route_with_a_body_limits_it(routes: list[Route]) -> None:
 
 def test_every_route_that_changes_something_has_a_name_in_the_audit_log(routes: list[Route]) -> None:
     changing = {(route.method, route.path) for route in routes if route.method in UNSAFE}
-    assert changing == ACTIONS.keys() | CHANGE_NOTHING
+    assert changing == ACTIONS.keys() | {("POST", "/v1/jobs/dry-run"), ("POST", "/v1/plans")}  # which change nothing
 
 
 def test_every_route_is_refused_without_a_key(routes: list[Route], client_with: With) -> None:

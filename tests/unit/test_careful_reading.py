@@ -12,7 +12,8 @@ from torch.distributed.checkpoint import metadata
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.index import files_named
 from boost_core.checkpoint.manifest import StoredFile
-from boost_core.checkpoint.shards import load_whole, save_whole
+from boost_core.checkpoint.shards import load_whole
+from tests.checkpoints import save_whole
 from tests.jobs import tiny_job
 
 JOB = tiny_job("/corpus", "/checkpoints")

@@ -47,6 +47,6 @@ def test_settings_are_named_by_their_paths() -> None:
 
 def test_a_restart_is_told_in_words_whoever_reported_it() -> None:
     entry = entry_of(an_event("restart", a_restart(3).model_dump(mode="json")), {})
-    assert entry.text and entry.text.startswith("goes on after ") and not entry.values
+    assert entry.text and entry.text.startswith("continues after ") and not entry.values
     of_another_version = {"kind": "restart", "step": 3, "message": "rank 1 was killed", "mood": "good"}
     assert entry_of(an_event("restart", of_another_version), {}).text == "restart: rank 1 was killed"

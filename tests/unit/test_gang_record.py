@@ -161,7 +161,7 @@ def test_what_comes_late_from_the_old_gang_ends_no_interruption(clock: Clock, re
 
 def test_each_interruption_has_its_restart(clock: Clock, record: GangRecord) -> None:
     for step in (1, 2, 3):
-        record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
+        record.interrupted(Cause.NODE_DRAINED, "a node is about to leave", clock.now)
         form(record)
         hear(record, resumed(step), a_step(step + 1))
     assert [restart.resumed_step for restart in restarts(record)] == [1, 2, 3]
@@ -240,8 +240,8 @@ def test_the_status_says_what_the_gang_is_at() -> None:
     form(record)
     hear(record, a_start())
     assert (record.status(0).phase, record.status(0).layout) == (GangPhase.TRAINING, LAYOUT)
-    record.interrupted(Cause.NODE_DRAINED, "a node will go away", BEGIN.seconds)
-    assert (record.status(0).phase, record.status(0).message) == (GangPhase.RECOVERING, "a node will go away")
+    record.interrupted(Cause.NODE_DRAINED, "a node is about to leave", BEGIN.seconds)
+    assert (record.status(0).phase, record.status(0).message) == (GangPhase.RECOVERING, "a node is about to leave")
 
 
 def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, record: GangRecord) -> None:
@@ -250,9 +250,9 @@ def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, reco
     waits = GangPhase.SAVING, "all steps are done; waiting for the store: disk full"
     assert record.said == waits
     clock.now += 5
-    record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
+    record.interrupted(Cause.NODE_DRAINED, "a node is about to leave", clock.now)
     record.saving("heard late")
-    assert record.said == (GangPhase.RECOVERING, "a node will go away")
+    assert record.said == (GangPhase.RECOVERING, "a node is about to leave")
     form(record)
     hear(record, resumed(1))
     record.saving("disk full")

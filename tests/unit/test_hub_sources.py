@@ -67,7 +67,10 @@ def test_in_one_stream_too(hub: LocalHub, tmp_path: Path) -> None:
 
 def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
     absent = tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/none/*.jsonl", "jsonl")
-    assert (absent.returncode, "no file is at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (2, True)
+    assert (absent.returncode, "there is no file at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (
+        2,
+        True,
+    )
     other = tokenize(hub, tmp_path / "out", "hf://datasets/org/other/*.jsonl", "jsonl")
     assert (other.returncode, "org/other" in other.stderr, "Traceback" in other.stderr) == (2, True, False)
 
@@ -81,4 +84,4 @@ def test_a_hub_that_is_away_is_said(tmp_path: Path) -> None:
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     done = tokenize("http://127.0.0.1:1", tmp_path / "out", "hf://org/model", "text")
-    assert (done.returncode, "as in hf://datasets/organization/name" in done.stderr) == (2, True)
+    assert (done.returncode, "such as hf://datasets/organization/name" in done.stderr) == (2, True)

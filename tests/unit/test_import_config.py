@@ -153,9 +153,9 @@ def test_a_norm_over_each_ranks_shard_is_another_function(
         (
             "model__model_config__is_qwen2_config",
             True,
-            "is_qwen2_config: no such model here; is_llama_config or is_cola_llama_config is",
+            "is_qwen2_config: not supported here; use is_llama_config or is_cola_llama_config",
         ),
-        ("model__model_config__is_llama_config", True, "is_cola_llama_config: no such model here"),
+        ("model__model_config__is_llama_config", True, "is_cola_llama_config: not supported here"),
         ("model__model_config__hidden_size", "4k", "hidden_size=4k is not a whole number"),
         ("model__init_method", {"path": "/llama"}, "init_method.path=/llama: leave it out; convert"),
         ("optimizer__optimizer_factory__name", "sgd", "name=sgd: of these only adamW"),

@@ -36,10 +36,6 @@ def job(family: str, layers: int, tensor: int, pipeline: int, schedule: str = "1
     )  # fmt: skip
 
 
-def with_modes(spec: JobSpec, recompute: Any) -> JobSpec:
-    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update={"recompute": recompute})})
-
-
 def needed(spec: JobSpec) -> int:
     return rank_memory(spec, Layout.of(spec.parallelism)).total
 
@@ -52,7 +48,7 @@ def seconds(spec: JobSpec) -> float:
 def bounds(spec: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes with the mode that keeps least, and with the one that keeps most."""
     own = job(*spec)
-    return needed(with_modes(own, "full")), needed(with_modes(own, "none"))
+    return needed(own.with_parallelism(recompute="full")), needed(own.with_parallelism(recompute="none"))
 
 
 def mixed(spec: tuple[Any, ...], share: float) -> tuple[JobSpec, float]:
@@ -71,7 +67,7 @@ def every_mix(spec: JobSpec) -> Iterator[tuple[float, int]]:
         for size in sizes
     ]  # fmt: skip
     for stages in product(*each):
-        way = with_modes(spec, stages)
+        way = spec.with_parallelism(recompute=stages)
         yield seconds(way), needed(way)
 
 

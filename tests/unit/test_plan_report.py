@@ -298,7 +298,7 @@ def test_state_in_the_hosts_memory_makes_room_and_its_copies_take_time() -> None
         assert most.node_host_bytes == min(8, most.world_size) * (most.memory.host + most.memory.copies)
     assert any("which costs" in note and "state and activations" in note for note in half.notes)
     assert not any("masters and moments" in note for note in without.notes)
-    assert any("what nodes have is unknown and not checked" in note for note in without.notes)
+    assert any("the memory of the nodes is unknown and not checked" in note for note in without.notes)
     fewer = plan(job(parallelism={"optimizer_offload": 1}, fault_tolerance={"memory_copy_every_steps": None})).shapes[0]
     assert fewer.memory.copies == fewer.memory.host
 

@@ -131,7 +131,7 @@ def test_scaled_rotary_frequencies_are_read(scaling: dict) -> None:
         ValueError, match=r"rope_scaling \(published as rope_scaling or rope_parameters\) is \{'rope_type"
     ):
         refuse_another_function(model_of(LLAMA | {"rope_scaling": ours}), job())
-    with pytest.raises(ValueError, match="are neither scaled so nor partial"):
+    with pytest.raises(ValueError, match="are neither scaled in this way nor partial"):
         model_of(COLA | {"rope_scaling": ours})
 
 
@@ -191,7 +191,7 @@ def test_what_the_trainer_does_not_have_is_refused(changes: dict, says: str) -> 
     ("changes", "says"),
     [
         ({"hidden_act": "linear", "lr_act_type": "silu", "only_lr_act": True}, "lr_act_type is 'silu' and hidden_act"),
-        ({"hidden_act": "silu", "lr_act_type": "linear", "only_lr_act": False}, "goes by hidden_act alone"),
+        ({"hidden_act": "silu", "lr_act_type": "linear", "only_lr_act": False}, "uses only hidden_act"),
         ({"num_key_value_heads": 2}, "num_key_value_heads is 2 of 4, with which ColaForCausalLM does not run"),
     ],
     ids=str,

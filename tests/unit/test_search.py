@@ -334,7 +334,7 @@ def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     on = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
     (line,) = other_orders(spec, 1024, on, 80e9)
     ours, other = search(spec, 1024, on, 80e9, 1).choices[0], search(spec, 1024, on, 80e9, 1, ("tp", "cp", "dp", "pp"))
-    assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not have: {other.choices[0]}")
+    assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not support: {other.choices[0]}")
     assert other.choices[0].seconds.total < ours.seconds.total
     assert not list(other_orders(spec, 8, machine(spec), 80e9))
 
@@ -404,7 +404,7 @@ def test_a_search_that_fails_says_why_in_a_sentence() -> None:
         "block_seconds": 0, "correction": 1, "spread": 0.1,
     }  # fmt: skip
     of_another_precision = PlanSearch.model_validate({"gpus": 8, "profile": profile})
-    with pytest.raises(SearchFailed, match=r"no way to train this job could be searched: .*the profile is of fp32"):
+    with pytest.raises(SearchFailed, match=r"the search for ways to train this job failed: .*the profile is of fp32"):
         search_apart(job(), of_another_precision, 60)
 
 

@@ -69,7 +69,11 @@ def test_documents_are_separated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["missing.txt"], "no file is at"), (["*.parquet"], "no file is at"), (["empty"], "no file is at")],
+    [
+        (["missing.txt"], "there is no file at"),
+        (["*.parquet"], "there is no file at"),
+        (["empty"], "there is no file at"),
+    ],
 )
 def test_absent_data_is_named(tmp_path: Path, names: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -86,7 +90,9 @@ def test_a_parquet_file_that_is_cut_off_is_refused_at_the_door(tmp_path: Path) -
     last = tmp_path / "2.parquet"
     for size in (last.stat().st_size - 1, 8, 0):
         os.truncate(last, size)
-        with pytest.raises(UnfitData, match=r"2\.parquet' is not a whole Parquet file, but cut off or of another kind"):
+        with pytest.raises(
+            UnfitData, match=r"2\.parquet' is not a complete Parquet file: it is truncated, or a file of another kind"
+        ):
             check_data(data, vocab_size=256, sequence_length=2)
 
 

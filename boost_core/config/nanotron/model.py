@@ -58,7 +58,7 @@ def _family(reader: Reader) -> str:
     foreign = [marker for marker in markers if marker not in _FAMILIES]
     if foreign or len(markers) > 1:
         for marker in foreign or markers:
-            reader.refuse(f"{_AT}{marker}", "", f"no such model here; {' or '.join(_FAMILIES)} is")
+            reader.refuse(f"{_AT}{marker}", "", f"not supported here; use {' or '.join(_FAMILIES)}")
         reader.raise_if_refused()
     for marker in markers:
         reader.take(f"{_AT}{marker}")

@@ -39,7 +39,7 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
     stage = reader.whole("optimizer.zero_stage", 0, least=0)
     parallelism["zero_stage"] = min(stage, 2)
     if stage > 2:
-        reader.note("optimizer.zero_stage", stage, "stage 2 is the highest here")
+        reader.note("optimizer.zero_stage", stage, "stage 2 is the highest supported here")
     return parallelism
 
 
@@ -81,7 +81,7 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
     }
     kind = reader.take("optimizer.optimizer_factory.name", "adamW")
     if str(kind).lower() != "adamw":
-        reader.refuse("optimizer.optimizer_factory.name", kind, "of these only adamW is here")
+        reader.refuse("optimizer.optimizer_factory.name", kind, "of these only adamW is supported here")
     if optimizer["weight_decay"]:
         reader.note("optimizer.weight_decay", optimizer["weight_decay"], "the weights of norms do not decay here")
     return optimizer | _schedule(reader)
@@ -136,6 +136,6 @@ def checkpoint_section(reader: Reader) -> dict[str, Any]:
     }
     if (source := reader.take("checkpoints.resume_checkpoint_path", None)) is not None:
         reader.note(
-            "checkpoints.resume_checkpoint_path", source, "its files are of another format; training begins anew"
+            "checkpoints.resume_checkpoint_path", source, "its files have another format; training starts from scratch"
         )
     return {field: value for field, value in checkpoint.items() if value is not None}

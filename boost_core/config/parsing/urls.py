@@ -13,7 +13,7 @@ UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 
 StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
 
-# Timeouts in seconds and attempts for look-ups that somebody waits for. Training and saving use s3fs's own timeouts and
+# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use s3fs's own timeouts and
 # five times the attempts, so that a store that is slow for minutes stops no job.
 _BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
 
@@ -43,14 +43,14 @@ def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
 def _problem(url: str, schemes: Sequence[str]) -> str | None:
     scheme, separator, rest = url.partition("://")
     if "::" in url:
-        return f"'::' chains file systems, which is not served; use {_named(schemes)}"
+        return f"'::' chains file systems, which is not supported; use {_named(schemes)}"
     if _CONTROL.search(url):
-        return "holds a control character; check the path"
+        return "contains a control character; check the path"
     if not separator:
         wrong = _SINGLE_COLON.match(url)
         return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
     if scheme not in schemes:
-        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "a scheme that is none"
+        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
         return f"has {named}; use {_named(schemes)}"
     return {"s3": _problem_on_s3, "hf": _problem_on_the_hub}.get(scheme, _no_problem)(rest)
 
@@ -67,14 +67,14 @@ def _no_problem(_rest: str) -> None:
 def _problem_on_the_hub(rest: str) -> str | None:
     kind, *names = rest.split("/")
     if kind != "datasets" or len(names) < 2 or not all(names[:2]):
-        return "is not of a dataset on the hub, as in hf://datasets/organization/name/folder/*.parquet"
+        return "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
     return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
 
 
 def _problem_on_s3(rest: str) -> str | None:
     bucket = rest.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
-        return f"what is before the first / is not a bucket name; {_CREDENTIALS}"
+        return f"the part before the first / is not a bucket name; {_CREDENTIALS}"
     return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
 
 
@@ -95,7 +95,7 @@ def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, An
 
 
 def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
-    """Add short timeouts to storage options, for look-ups that somebody waits for.
+    """Add short timeouts to storage options, for look-ups that a user waits for.
 
     Args:
         storage_options: Options for ``s3://``; default: the process's own.

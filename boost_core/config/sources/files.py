@@ -188,13 +188,15 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
         content = read_small(filesystem, path, MOST_BYTES)
     except FileNotFoundError as error:
-        raise ValueError(f"no file is at {tokenizer!r}; check the path, and that every node can read it") from error
+        raise ValueError(
+            f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
+        ) from error
     except OSError as error:
         raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
     try:
         return count_tokens(content)
     except ValueError as error:
-        problem = f"{tokenizer!r} is not a tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
+        problem = f"{tokenizer!r} is not a tokenizer.json of Hugging Face's tokenizers; save it again, or use {BYTES}"
         raise ValueError(problem) from error
 
 
@@ -213,7 +215,7 @@ def split_source(
 ) -> SourceSplit:
     """Look up a source's files and split them, each as a whole, into training and validation text.
 
-    The split goes by a hash of each file's path below the folder that all files have in common, so it is the same on
+    The split is by a hash of each file's path below the folder that all files have in common, so it is the same on
     every node and changes little as other files come and go.
 
     Args:
@@ -265,17 +267,17 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
         if source.kind == "dataset":
             found = [file for file in found if file.url.endswith(".arrow")]
         if not found:
-            raise ValueError(f"no file is at {pattern!r}; check the path, and that every node can read it")
+            raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
         files.update({file.url: file for file in found})
     return sorted(files.values(), key=_url)
 
 
-@functools.cache  # it does not change, and with the packages beside it there are tens of thousands of files
+@functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
 def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
     found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
     if not found:
-        raise ValueError(f"no Python source text is under {root}; use kind=text with paths of your own")
+        raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
     return tuple(sorted(found, key=_url))
 
 

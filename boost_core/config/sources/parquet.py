@@ -27,7 +27,9 @@ def refuse_cut_off(urls: Iterable[str]) -> None:
         except OSError as error:
             raise ValueError(f"cannot read {path!r}: {error.strerror or error}; check the path") from error
         if not whole:
-            raise ValueError(f"{path!r} is not a whole Parquet file, but cut off or of another kind; copy it again")
+            raise ValueError(
+                f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it again"
+            )
 
 
 def _is_whole(path: str) -> bool:

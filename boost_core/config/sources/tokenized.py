@@ -124,6 +124,6 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
     except Unreadable:
         raise
     except ValidationError as error:
-        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens anew with: boost data tokenize") from error
+        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens again with: boost data tokenize") from error
     except OSError as error:
         raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error

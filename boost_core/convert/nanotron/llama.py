@@ -60,14 +60,16 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
         if not config.pop("is_llama_config"):
             raise KeyError("is_llama_config")
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{folder} holds no {CONFIG} of a LLaMA of nanotron's: {error!r}") from error
+        raise ValueError(f"{folder} holds no {CONFIG} of a nanotron LLaMA: {error!r}") from error
     model = model_of(config | {"model_type": "llama"}, CONFIG)
     published: Tensors = {}
     for packed in _packed(model):
         whole = _merged(folder / "model", packed.name).float()
         rows = sum(packed.rows)
         if rows != len(whole):
-            raise ValueError(f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} is another's")
+            raise ValueError(
+                f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} belongs to another model"
+            )
         for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
             turned = neighbours and place < packed.turned
             published[name] = _to_halves(part, model.head_size) if turned else part
@@ -152,7 +154,7 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     place = root.joinpath(*folders)
     shards = sorted(place.glob(f"model_{last}*.safetensors"))
     if not shards:
-        raise ValueError(f"{place} has no shard of {name}; give the folder of a whole checkpoint of nanotron's")
+        raise ValueError(f"{place} has no shard of {name}; give the folder of a complete nanotron checkpoint")
     whole: torch.Tensor | None = None
     covered = 0
     for path in shards:

@@ -278,7 +278,7 @@ def _without_documents(corpus: CorpusConfig, counts: Counts, folder: str) -> str
     refused = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
     return (
         f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({folder}/"
-        f"quarantine-*.jsonl), filtered out are {refused}; fix the documents, or set other bounds"
+        f"quarantine-*.jsonl), filtered out: {refused}; fix the documents, or set other bounds"
     )
 
 

@@ -26,8 +26,6 @@ from boost_core.data.token_folder import QuarantineFile, TokenFolder
 from boost_core.data.tokenize import part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, open_tokenizer
 
-FILE_BITS = 31  # upper bits of a document's number; the lower 32 are its index in the file
-
 _RUN_BYTES = 64 << 20  # size of tokens at which a run is written
 _DOCUMENT_BYTES = 400  # memory per document besides its tokens
 
@@ -163,7 +161,9 @@ def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
             stream.write(run.tokens[place].astype(run.tokens[place].dtype.newbyteorder("<"), copy=False).tobytes())
     parts = [part_of(task.number, place, task.corpus.validation_fraction) for place in run.places]
     columns = {
-        "document": (np.array(run.places, np.int64) | task.number << 32)[order],
+        "document": (np.array(run.places, np.int64) | task.number << 32)[
+            order
+        ],  # the lower bits: its index in the file
         "key": keys[order],
         "validation": np.array([part == "validation" for part in parts])[order],
         "tokens": np.array([len(tokens) for tokens in run.tokens], np.int64)[order],

@@ -1,4 +1,4 @@
-"""The records that the pipeline writes beside its tokens, for each finished file and shard and for the whole corpus."""
+"""The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus."""
 
 import hashlib
 
@@ -83,7 +83,7 @@ class TokenizerRecord(Config):
 
 
 class Lineage(Config):
-    """What a corpus was made from and how, as written to ``lineage.json`` beside its shards."""
+    """What a corpus was made from and how, as written to ``lineage.json`` next to its shards."""
 
     format: int = 1
     corpus: CorpusConfig = Field(description="The corpus as requested.")

@@ -93,7 +93,7 @@ def leave_quantised(x: torch.Tensor, rows: QuantisedRows) -> None:
     """Leave the quantised rows of ``x``, made by the kernel that wrote it, for ``quantised`` to find.
 
     Only for a tensor that nothing changes afterwards: a gradient must have a single reader, because autograd adds
-    others into its memory and keeps what is left beside it.
+    others into its memory and keeps what was left with it.
     """
     x.quantised_rows = rows  # type: ignore[attr-defined]
 

@@ -61,7 +61,7 @@ def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
 
 
 def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
-    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it anew."""
+    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it again."""
     left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
     return left
 

@@ -22,7 +22,7 @@ from boost_core.nn.sparse.recall import Tally
 
 @dataclass(frozen=True)
 class _Part:
-    """A long document, or short ones that lie one after the other.
+    """A long document, or consecutive short ones.
 
     Attributes:
         tokens: Total number of tokens.

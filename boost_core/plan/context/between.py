@@ -1,4 +1,4 @@
-"""What context parallel ranks send each other: keys and values, or the latents that these are made of."""
+"""What context parallel ranks send each other: keys and values, or the latents from which these are computed."""
 
 from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
@@ -19,14 +19,14 @@ def attention_layer(job: JobSpec) -> AttentionLayer:
 
 
 def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
-    """What a job's ranks send to other nodes; with ``latents`` as its choice, within a node, too.
+    """What a job's ranks send to other nodes; if the job chooses ``latents``, within a node, too.
 
-    Latents where a share of them over the outermost links, and the other ranks' shares over the innermost, take less
-    time than keys and values over the outermost. What making keys of them costs is small beside attention to them.
+    Latents if a rank's share of them over the outermost links, plus the other ranks' shares over the innermost, takes
+    less time than keys and values over the outermost. Computing keys from them costs little compared with attention.
 
     Args:
         job: The job at a layout.
-        cluster: What its ranks are joined by.
+        cluster: The network of its ranks.
     """
     chosen = job.parallelism.context.exchange
     if chosen != "auto":

@@ -1,4 +1,4 @@
-"""What an attention layer and a machine make of areas and tokens: bytes and seconds."""
+"""Bytes and seconds of areas and tokens, for an attention layer on a machine."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class AttentionLayer:
     """One layer's attention on a tensor parallel rank, whose group is the part of a node next to it.
 
     Attributes:
-        hidden_size: Of queries, all heads together.
-        key_size: Of keys, all key heads together; values have as much.
+        hidden_size: Width of the queries of all heads.
+        key_size: Width of the keys of all key heads; values have the same.
         heads: Query heads.
-        rank: Of the latents that keys and values are made of; ``None`` without any.
-        tensor_parallel_size: How many ranks heads are split over.
-        element_bytes: Of what is sent and kept.
+        rank: Rank of the latents from which keys and values are computed; ``None`` if there are none.
+        tensor_parallel_size: Number of ranks over which heads are split.
+        element_bytes: Bytes per element sent and kept.
     """
 
     hidden_size: int
@@ -34,20 +34,20 @@ class AttentionLayer:
 
     @property
     def key_bytes(self) -> int:
-        """Keys and values of a token, that a rank sends."""
+        """Bytes of a token's keys and values that a rank sends."""
         return 2 * self.key_size * self.element_bytes // self.tensor_parallel_size
 
     @property
     def query_bytes(self) -> int:
-        """Queries of a token, or outputs."""
+        """Bytes of a token's queries, or of its outputs."""
         return self.hidden_size * self.element_bytes // self.tensor_parallel_size
 
     @property
     def latent_bytes(self) -> int:
-        """Both latents of a token: a rank's share, as only shares cross the fabric.
+        """Bytes of a rank's share of a token's two latents, as only shares cross the fabric.
 
         Raises:
-            ValueError: Keys and values of this layer are made of no latents.
+            ValueError: This layer does not compute keys and values from latents.
         """
         if self.rank is None:
             raise ValueError("a layer without a rank has no latents to send; send keys")
@@ -55,48 +55,48 @@ class AttentionLayer:
 
     @property
     def gathered_bytes(self) -> int:
-        """What the node's other ranks give to make a token's latents whole."""
+        """Bytes that the node's other ranks contribute to make a token's latents whole."""
         return (self.tensor_parallel_size - 1) * self.latent_bytes
 
     @property
     def projection_flops(self) -> float:
-        """Of a received token: its keys and values, from latents."""
+        """FLOPs to compute a received token's keys and values from latents."""
         return 4 * (self.rank or 0) * self.key_size / self.tensor_parallel_size
 
     @property
     def kept_bytes(self) -> int:
-        """Of a token, from the forward pass to the backward: the output, and a log-sum-exp of each head in fp32."""
+        """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
     def asking_bytes(self, backward: bool) -> int:
-        """Of a token whose attention is computed elsewhere, on the way there.
+        """Bytes sent per token whose attention is computed elsewhere.
 
-        Forward its queries; backward these, the output's gradient, and what is kept.
+        Forward, its queries; backward, also the output's gradient and what is kept.
         """
         return 2 * self.query_bytes + self.kept_bytes if backward else self.query_bytes
 
     def answering_bytes(self, backward: bool) -> int:
-        """The same on the way back: what is kept, or the gradient of its queries."""
+        """Bytes sent back per such token: what is kept, or the gradient of its queries."""
         return self.query_bytes if backward else self.kept_bytes
 
     def sent_bytes(self, exchange: Exchange) -> int:
-        """Of a token that goes to another node."""
+        """Bytes of a token that is sent to another node."""
         return self.key_bytes if exchange == "keys" else self.latent_bytes
 
     def flops(self, area: float) -> float:
-        """Forward, of some pairs: two products of a multiplication and an addition each."""
+        """FLOPs of some pairs, forward: two products of a multiplication and an addition each."""
         return 4 * area * self.hidden_size / self.tensor_parallel_size
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank does in a second, while all do.
+    """What a rank does per second while all ranks are at work.
 
     Attributes:
-        flops: Of attention over long pieces, and of products.
-        node_bytes: To ranks of its node, in one direction.
-        fabric_bytes: To ranks of other nodes.
-        by_piece: Whether kernels take each chunk by itself, so that attention over short ones is slower.
+        flops: FLOPs of attention over long pieces, and of products.
+        node_bytes: Bytes to ranks of its node, in one direction.
+        fabric_bytes: Bytes to ranks of other nodes.
+        by_piece: Whether kernels process each chunk separately, so that attention over short ones is slower.
     """
 
     flops: float
@@ -106,11 +106,11 @@ class Rates:
 
 
 def efficiency(piece_tokens: float) -> float:
-    """The share of the full rate that attention reaches where documents are cut into pieces of so many tokens.
+    """The share of the full rate that attention reaches if documents are cut into pieces of this many tokens.
 
-    A quarter at 512 (FCP, arXiv 2605.08524), 90 % at 2K, all from 4K; even on a logarithmic scale between these, and in
-    proportion below: blocks by themselves, on one kind of GPU. Kernels that take many pieces at once are said to lose
-    nothing from 128 tokens on (DistCA, arXiv 2510.18121), so this is on the safe side.
+    A quarter at 512 (FCP, arXiv 2605.08524), 90 % at 2K, all from 4K; interpolated on a logarithmic scale in between,
+    and proportional below. This is for single blocks on one kind of GPU. Kernels that process many pieces at once are
+    reported to lose nothing from 128 tokens on (DistCA, arXiv 2510.18121), so this is a conservative estimate.
     """
     points = ((512, 0.25), (2048, 0.9), (4096, 1.0))
     if piece_tokens <= points[0][0]:

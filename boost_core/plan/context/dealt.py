@@ -1,15 +1,15 @@
 """How the trainer deals the tokens of a micro-batch to the ranks of a context parallel group.
 
-Of three placements it takes the one with which attention is predicted to take least: ``near``, which is even;
-``loose``, which sends less; ``contiguous``, which sends least. Which of them that is depends on the documents, whose
-lengths no job knows ahead, so each micro-batch is decided by itself; ``docs/figures/context_rule.md`` has what a choice
-at the job's start would take. Where a job lets tasks move, each placement counts with and without moved ones. All ranks
-find the same: seconds are by nominal figures, and of sums, products and quotients in one order, which are alike on
-every machine.
+It uses the one of three placements with which attention is predicted to be fastest: ``near``, which is balanced;
+``loose``, which sends less; ``contiguous``, which sends least. Which one that is depends on the documents, whose
+lengths no job knows in advance, so it is decided for each micro-batch; ``docs/figures/context_rule.md`` compares this
+with a choice at the job's start. If a job lets tasks move, each placement is considered with and without moved tasks.
+All ranks find the same one: the seconds come from nominal figures, by sums, products and quotients in a fixed order,
+which are identical on every machine.
 
-With sparse attention the keys that long documents need are known when their heads have chosen, in each layer. Work then
-grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which deals neighbours to
-different ranks, is even for either.
+With sparse attention the keys that long documents need are known only once their heads have chosen, in each layer. Work
+then grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which deals neighbours to
+different ranks, balances both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,18 +29,18 @@ from boost_core.plan.machine import Machine
 STAGES = 4
 _PLACEMENTS = ("near", "loose", "contiguous")
 _SPARSE_PLACEMENTS = ("heap",)
-_MOVED = 4  # of a rank's chunks one in so many, at most, is computed elsewhere, and as many of others' by it
+_MOVED = 4  # at most one in this many of a rank's chunks is computed elsewhere, and as many of others' chunks by it
 
 
 def head_groups(key_heads: int) -> Sequence[range]:
-    """The heads of keys that come together under sparse attention, where stages are of heads."""
+    """The groups of key heads that arrive together under sparse attention, where each stage is a group of heads."""
     groups = min(STAGES, key_heads)
     ends = [key_heads * number // groups for number in range(groups + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
 
 
 def most_moved(chunks: int) -> int:
-    """Tasks that a rank with so many chunks may give others, and may be given."""
+    """The most tasks that a rank with this many chunks may hand over, and may take on."""
     return max(1, chunks // _MOVED)
 
 
@@ -49,16 +49,16 @@ class Dealing:
     """How one job's micro-batches are dealt.
 
     Attributes:
-        ranks: Of the context parallel group.
+        ranks: Number of ranks of the context parallel group.
         chunk: Tokens of a chunk.
-        sees: How many tokens of its document each sees; ``None`` for all before it.
+        sees: Number of tokens of its document that each token sees; ``None`` for all before it.
         layer: A layer's attention.
-        rates: What ranks do in a second.
-        exchange: What goes between nodes.
-        node_ranks: How many context parallel ranks a node has; of those that send each other keys, too.
-        sparse_from: Tokens from which on documents are attended to sparsely in training; ``None``: none.
-        sparse_share: Of their pairs, the share that is expected to be seen.
-        moves_tasks: Whether attention may be computed by other ranks than those that have the tokens.
+        rates: What ranks do per second.
+        exchange: What is sent between nodes.
+        node_ranks: Number of context parallel ranks per node, and of those that send each other keys.
+        sparse_from: Tokens from which documents use sparse attention in training; ``None``: none does.
+        sparse_share: Share of their pairs that is expected to be seen.
+        moves_tasks: Whether attention may be computed by ranks other than those that hold the tokens.
     """
 
     ranks: int
@@ -74,11 +74,12 @@ class Dealing:
 
     @classmethod
     def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
-        """That of a job at its layout, by what its ranks run on."""
+        """Return the dealing of a job at its layout, for the machine that its ranks run on."""
         parallelism, levels, length = job.parallelism, machine.cluster.levels, job.training.sequence_length
         ranks, window = parallelism.context_parallel_size, job.model.sliding_window
         _, row = machine.cluster.rows([parallelism.tensor_parallel_size, ranks])
-        # Within a kernel's call short pieces lose little; and what makes no difference to who has them need not count.
+        # Within a kernel's call short pieces lose little, and what does not depend on the placement need not be
+        # counted.
         rates = Rates(
             machine.profile.attention_flops, levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second,
             by_piece=False,
@@ -96,7 +97,7 @@ class Dealing:
 
         Args:
             documents: Tokens of each.
-            densely: Whether all are attended to densely, as where nothing is trained.
+            densely: Whether all use dense attention, as outside of training.
         """
         sparse_from = None if densely else self.sparse_from
         window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)

@@ -1,4 +1,4 @@
-"""What a plan costs: balance, bytes by level, rounds, and seconds."""
+"""The cost of a plan: balance, bytes by level, rounds, and seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from boost_core.plan.context.window import Window
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """Who has what of a window and computes what, in which stages.
+    """Which rank holds and computes which part of a window, in which stages.
 
     Attributes:
         window: The tokens.
-        ranks: Over how many they are dealt.
+        ranks: Number of ranks to which they are dealt.
         placement: The rank of each chunk.
         tasks: The attention of each chunk.
-        stages: In how many the keys come, after those that are there.
+        stages: Number of stages in which keys arrive, after the rank's own.
     """
 
     window: Window
@@ -32,7 +32,7 @@ class ContextPlan:
 
     @cached_property
     def loads(self) -> Sequence[int]:
-        """Pairs of query and key that each rank computes."""
+        """Query-key pairs that each rank computes."""
         return areas(self.window, self.tasks, self.ranks)
 
     @cached_property
@@ -42,17 +42,17 @@ class ContextPlan:
 
     @cached_property
     def queries(self) -> Sequence[Transfer]:
-        """Queries that are sent, and whose outputs come back."""
+        """Queries that are sent, and whose outputs are sent back."""
         return query_transfers(self.tasks, self.placement)
 
     @cached_property
     def key_stages(self) -> Sequence[Sequence[Transfer]]:
-        """Keys by the stage that they come in."""
+        """Keys by the stage in which they arrive."""
         return stages(self.keys, self.stages)
 
     @cached_property
     def stage_areas(self) -> Sequence[Sequence[int]]:
-        """Of each rank, the pairs that it computes with its own keys, and with those of each stage."""
+        """The pairs that each rank computes with its own keys, and with those of each stage."""
         here = [[0] * (self.stages + 1) for _ in range(self.ranks)]
         for chunk, rank in enumerate(self.placement):
             here[rank][0] |= 1 << chunk
@@ -72,12 +72,12 @@ class Figures:
 
     Attributes:
         imbalance: The largest area of a rank over the mean.
-        rounds: Chunks of keys that the busiest rank sends or receives.
-        node_bytes: Keys, moved queries and what comes back of these, of all ranks, that stay in nodes; forward.
+        rounds: Number of chunks of keys that the busiest rank sends or receives.
+        node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
         fabric_bytes: The same, between nodes.
-        kept_bytes: That each rank keeps until the backward pass, so that it need not attend again.
-        forward_seconds: Of the slowest rank.
-        backward_seconds: The same.
+        kept_bytes: Bytes that each rank keeps until the backward pass, so that attention is not recomputed.
+        forward_seconds: Forward seconds of the slowest rank.
+        backward_seconds: Its backward seconds, likewise.
     """
 
     imbalance: float
@@ -99,19 +99,20 @@ def figures(
 ) -> Figures:
     """What a plan costs one layer.
 
-    A rank attends to the keys of one stage while those of the next are under way, so that each stage takes the longer
-    of the two. Backward keys come again and their gradients go back, and latents are projected anew. Moved queries
-    come with the first keys, backward with all that their gradients take; nothing hides what comes back of them.
+    A rank attends to the keys of one stage while those of the next are in flight, so that each stage takes the longer
+    of the two. In the backward pass keys are sent again and their gradients are sent back, and latents are projected
+    again. Moved queries arrive with the first keys, in the backward pass together with everything that their gradients
+    need; nothing hides the transfer of their results.
 
     Args:
         plan: The plan.
         layer: The layer.
         rates: What ranks do in a second.
-        exchange: What goes between nodes.
-        node_ranks: How many context parallel ranks a node has, one after the other.
+        exchange: What is sent between nodes.
+        node_ranks: Number of context parallel ranks per node; they are adjacent.
 
     Raises:
-        ValueError: Latents are to be sent of a layer that has none.
+        ValueError: Latents are to be sent, but the layer has none.
     """
     size, costs = plan.window.chunk_tokens, _Costs(layer, rates, exchange, node_ranks, plan.window.chunk_tokens)
     crossing = [[costs.crosses(transfer) for transfer in sent] for sent in (plan.keys, plan.queries)]
@@ -134,7 +135,7 @@ def figures(
 
 
 class _Costs:
-    """Seconds of a chunk's ways."""
+    """Seconds to move and process a chunk."""
 
     def __init__(
         self, layer: AttentionLayer, rates: Rates, exchange: Exchange, node_ranks: int, chunk_tokens: int
@@ -161,11 +162,11 @@ class _Costs:
         return self._tokens / (self._rates.fabric_bytes if self.crosses(transfer) else self._rates.node_bytes)
 
     def moved(self, byte: float, backward: bool) -> tuple[float, float]:
-        """The way of moved queries there, and of their outputs back, where a byte of each token takes so long."""
+        """Seconds to send moved queries, and their outputs back, given the seconds for one byte of each token."""
         return self._layer.asking_bytes(backward) * byte, self._layer.answering_bytes(backward) * byte
 
     def projected(self, transfer: Transfer) -> float:
-        """Making keys and values of what has come."""
+        """Computing keys and values from the latents received."""
         if self._exchange == "keys" or not self.crosses(transfer):
             return 0.0
         return self._tokens * self._layer.projection_flops / self._rates.flops
@@ -177,7 +178,7 @@ class _Costs:
 
 @dataclass
 class _Stage:
-    """What a rank is sent, sends and projects in a stage, in seconds."""
+    """Seconds that a rank receives, sends and projects in a stage."""
 
     received: float = 0.0
     sent: float = 0.0
@@ -190,7 +191,7 @@ class _Stage:
 
 @dataclass
 class _Traffic:
-    """A rank's keys by stage, and a byte of each token of its moved queries, which go there and back."""
+    """A rank's keys by stage, and one byte of each token of its moved queries, there and back."""
 
     stages: list[_Stage]
     queries: _Stage
@@ -211,10 +212,10 @@ def _traffic(plan: ContextPlan, costs: _Costs) -> Sequence[_Traffic]:
 
 
 def _seconds(costs: _Costs, stage_areas: Sequence[int], traffic: _Traffic, backward: bool) -> float:
-    """One rank's pass.
+    """Seconds of one rank's pass.
 
-    Backward there are two and a half times the products, twice the bytes, and projecting, the latents' gradients and
-    the weights' make three times the projection.
+    The backward pass has two and a half times the products and twice the bytes; projecting again, the latents'
+    gradients and the weights' are three times the projection.
     """
     times, ways, projections = (BACKWARD, 2, 3) if backward else (1.0, 1, 1)
     attended = [times * costs.attention(area) for area in stage_areas]

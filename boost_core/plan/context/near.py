@@ -1,9 +1,9 @@
-"""Chunks dealt to ranks evenly, where their keys are: about half of what ``heap`` has sent, at 3 % of imbalance.
+"""Deals chunks evenly, to ranks that hold their keys: about half of the traffic of ``heap``, at 3 % of imbalance.
 
-Chunks go by falling cost to the rank that lacks fewest of their keys, of those that stay even; what the busiest rank
-would send or receive counts more, because all wait for it. Then chunks change places until the largest load is near
-the mean. Sets of chunks are integers' bits, and all degrees are kept while chunks move, so that 512 chunks on 32 ranks
-take less than a tenth of a second.
+Chunks are dealt by decreasing cost, each to the rank that lacks the fewest of its keys among those that stay balanced;
+traffic of the busiest rank counts more, because all wait for it. Then chunks are swapped until the largest load is near
+the mean. Sets of chunks are bits of integers, and all degrees are updated as chunks move, so that 512 chunks on 32
+ranks take less than a tenth of a second.
 """
 
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from typing import NamedTuple
 
 from boost_core.plan.context.window import Window
 
-EVEN, LOOSE = 103, 200  # percent of the mean load at which no chunks change places any more
-_STRICTER = (97, 90, 0)  # percent of it that ranks may have while chunks are dealt, should a try end uneven
+EVEN, LOOSE = 103, 200  # percent of the mean load below which no more chunks are swapped
+_STRICTER = (97, 90, 0)  # percent of it allowed per rank when chunks are dealt again, if the result was uneven
 _BUSY = 115  # percent of the mean traffic above which a rank is busy
-_BUSY_WEIGHT = 3  # of a chunk above that, in chunks
-_WORTH = 16  # an exchange moves so much of a rank's surplus: a sixteenth or more
-_CONSIDERED, _COUNTED = 64, 6  # exchanges that are looked at, and whose degrees are counted
+_BUSY_WEIGHT = 3  # penalty for a chunk above that, in chunks
+_WORTH = 16  # a swap moves at least this part of a rank's surplus: a sixteenth
+_CONSIDERED, _COUNTED = 64, 6  # swaps that are considered, and those whose degrees are counted
 
 
 def near(window: Window, ranks: int, even: int = EVEN) -> list[int]:
-    """The rank of each chunk.
+    """Return the rank of each chunk.
 
     Args:
-        window: What is dealt.
-        ranks: To how many.
-        even: Percent of the mean area that no rank is to have more of; more where links are slow.
+        window: The chunks to deal.
+        ranks: Number of ranks.
+        even: Percent of the mean area that no rank should exceed; larger where links are slow.
     """
     tries = []
     for percent in (even - 1, *_STRICTER):
@@ -46,7 +46,7 @@ def near(window: Window, ranks: int, even: int = EVEN) -> list[int]:
 
 
 def _bits(chunks: int) -> Iterator[int]:
-    """The members of a set of bits."""
+    """The members of a bit set."""
     while chunks:
         lowest = chunks & -chunks
         yield lowest.bit_length() - 1
@@ -54,12 +54,12 @@ def _bits(chunks: int) -> Iterator[int]:
 
 
 class _Exchange(NamedTuple):
-    """Two chunks that change places.
+    """A swap of two chunks.
 
     Attributes:
-        gain: By how much the larger load of the two ranks falls.
-        mine: The heaviest rank's.
-        other: The other's.
+        gain: Amount by which the larger load of the two ranks decreases.
+        mine: The heaviest rank's chunk.
+        other: The other rank's chunk.
         ends_even: Whether both end near the mean.
     """
 
@@ -70,7 +70,7 @@ class _Exchange(NamedTuple):
 
 
 class _Dealt:
-    """Chunks that are dealt, and what ranks send and receive because of it."""
+    """The chunks dealt so far, and what ranks send and receive because of them."""
 
     def __init__(self, window: Window, ranks: int, even: int) -> None:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
@@ -92,7 +92,7 @@ class _Dealt:
         return self.largest <= self._limit
 
     def best(self, chunk: int, percent: int) -> int:
-        """Where a chunk goes, among ranks that have no more than a share of the mean load with it."""
+        """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
         limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
         room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
@@ -118,7 +118,7 @@ class _Dealt:
         self._count(rank)
 
     def exchange(self) -> bool:
-        """Have the heaviest rank and another exchange two chunks; whether it is too heavy, and some exchange helps."""
+        """Swap two chunks of the heaviest rank and another; return whether it was too heavy and some swap helped."""
         if self.even:
             return False
         heaviest = max(self._ranks, key=lambda rank: self._load[rank])
@@ -129,7 +129,7 @@ class _Dealt:
         return bool(likely)
 
     def _likely(self, heaviest: int) -> list[_Exchange]:
-        """Exchanges of the heaviest rank that gain much, and add little to what their two ranks receive."""
+        """Swaps of the heaviest rank that gain much, and add little to what the two ranks receive."""
         found = list(self._gaining(heaviest))
         enough = 3 * max((exchange.gain for exchange in found), default=0) // 10
         large = nlargest(_CONSIDERED, (each for each in found if each.gain >= enough or each.ends_even))
@@ -146,7 +146,7 @@ class _Dealt:
         return nsmallest(_COUNTED, large, key=received)
 
     def _gaining(self, heaviest: int) -> Iterator[_Exchange]:
-        """Exchanges that make the larger of two loads smaller by a good part of the surplus."""
+        """Swaps that reduce the larger of two loads by a good part of the surplus."""
         areas, surplus = self._window.areas, self._load[heaviest] - self._limit
         for rank in self._ranks:
             apart = self._load[heaviest] - self._load[rank]
@@ -161,7 +161,7 @@ class _Dealt:
                         yield _Exchange(gain, mine, other, moved >= surplus and apart - moved >= surplus)
 
     def _growth(self, exchange: _Exchange) -> int:
-        """By how much an exchange makes the busiest rank busier and the mean traffic larger, times the ranks."""
+        """The increase of the busiest rank's traffic and of the mean traffic by a swap, times the number of ranks."""
         before = self._traffic()
         self._swap(exchange.mine, exchange.other)
         after = self._traffic()
@@ -183,7 +183,7 @@ class _Dealt:
             self._count(rank)
 
     def _see(self, rank: int, want: int) -> None:
-        """Have a rank see the keys of some chunks, in place of those that it sees; counts what their owners send."""
+        """Replace the chunks whose keys a rank sees; counts what their owners send."""
         for changed, by in ((want & ~self._want[rank], 1), (self._want[rank] & ~want, -1)):
             for chunk in _bits(changed):
                 self._wanted[chunk] += by
@@ -192,13 +192,13 @@ class _Dealt:
         self._want[rank] = want
 
     def _count(self, rank: int) -> None:
-        """What a rank sends and receives, where its own chunks have changed."""
+        """Update what a rank sends and receives after its own chunks have changed."""
         own = sum(1 << chunk for chunk in self._own[rank])
         self._receives[rank] = (self._want[rank] & ~own).bit_count()
         self._sends[rank] = sum(self._wanted[chunk] - 1 for chunk in self._own[rank])
 
     def _rests(self, rank: int) -> dict[int, int]:
-        """For each chunk of a rank, what its other chunks see."""
+        """For each chunk of a rank, the chunks that its other chunks see."""
         own, needs = self._own[rank], self._window.needs
         before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
         after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))

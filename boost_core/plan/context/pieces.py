@@ -1,10 +1,10 @@
-"""What a context parallel rank does of a plan, stage by stage: whose keys it sends and is sent, and what it attends to.
+"""A context parallel rank's part of a plan, stage by stage: what it sends, receives and attends to.
 
-A piece is queries and keys of one document, each a run of tokens where they lie: a kernel's call, or a part of one. As
-few as there can be: neighbouring chunks are one run, and all keys that a run's queries see without a mask are one piece
-with them where they lie one after the other.
+A piece is queries and keys of one document, each a contiguous run of tokens: a kernel call, or a part of one. There are
+as few as possible: neighbouring chunks form one run, and all keys that a run's queries see without a mask form one
+piece with them if they are contiguous.
 
-Queries of other ranks whose attention a rank computes lie by themselves, in the order that they come in.
+Queries of other ranks whose attention a rank computes are kept separately, in order of arrival.
 """
 
 from bisect import bisect_right
@@ -25,10 +25,10 @@ class Piece:
     """Attention of a run of queries to a run of keys. Every query sees a key.
 
     Attributes:
-        queries: Where the queries are among the rank's tokens, or among those that have come.
-        keys: Where the keys are among those of the stage.
-        lag: By how much the first query is after the first key, where not all queries see all keys: 0 if these are the
-            same tokens. ``None`` without a mask.
+        queries: Position of the queries among the rank's tokens, or among those received.
+        keys: Position of the keys among those of the stage.
+        lag: Distance from the first key to the first query, if not all queries see all keys: 0 if these are the same
+            tokens. ``None`` without a mask.
     """
 
     queries: Span
@@ -38,12 +38,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Chunks that go in one exchange.
+    """The chunks of one exchange.
 
     Attributes:
-        sends: To each rank, the chunks that go to it, as places among the rank's own.
-        receives: From each rank, how many come.
-        places: The place of each that comes, in the order of ranks, among those of the stage.
+        sends: For each rank, the chunks sent to it, as positions among the rank's own.
+        receives: For each rank, the number of chunks received from it.
+        places: The position of each chunk received, in the order of ranks, among those of the stage.
     """
 
     sends: Sequence[Sequence[int]]
@@ -53,14 +53,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage of a rank: what comes, and what is attended to after that.
+    """A stage of a rank: what it receives, and what is attended to after that.
 
     Attributes:
-        chunks: Those that come, in order; ``pieces`` has their keys so.
-        keys: Those of which keys and values come; ``None`` where no rank sends any.
-        latents: Those of which latents come; ``None`` as before.
+        chunks: The chunks received, in the order of their keys in ``pieces``.
+        keys: Those received as keys and values; ``None`` if no rank sends any.
+        latents: Those received as latents; ``None`` likewise.
         pieces: The attention of the rank's own queries to these keys.
-        foreign_pieces: The same of queries that have come.
+        foreign_pieces: The same for queries received.
     """
 
     chunks: Sequence[int]
@@ -76,11 +76,11 @@ class RankWork:
 
     Attributes:
         window: The tokens of all.
-        chunks: The rank's own, in order; its tokens lie so.
+        chunks: The rank's own, in the order of its tokens.
         pieces: The attention of its own queries to the rank's own keys.
-        foreign_pieces: The same of queries that have come.
-        stages: What follows; as many on every rank.
-        queries: The chunks whose queries go to other ranks, and those that come; ``None`` where no rank sends any.
+        foreign_pieces: The same for queries received.
+        stages: The stages that follow; the same number on every rank.
+        queries: The chunks whose queries are sent to other ranks, and those received; ``None`` if no rank sends any.
     """
 
     window: Window
@@ -97,7 +97,7 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
     Args:
         plan: The plan.
         rank: The rank.
-        nodes: The node of each rank, if latents go between nodes; ``None`` if keys and values do.
+        nodes: The node of each rank, if latents are sent between nodes; ``None`` if keys and values are.
     """
     window = plan.window
     own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
@@ -119,12 +119,12 @@ def _by_sender(transfer: Transfer) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens of one document that follow each other in it and where they lie.
+    """Tokens of one document that are consecutive in it and in memory.
 
     Attributes:
         document: Its number.
-        tokens: Which of the window's.
-        at: Where the first one lies.
+        tokens: Their range in the window.
+        at: Position of the first one.
     """
 
     document: int
@@ -132,7 +132,7 @@ class _Run:
     at: int
 
     def cut(self, bounds: Span) -> Sequence["_Run"]:
-        """Its parts before, within and after some others of the window's tokens."""
+        """Its parts before, within and after another range of the window's tokens."""
         first, last = self.tokens
         cuts = [first, *(token for token in bounds if first < token < last), last]
         return [_Run(self.document, (begin, end), self.at + begin - first) for begin, end in pairwise(cuts)]
@@ -143,15 +143,15 @@ class _Queries:
     """Runs of queries whose attention a rank computes.
 
     Attributes:
-        own: Of its own tokens.
-        foreign: Of those that have come.
+        own: Runs of its own tokens.
+        foreign: Runs of those received.
     """
 
     own: Sequence[_Run]
     foreign: Sequence[_Run]
 
     def pieces(self, window: Window, chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-        """What both have to do with the keys of some chunks, which lie one after the other."""
+        """The pieces of both with the keys of some chunks, which are stored one after the other."""
         keys = list(_runs(window, list(enumerate(chunks))))
         return list(_pieces(window, self.own, keys)), list(_pieces(window, self.foreign, keys))
 
@@ -186,11 +186,11 @@ def _traffic(
 
 
 def _runs(window: Window, placed: Sequence[tuple[int, int]]) -> Iterator[_Run]:
-    """The runs of chunks that follow each other in the window and where they lie; of densely attended documents.
+    """The runs of chunks that are consecutive in the window and in memory, for documents with dense attention.
 
     Args:
         window: The tokens.
-        placed: Where each chunk lies, in order, and the chunk.
+        placed: The position of each chunk, in order, and the chunk.
     """
     size, starts = window.chunk_tokens, list(accumulate(window.documents, initial=0))
     for _, group in groupby(enumerate(placed), key=lambda each: (each[1][0] - each[0], each[1][1] - each[0])):
@@ -206,7 +206,7 @@ def _runs(window: Window, placed: Sequence[tuple[int, int]]) -> Iterator[_Run]:
 
 
 def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> Iterator[Piece]:
-    """What runs of queries have to do with runs of keys, those of each run of queries one after the other."""
+    """The pieces of runs of queries with runs of keys, grouped by run of queries."""
     of_document = defaultdict[int, list[_Run]](list)
     for run in keys:
         of_document[run.document].append(run)
@@ -223,7 +223,7 @@ def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> It
 
 
 def _piece(queries: _Run, keys: _Run, sees: int | None) -> Piece | None:
-    """The queries that see a key, and the keys that one sees; runs are the same tokens or have none in common."""
+    """The queries that see some key, and the keys that some query sees; two runs are the same tokens or disjoint."""
     (first, end), (begin, last) = queries.tokens, keys.tokens
     lag: int | None = 0
     if begin > first:
@@ -239,6 +239,6 @@ def _piece(queries: _Run, keys: _Run, sees: int | None) -> Piece | None:
 
 
 def _are_one(before: Piece, after: Piece) -> bool:
-    """Whether two pieces' keys follow each other, and all the same queries see them all."""
+    """Whether the keys of two pieces are consecutive, and the same queries see all of them."""
     masked = before.lag is not None or after.lag is not None
     return not masked and before.queries == after.queries and before.keys[1] == after.keys[0]

@@ -1,4 +1,4 @@
-"""Chunks dealt to ranks, as many to each: the ways that need no search, and ``place`` for all of them by name."""
+"""Deals chunks to ranks, the same number to each: the placements that need no search, and ``place`` for all by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ Placement = Sequence[int]  # the rank of each chunk
 
 
 def place(window: Window, ranks: int, how: str) -> Placement:
-    """The rank of each chunk.
+    """Return the rank of each chunk.
 
     Args:
-        window: What is dealt.
-        ranks: To how many.
+        window: The chunks to deal.
+        ranks: Number of ranks.
         how: One of ``PLACEMENTS``.
 
     Raises:
@@ -30,12 +30,12 @@ def place(window: Window, ranks: int, how: str) -> Placement:
 
 
 def contiguous(window: Window, ranks: int) -> Placement:
-    """Neighbours together: sends least, and the rank that has a long document's end has most to compute."""
+    """Neighbours together: sends least, but the rank with the end of a long document has most to compute."""
     return [chunk * ranks // window.chunks for chunk in range(window.chunks)]
 
 
 def zigzag(window: Window, ranks: int) -> Placement:
-    """A piece from the front and one from the back: even for one causal sequence, as rings have it."""
+    """A piece from the front and one from the back: balanced for a single causal sequence, as in rings."""
     front = window.chunks // ranks // 2
     back = window.chunks // ranks - front
     fronts = [rank for rank in range(ranks) for _ in range(front)]
@@ -43,12 +43,12 @@ def zigzag(window: Window, ranks: int) -> Placement:
 
 
 def striped(window: Window, ranks: int) -> Placement:
-    """In turns, as MTraining deals what each sees along diagonals."""
+    """Round robin, as MTraining does for attention along diagonals."""
     return [chunk % ranks for chunk in range(window.chunks)]
 
 
 def heap(window: Window, ranks: int) -> Placement:
-    """The largest first, each to the rank that has least to compute: MagiAttention's and FCP's rule."""
+    """The largest first, each to the rank with the least to compute: MagiAttention's and FCP's rule."""
     room, placement = [window.chunks // ranks] * ranks, [0] * window.chunks
     loads = [(0, rank) for rank in range(ranks)]
     heapify(loads)

@@ -1,7 +1,8 @@
-"""Where the attention of each chunk is computed: where its tokens are, or moved from ranks that have more than others.
+"""Where the attention of each chunk is computed: where its tokens are, or moved away from ranks with more work.
 
 A task has all keys of its queries, so its output is final. Moving whole tasks at the grain of chunks is DistCA's rule
-(arXiv 2510.18121) with another greedy order: from the heaviest rank, what takes away most for the keys that it needs.
+(arXiv 2510.18121) with another greedy order: from the heaviest rank, the task that moves most work for the keys that it
+needs.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from boost_core.plan.context.placement import Placement
 from boost_core.plan.context.window import Window
 
-SLACK = 3  # percent above the mean that no rank's area may be, after tasks have moved
+SLACK = 3  # percent above the mean that no rank's area may exceed after tasks have moved
 
 
 @dataclass(frozen=True)
@@ -29,24 +30,24 @@ class Task:
 
 
 def own_tasks(window: Window, placement: Placement) -> Sequence[Task]:
-    """Every chunk's task where its tokens are, in the order of chunks."""
+    """Every chunk's task, computed where its tokens are, in the order of chunks."""
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
 
 def moved_tasks(
     window: Window, placement: Placement, ranks: int, slack: int = SLACK, most: int | None = None
 ) -> Sequence[Task]:
-    """The same, but ranks that have more than the others have some of theirs computed elsewhere.
+    """The same, but some tasks of ranks with more work than others are computed elsewhere.
 
-    Repeatedly, of the heaviest rank that can give something, the task goes that takes most of what the one has above
-    the mean and the other lacks, for each chunk of keys that is not there yet. A task moves once.
+    Repeatedly, the heaviest rank that can hand over a task hands over the one that moves the most excess work to a rank
+    that lacks it, per chunk of keys that this rank does not have yet. A task moves only once.
 
     Args:
         window: The tokens.
         placement: The rank of each chunk.
-        ranks: How many there are.
-        slack: Percent of the mean above it that a rank may end at.
-        most: Tasks that a rank may give, and that it may be given; ``None`` for any number.
+        ranks: Number of ranks.
+        slack: Percent above the mean at which a rank may end.
+        most: Tasks that a rank may hand over, and may take on; ``None`` for any number.
     """
     at = list(placement)
     load, here = [0] * ranks, [0] * ranks  # here: chunks whose keys a rank has or is sent
@@ -78,7 +79,7 @@ def _best_move(
     window: Window, placement: Placement, at: Sequence[int], load: Sequence[int], here: Sequence[int], heaviest: int,
     takers: Sequence[int],
 ) -> tuple[int, int] | None:  # fmt: skip
-    """The task that goes from the heaviest rank, and where to; ``None`` if each would make another as heavy."""
+    """The task to move from the heaviest rank, and where to; ``None`` if each would make another as heavy."""
     mean = window.area // len(load)
     best, worth = None, 0.0
     for chunk in (chunk for chunk, rank in enumerate(at) if rank == heaviest == placement[chunk]):
@@ -87,7 +88,7 @@ def _best_move(
             if load[rank] + area >= load[heaviest]:
                 continue
             moved = min(area, load[heaviest] - mean, mean - load[rank])
-            found = moved / ((need & ~here[rank]).bit_count() + 1)  # one correctly rounded quotient: alike everywhere
+            found = moved / ((need & ~here[rank]).bit_count() + 1)  # a correctly rounded quotient: the same everywhere
             if found > worth:
                 best, worth = (chunk, rank), found
     return best

@@ -1,9 +1,9 @@
-"""What ranks send each other, and when: rounds in which each sends and receives at most once, and stages of rounds.
+"""What ranks send each other, and when: in rounds, in each of which a rank sends and receives at most once.
 
 The transfers are the edges of a multigraph from senders to receivers. By König's theorem it splits into as many
-matchings as the busiest rank sends or receives, and no fewer; Kempe's chains find them. Consecutive rounds make a
-stage, so that in each a rank sends and receives no more than the stage has rounds: one uneven all-to-all, which is
-under way while the attention of the stage before is computed.
+matchings as the busiest rank sends or receives, and no fewer; Kempe's chains find them. Consecutive rounds form a
+stage, in which a rank thus sends and receives at most as many chunks as the stage has rounds: one uneven all-to-all, in
+flight while the attention of the previous stage is computed.
 """
 
 from collections import Counter, defaultdict
@@ -16,12 +16,12 @@ from boost_core.plan.context.tasks import Task
 
 @dataclass(frozen=True, order=True)
 class Transfer:
-    """One chunk's keys and values, or queries, from the rank that has its tokens to one that computes with them.
+    """One chunk's keys and values, or queries, from the rank that holds its tokens to one that computes with them.
 
     Attributes:
         chunk: The chunk.
-        sender: Who has it.
-        receiver: Who is sent it.
+        sender: The rank that holds it.
+        receiver: The rank that receives it.
     """
 
     chunk: int
@@ -36,7 +36,7 @@ def key_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Trans
 
 
 def query_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Transfer]:
-    """The queries of tasks that are not computed where their tokens are; their outputs go back the same ways."""
+    """The queries of tasks that are not computed where their tokens are; their outputs take the same path back."""
     moved = [task for task in tasks if placement[task.queries] != task.rank]
     return [Transfer(task.queries, placement[task.queries], task.rank) for task in moved]
 
@@ -51,7 +51,7 @@ def busiest(transfers: Sequence[Transfer]) -> int:
 def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     """The transfers in ``busiest(transfers)`` rounds; in none does a rank send twice or receive twice."""
     count = busiest(transfers)
-    # Senders by their numbers, receivers by -1 less theirs: each one's transfer of a round, and its rounds as bits.
+    # Senders have their own numbers, receivers -1 minus theirs: each one's transfer by round, and its rounds as bits.
     at: dict[int, dict[int, Transfer]] = defaultdict(dict)
     taken: dict[int, int] = defaultdict(int)
     for transfer in transfers:
@@ -80,10 +80,10 @@ def _lowest_free(taken: int) -> int:
 
 
 def _swap_chain(at: dict[int, dict[int, Transfer]], taken: dict[int, int], end: int, one: int, other: int) -> None:
-    """Exchange two rounds along the chain of transfers that leaves an end by the first, which then is free there.
+    """Swap two rounds along the chain of transfers that leaves a node in the first, which is then free there.
 
-    It cannot come to the end that the first is already free at: the graph has two sides, and to the other side it comes
-    by the first.
+    The chain cannot reach the node at which the first round is already free: the graph is bipartite, and the chain
+    reaches the other side only by the first round.
     """
     chain, leaves_by = [], one
     while (transfer := at[end].get(leaves_by)) is not None:
@@ -102,7 +102,7 @@ def _swap_chain(at: dict[int, dict[int, Transfer]], taken: dict[int, int], end: 
 
 
 def stages(transfers: Sequence[Transfer], count: int) -> Sequence[Sequence[Transfer]]:
-    """The transfers in some stages of consecutive rounds; the last are empty if there are fewer rounds."""
+    """The transfers divided into stages of consecutive rounds; the last stages are empty if there are fewer rounds."""
     found, size = rounds(transfers), -(-busiest(transfers) // count)
     return [
         sorted(transfer for each in found[stage * size : (stage + 1) * size] for transfer in each)

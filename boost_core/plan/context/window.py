@@ -1,4 +1,4 @@
-"""Packed documents, cut into chunks of one size."""
+"""Packed documents, cut into chunks of equal size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,17 +7,18 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of documents one after the other; each sees itself and what is before it in its document, all or some.
+    """The tokens of consecutive documents; each sees itself and all or some of the tokens before it in its document.
 
-    Several windows that are dealt to ranks together are one, with the documents of all.
+    Several windows that are dealt to ranks together form one, with the documents of all.
 
     Attributes:
-        documents: Tokens of each document, as they lie; the first and last may be parts.
+        documents: Tokens of each document, in order; the first and last may be parts of documents.
         chunk_tokens: Tokens of a chunk.
-        sees: How many tokens of its document each sees at most, itself included (a sliding window); ``None`` for all.
-        sparse_from: Documents of so many tokens or more are attended to sparsely, ``None``: none. Which keys that takes
-            is not known ahead, so that plans have none of them; their pairs count as those of the queries' own chunk.
-        sparse_share: Of their pairs, the share that is expected to be seen.
+        sees: Most tokens of its document that each token sees, itself included (a sliding window); ``None`` for all.
+        sparse_from: Documents of at least this many tokens use sparse attention; ``None``: none does. The keys that it
+            needs are not known in advance, so plans contain none of them; their pairs count as those of the queries'
+            own chunk.
+        sparse_share: Share of their pairs that is expected to be seen.
 
     Raises:
         ValueError: A document is empty, the chunks do not divide the window, or no token sees even itself.
@@ -43,7 +44,7 @@ class Window:
         return sum(self.documents)
 
     def is_sparse(self, length: int) -> bool:
-        """Whether a document of so many tokens is attended to sparsely."""
+        """Whether a document of this many tokens uses sparse attention."""
         return self.sparse_from is not None and length >= self.sparse_from
 
     @property
@@ -53,7 +54,7 @@ class Window:
 
     @cached_property
     def areas(self) -> Sequence[int]:
-        """Pairs of query and key that each chunk's queries have."""
+        """Query-key pairs of each chunk's queries."""
         found, start = [0] * self.chunks, 0
         for length in self.documents:
             share = self.sparse_share if self.is_sparse(length) else 1
@@ -69,7 +70,7 @@ class Window:
 
     @cached_property
     def first(self) -> Sequence[int]:
-        """The earliest chunk whose keys each chunk's queries see; they see some of all between it and their own."""
+        """The earliest chunk that each chunk's queries see; they see keys of all chunks from there to their own."""
         earliest = (
             start if self.sees is None else max(start, chunk * self.chunk_tokens - self.sees + 1)
             for chunk, (start, _) in enumerate(self._leading)
@@ -77,20 +78,20 @@ class Window:
         return tuple(token // self.chunk_tokens for token in earliest)
 
     def keys(self, chunk: int) -> range:
-        """The chunks whose keys one's queries see."""
+        """The chunks whose keys a chunk's queries see."""
         return range(self.first[chunk], chunk + 1)
 
     @cached_property
     def needs(self) -> Sequence[int]:
-        """The same of each chunk, as a set of bits."""
+        """The same for each chunk, as a bit set."""
         return tuple((2 << chunk) - (1 << first) for chunk, first in enumerate(self.first))
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Pairs of the queries of one chunk and the keys of some.
+        """Pairs of the queries of one chunk and the keys of others.
 
         Args:
             queries: The chunk.
-            keys: The others, as a set of bits.
+            keys: The others, as a bit set.
         """
         keys &= self.needs[queries]
         if self.sees is not None:
@@ -109,7 +110,7 @@ class Window:
         first, (start, rows) = queries * self.chunk_tokens, self._leading[queries]
 
         def from_token(key: int) -> int:
-            """Pairs of the leading document's queries and its keys from one before the chunk on."""
+            """Pairs of the leading document's queries with its keys, from a position before the chunk on."""
             return self._seen(first + rows - key) - self._seen(first - key)
 
         if keys == queries:
@@ -118,7 +119,7 @@ class Window:
         return from_token(begin) - from_token((keys + 1) * self.chunk_tokens)
 
     def _seen(self, tokens: int) -> int:
-        """Pairs of so many first tokens of a document."""
+        """Pairs of the first tokens of a document."""
         short = tokens if self.sees is None else min(tokens, self.sees)
         return triangle(short) + (tokens - short) * short
 
@@ -126,7 +127,7 @@ class Window:
     def _leading(self) -> Sequence[tuple[int, int]]:
         """Of each chunk: where the document of its first token starts, and how many of its tokens are in the chunk.
 
-        One that is attended to sparsely starts with the chunk: no keys before that are planned for.
+        A document with sparse attention starts with the chunk, since no keys before that are planned for.
         """
         found, start = [(0, 0)] * self.chunks, 0
         for length in self.documents:
@@ -137,22 +138,22 @@ class Window:
         return tuple(found)
 
     def _rows(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
-        """The chunks that some tokens lie in, each with those of its tokens."""
+        """The chunks that contain some tokens, each with its part of them."""
         size = self.chunk_tokens
         for chunk in range(start // size, (end - 1) // size + 1):
             yield chunk, max(start, chunk * size), min(end, (chunk + 1) * size)
 
 
 def triangle(tokens: int) -> int:
-    """Pairs of a document of so many tokens by itself."""
+    """Pairs of a document of this many tokens."""
     return tokens * (tokens + 1) // 2
 
 
 def joined(windows: Sequence[Window]) -> Window:
-    """The windows of several replicas as one, to deal them to the ranks of all.
+    """Join the windows of several replicas into one, to deal them to the ranks of all.
 
     Raises:
-        ValueError: There is none, or their chunks differ in size, or in what their tokens see.
+        ValueError: There are none, or their chunks differ in size, or their tokens in how much they see.
     """
     if len({replace(window, documents=(window.chunk_tokens,)) for window in windows}) != 1:
         raise ValueError("give windows whose chunks have the same size and whose tokens see as many others")

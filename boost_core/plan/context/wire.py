@@ -1,4 +1,4 @@
-"""What a rank is sent of a layer's keys, over which links, and how long that takes."""
+"""What a rank receives of a layer's keys, over which links, and how long that takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from boost_core.plan.work import dealt_tokens, rank_tokens
 
 @dataclass(frozen=True)
 class Wire:
-    """What the rank that is sent most gets of one layer and micro-batch, forward.
+    """What the rank that receives most gets for one layer and micro-batch, forward.
 
     Attributes:
-        level_bytes: Over the links of each level of the network, the innermost first.
-        seconds: All of it, one level after the other.
-        made_tokens: Tokens of which latents come, whose keys and values the rank makes itself.
+        level_bytes: Bytes over the links of each level of the network, innermost first.
+        seconds: Total time, one level after the other.
+        made_tokens: Tokens whose latents arrive, and whose keys and values the rank computes itself.
     """
 
     level_bytes: Sequence[int]
@@ -29,16 +29,16 @@ class Wire:
 
 
 def wire(job: JobSpec, cluster: Cluster, row: Row, exchange: Exchange) -> Wire:
-    """What a rank gets of all others, each of which sends to it by itself.
+    """What a rank receives from all others, each of which sends to it separately.
 
-    Of one document over all ranks each has a chunk near its end, and needs all keys; documents that are apart need
+    With one document over all ranks, each rank has a chunk near its end and needs all keys; separate documents need
     fewer.
 
     Args:
         job: The job at a layout.
         cluster: The network.
-        row: How many context parallel ranks there are at each of its levels.
-        exchange: What goes to other nodes; and within them, too, where the job asks for latents.
+        row: Number of context parallel ranks at each of its levels.
+        exchange: What is sent to other nodes; and within nodes, too, if the job asks for latents.
     """
     layer, tokens = attention_layer(job), rank_tokens(job)
     others = [tokens * (outer - inner) for inner, outer in pairwise(accumulate(row, mul, initial=1))]

@@ -1,4 +1,4 @@
-"""Checkpoints of all jobs: how old, how large, how long they take, and whether the store takes them."""
+"""Checkpoints of all jobs: their age, size and duration, and whether the store accepts them."""
 
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -15,7 +15,7 @@ _LEGEND = "{{job_name}} {{job_id}}"
 
 def checkpoints() -> Dashboard:
     """The dashboard."""
-    says = "What of each job is safe, what saving costs it, and whether the store takes it."
+    says = "How much of each job is saved, what saving costs, and whether the store accepts it."
     board = frame("boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()])
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     return board.annotation(annotations.restarts(JOBS)).link(links.to_service())
@@ -56,7 +56,7 @@ def _safe() -> Row:
         [
             newest_ones,
             _each("Age", "Time since each job's newest checkpoint was committed.", "s", _age()),
-            stepped(_each("Steps since", "Steps that no checkpoint has yet.", "locale", _at_risk())),
+            stepped(_each("Steps since", "Steps that are not in a checkpoint yet.", "locale", _at_risk())),
         ],
     )
 
@@ -69,13 +69,13 @@ def _cost() -> Row:
         [
             _each(
                 "Held training",
-                "How long the newest checkpoint held the step loop.",
+                "How long the newest checkpoint blocked the step loop.",
                 "s",
                 _of_jobs("checkpoint_seconds"),
             ),
             _each(
                 "Share of the job's time",
-                "What part of each job's whole time it stood still for checkpoints and copies.",
+                "Share of each job's time for which checkpoints and copies blocked it.",
                 "percentunit",
                 share(spent, whole, *NAMES),
             ),
@@ -91,14 +91,14 @@ def _store() -> Row:
         [
             _each(
                 "Time to commit",
-                "From when training went on until the newest checkpoint was committed.",
+                "From the time training continued until the newest checkpoint was committed.",
                 "s",
                 _of_jobs("checkpoint_commit_seconds"),
             ),
-            _each("Speed", "Size of the newest checkpoint over the time to commit it.", "binBps", speed),
+            _each("Speed", "Size of the newest checkpoint divided by the time to commit it.", "binBps", speed),
             stepped(_each("Size", "Size of the newest checkpoint.", "bytes", _of_jobs("checkpoint_bytes"))),
             stepped(
-                _each("Store faults", "How often saving was given up or had to wait for the store.", "none", faults)
+                _each("Store faults", "How often saving was abandoned or had to wait for the store.", "none", faults)
             ),
         ],
     )

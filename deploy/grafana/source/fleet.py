@@ -1,4 +1,4 @@
-"""All jobs and the cluster at a glance: is it used, is it used well, who waits, and is anything wrong."""
+"""All jobs and the cluster at a glance: whether it is used, and used well, which jobs wait, and what is wrong."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
@@ -45,7 +45,7 @@ def _jobs() -> Row:
     )
     states = time_series(
         "Jobs by state",
-        "How many jobs are in each state that is not an end.",
+        "Number of jobs in each state, except those that have ended.",
         "none",
         Query(newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"),
     )
@@ -55,19 +55,19 @@ def _jobs() -> Row:
 def _training() -> Row:
     tokens = time_series(
         "Tokens by job",
-        "Tokens trained on a second, over all jobs.",
+        "Tokens trained on per second, over all jobs.",
         "si:tokens/s",
         Query(_of_jobs("tokens_per_second"), "{{job_name}}"),
     )
     spent = bars(
         "Where the time went",
-        "What all the time of the jobs that have not ended went into.",
+        "How the time of all jobs that have not ended was spent.",
         "s",
         Query(f"sort_desc({total(_of_jobs('goodput_seconds', 'kind'), 'kind')})", "{{kind}}"),
     )
     restarts = time_series(
         "Restarts by cause",
-        "How often jobs went on after each kind of interruption, at the time when they did.",
+        "How often jobs resumed after each kind of interruption.",
         "none",
         Query(
             total(f"{_of_jobs('restarts_total', 'cause')} - {_before('restarts_total', 'cause')}", "cause"), "{{cause}}"
@@ -79,20 +79,20 @@ def _training() -> Row:
 def _cluster() -> Row:
     gpus = time_series(
         "GPUs by tenant",
-        "GPUs that each tenant's gangs hold, and those that nobody holds.",
+        "GPUs that each tenant's gangs hold, and free GPUs.",
         "suffix: GPUs",
         Query(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}"),
         Query(newest("boost_cluster_resources", 'resource="GPU", condition="free"'), "free"),
     )
     cpus = time_series(
         "CPUs",
-        "CPUs that the nodes have, and those that nobody holds.",
+        "CPUs of all nodes, and free CPUs.",
         "suffix: CPUs",
         Query(newest("boost_cluster_resources", 'resource="CPU"', "condition"), "{{condition}}"),
     )
     nodes = time_series(
         "Nodes",
-        "Nodes that stay, and nodes that are about to go.",
+        "Nodes that stay, and nodes about to leave.",
         "none",
         Query(newest("boost_cluster_nodes", "", "condition"), "{{condition}}"),
     )
@@ -102,20 +102,20 @@ def _cluster() -> Row:
 def _requests() -> Row:
     requests = time_series(
         "Requests",
-        "Requests a second that each route answered.",
+        "Requests answered per second, by route.",
         "reqps",
         Query(rate("boost_http_requests_total", "", "method", "route"), "{{method}} {{route}}"),
     )
     refused = time_series(
         "Refused and failed",
-        "Requests a second that were answered with an error.",
+        "Requests answered with an error per second.",
         "reqps",
         Query(rate("boost_http_requests_total", 'status=~"[45].."', "status"), "{{status}}"),
     )
-    duration = quantiles("Duration", "How long requests take, streams left out.", "boost_http_request_duration_seconds")
+    duration = quantiles("Duration", "Duration of requests, without streams.", "boost_http_request_duration_seconds")
     streams = time_series(
         "Streams",
-        "Event streams that each replica has open.",
+        "Open event streams of each replica.",
         "none",
         Query("max by (instance) (boost_http_streams)", "{{instance}}"),
     )

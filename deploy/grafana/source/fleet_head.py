@@ -26,17 +26,17 @@ def _use() -> list[stat.Panel]:
     return [
         _value("GPUs", "GPUs that the nodes have.", "none", _gpus("total")),
         _value("Free GPUs", "GPUs that no gang holds.", "none", _gpus("free")),
-        _value("Running jobs", "Jobs that have their gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
-        _value("Waiting jobs", "Jobs that are queued or wait for resources.", "none", WAITING_JOBS),
+        _value("Running jobs", "Jobs that have a gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
+        _value("Waiting jobs", "Jobs that are queued or waiting for resources.", "none", WAITING_JOBS),
         _value(
             "Tokens",
-            "Tokens trained on a second, over all jobs.",
+            "Tokens trained on per second, over all jobs.",
             "si:tokens/s",
             total(newest("boost_job_tokens_per_second", TENANTS, "job_id")),
         ),
         _value(
             "Goodput",
-            "Share of the jobs' time, waiting left out, that went into new steps.",
+            "Share of the jobs' time, without waiting, that went into new steps.",
             "percentunit",
             goodput(TENANTS),
         )
@@ -49,26 +49,26 @@ def _trouble() -> list[stat.Panel]:
     alerts = _value("Alerts", "Alerts that fire.", "none", f"count({_FIRING}) or vector(0)")
     failed = _value(
         "Failed jobs",
-        "Jobs that have failed within the time that is looked at.",
+        "Jobs that have failed within the selected time range.",
         "none",
         'max(delta(boost_jobs{state="FAILED"}[$__range]))',
     )
     restarts = _value(
         "Restarts",
-        "How often jobs went on after interruptions within the time that is looked at.",
+        "How often jobs resumed after interruptions within the selected time range.",
         "none",
         total(f"max by (job_id, cause) (increase(boost_job_restarts_total{{{TENANTS}}}[$__range]))"),
     )
     wait = _value(
         "Longest wait now",
-        "How long the job has waited that has waited longest.",
+        "Waiting time of the job that has waited longest.",
         "s",
         newest("boost_queue_oldest_wait_seconds"),
     )
     leaving = _value(
-        "Draining nodes", "Nodes that are about to go.", "none", newest("boost_cluster_nodes", 'condition="draining"')
+        "Draining nodes", "Nodes about to leave.", "none", newest("boost_cluster_nodes", 'condition="draining"')
     )
-    replicas = _value("Replicas", "Processes of the API that Prometheus reaches.", "none", 'sum(up{job="boost-api"})')
+    replicas = _value("Replicas", "Processes of the API that Prometheus can reach.", "none", 'sum(up{job="boost-api"})')
     return [
         alerts.thresholds(levels("green", (1, "red"))),
         failed.decimals(0).thresholds(levels("text", (1, "yellow"))),
@@ -80,7 +80,7 @@ def _trouble() -> list[stat.Panel]:
 
 
 def _alerts() -> tables.Panel:
-    says = "Each alert that fires, and for what; the runbook has a page for each."
+    says = "Firing alerts and what they are about; the runbook has a page for each."
     labels = {"alertname": "Alert", "severity": "Severity", "job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
     firing = f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})"
     panel = table("Firing", says, {**labels, "queue": "Queue", "rank": "Rank"}, [Column("", "none", firing)])

@@ -19,11 +19,11 @@ def _gpu_hours(of: str) -> str:
 
 
 def _hours(of: str) -> bargauge.Panel:
-    says = f"GPUs times hours that the gangs of each {of} have held within the time that is looked at."
+    says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
     return bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({_gpu_hours(of)})", f"{{{{{of}}}}}"))
 
 
 def _cost(of: str) -> bargauge.Panel:
-    says = f"The same at the price of a GPU-hour that is set at the top, in its currency, for each {of}."
+    says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
     cost = f"sort_desc({_gpu_hours(of)} * $gpu_hour_price)"
     return bars(f"Cost by {of}", says, "none", Query(cost, f"{{{{{of}}}}}")).decimals(2)

@@ -1,4 +1,4 @@
-"""One job: how well it learns, how fast, what its steps and its time go into, and what happened to it."""
+"""One job: how well and how fast it learns, how its steps and its time are spent, and what happened to it."""
 
 from grafana_foundation_sdk.builders import bargauge, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -14,7 +14,7 @@ from deploy.grafana.source.promql import JOB, a_step, newest
 def job() -> Dashboard:
     """The dashboard."""
     rows = [job_head.row(), _learning(), _speed(), job_communication.row(), _time()]
-    board = frame("boost-job", "Boost / Job", "One training job, from its loss to what its seconds went into.", rows)
+    board = frame("boost-job", "Boost / Job", "One training job, from its loss to how its time was spent.", rows)
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())
     board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))
@@ -28,19 +28,19 @@ def _of_job(metric: str, legend: str, *by: str) -> Query:
 def _learning() -> Row:
     loss = curves(
         "Loss",
-        "Training loss of the newest step, and loss on validation text, in nats a token.",
+        "Training loss of the newest step, and loss on validation text, in nats per token.",
         "suffix: nats",
         _of_job("boost_job_loss_nats", "training"),
         _of_job("boost_job_validation_loss_nats", "validation"),
     )
     norm = time_series(
         "Gradient norm",
-        "Norm of the whole gradient before it is clipped.",
+        "Norm of the whole gradient before clipping.",
         "none",
         _of_job("boost_job_gradient_norm", "norm"),
     )
     learning_rate = time_series(
-        "Learning rate", "What the schedule gives the newest step.", "sci", _of_job("boost_job_learning_rate", "rate")
+        "Learning rate", "Learning rate of the newest step.", "sci", _of_job("boost_job_learning_rate", "rate")
     )
     return Row("Learning", [loss, norm, learning_rate])
 
@@ -48,13 +48,13 @@ def _learning() -> Row:
 def _speed() -> Row:
     parts = time_series(
         "Parts of a step",
-        "What a step's time goes into, the mean of the ranks.",
+        "How a step's time is spent, averaged over the ranks.",
         "s",
         Query(a_step("boost_rank_step_part_seconds_total", JOB, "part"), "{{part}}"),
     )
     whole = time_series(
         "Step",
-        "How long the newest step took, and what of it went into waiting for data and for collectives.",
+        "Duration of the newest step, and the parts spent waiting for data and for collectives.",
         "s",
         _of_job("boost_job_step_seconds", "step"),
         _of_job("boost_job_data_seconds", "data"),
@@ -76,15 +76,16 @@ def _speed() -> Row:
 
 def _beside_plan() -> list[timeseries.Panel]:
     seconds = time_series(
-        "Step beside its plan",
+        "Step time and prediction",
         "The median of the newest steps, and what the plan predicted for the layout.",
         "s",
         _of_job("boost_job_median_step_seconds", "measured"),
         _of_job("boost_job_predicted_step_seconds", "predicted"),
     )
     memory = time_series(
-        "Memory beside its plan",
-        "The most that a rank held by the gang's second step, on the rank that held most, and what was planned for it.",
+        "Memory and prediction",
+        "The peak memory up to the gang's second step, on the rank with the highest peak, and the plan's prediction "
+        "for that rank.",
         "bytes",
         _of_job("boost_job_peak_memory_bytes", "measured"),
         _of_job("boost_job_planned_memory_bytes", "planned"),
@@ -95,7 +96,7 @@ def _beside_plan() -> list[timeseries.Panel]:
 def _context_imbalance() -> timeseries.Panel:
     panel = time_series(
         "Imbalance of long context",
-        "Attention of the fullest context parallel rank of each micro-batch over the mean, by the newest step's plans.",
+        "Attention of each micro-batch's most loaded context parallel rank over the mean, by the newest step's plans.",
         "none",
         _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
     )
@@ -105,7 +106,7 @@ def _context_imbalance() -> timeseries.Panel:
 def _tokens() -> timeseries.Panel:
     return time_series(
         "Tokens",
-        "Tokens trained on a second, as the newest step reports it, and as their number grows.",
+        "Tokens trained on per second, as reported by the newest step, and as the total grows.",
         "si:tokens/s",
         _of_job("boost_job_tokens_per_second", "newest step"),
         Query(f"clamp_min(max(deriv(boost_job_tokens{{{JOB}}}[$__rate_interval])), 0)", "over time"),
@@ -115,7 +116,7 @@ def _tokens() -> timeseries.Panel:
 def _tokens_of_a_worker() -> timeseries.Panel:
     return time_series(
         "Tokens of a worker",
-        "Tokens trained on a second by each worker, which elasticity should not change.",
+        "Tokens trained on per second by each worker, which elasticity should not change.",
         "si:tokens/s",
         _of_job("boost_job_tokens_per_second_per_worker", "a worker"),
     )
@@ -124,7 +125,7 @@ def _tokens_of_a_worker() -> timeseries.Panel:
 def _samples() -> timeseries.Panel:
     return time_series(
         "Samples",
-        "Sequences trained on a second.",
+        "Sequences trained on per second.",
         "suffix: samples/s",
         _of_job("boost_job_samples_per_second", "newest step"),
     )
@@ -133,7 +134,7 @@ def _samples() -> timeseries.Panel:
 def _utilization() -> timeseries.Panel:
     panel = time_series(
         "FLOPs utilization",
-        "What the model needs, and what the devices do besides to save memory, in parts of their peak.",
+        "FLOPs of the model, and also of recomputation, as shares of the devices' peak.",
         "percentunit",
         _of_job("boost_job_model_flops_utilization_ratio", "model"),
         _of_job("boost_job_hardware_flops_utilization_ratio", "hardware"),
@@ -144,7 +145,7 @@ def _utilization() -> timeseries.Panel:
 def _flops() -> timeseries.Panel:
     return time_series(
         "Model FLOPs",
-        "Floating point operations a second that the model needs, over the whole gang.",
+        "Model FLOPs per second of the whole gang.",
         "flops",
         _of_job("boost_job_model_flops_per_second", "model"),
     )
@@ -153,7 +154,7 @@ def _flops() -> timeseries.Panel:
 def _shape() -> timeseries.Panel:
     panel = time_series(
         "Layout",
-        "How many ranks train, and how they are laid out.",
+        "Number of ranks that train, and their layout.",
         "none",
         _of_job("boost_job_workers", "workers"),
         _of_job("boost_job_tensor_parallel_size", "tensor parallel"),
@@ -170,14 +171,14 @@ def _time() -> Row:
 
 def _spent() -> bargauge.Panel:
     seconds = newest("boost_job_goodput_seconds", JOB, "kind")
-    says = "What all of the job's time so far went into."
+    says = "How the job's time so far was spent."
     return bars("Where the time went", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
 
 
 def _goodput() -> timeseries.Panel:
     panel = time_series(
         "Goodput of the last hour",
-        "Share of the hour before, waiting left out, that went into new steps; what BoostGoodputLow looks at.",
+        "Share of the last hour, without waiting, that went into new steps; what BoostGoodputLow is based on.",
         "percentunit",
         _of_job("job:boost_job_goodput:ratio1h", "goodput"),
     )
@@ -186,13 +187,13 @@ def _goodput() -> timeseries.Panel:
 
 def _restarts() -> timeseries.Panel:
     restarts = _of_job("boost_job_restarts_total", "{{cause}}", "cause")
-    panel = time_series("Restarts", "How often training went on after each kind of interruption.", "none", restarts)
+    panel = time_series("Restarts", "How often training resumed after each kind of interruption.", "none", restarts)
     return stepped(panel)
 
 
 def _faults() -> timeseries.Panel:
     faults = _of_job("boost_job_faults_total", "{{what}}", "what")
     panel = time_series(
-        "Faults", "How often a hang, a slow rank, a divergence or a failing store was found.", "none", faults
+        "Faults", "How often a hang, a slow rank, a divergence or a failing store was detected.", "none", faults
     )
     return stepped(panel)

@@ -1,4 +1,4 @@
-"""What a job's ranks say to each other: how long, how much, and what of it training waits for."""
+"""Communication between a job's ranks: how long, how much, and which part training waits for."""
 
 from deploy.grafana.source.frame import Row
 from deploy.grafana.source.graphs import stacked, time_series
@@ -17,20 +17,20 @@ def row() -> Row:
     """Communication."""
     shares = time_series(
         "Share of the step",
-        "Communication that training waits for, and what is hidden behind computing, in parts of the step's time.",
+        "Communication that training waits for, and the hidden part, as shares of the step's time.",
         "percentunit",
         Query(f"{_EXPOSED} / {_STEP}", "exposed"),
         Query(f"clamp_min({_WHOLE} - {_EXPOSED}, 0) / {_STEP}", "hidden"),
     )
     seconds = time_series(
         "Seconds by collective",
-        "How long the collectives of a step take on a rank, from start to end, hidden ones included.",
+        "Duration of a step's collectives on a rank, from start to end, including hidden ones.",
         "s",
         Query(a_step("boost_rank_communication_seconds_total", JOB, *_BY), _LEGEND),
     )
     exposed = time_series(
         "Waited for by collective",
-        "How long a rank waits for the collectives of a step.",
+        "Time that a rank waits for the collectives of a step.",
         "s",
         Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, *_BY), _LEGEND),
     )
@@ -42,7 +42,7 @@ def row() -> Row:
     )
     speed = time_series(
         "Bandwidth by collective",
-        "Payload over the time that the collectives take.",
+        "Payload divided by the duration of the collectives.",
         "binBps",
         Query(_bandwidth(), _LEGEND),
     )

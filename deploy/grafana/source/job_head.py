@@ -22,28 +22,28 @@ def _progress() -> list[stat.Panel]:
     pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
     return [
         _state(),
-        _value("Done", "Steps done, of those that the job runs in all.", "percentunit", f"{step} / {target}").max(1),
+        _value("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
         _value("Steps", "Optimizer steps done.", "locale", step),
         _value(
             "Time left",
-            "Until the last step, at the pace of the last ten minutes.",
+            "Time until the last step, at the pace of the last ten minutes.",
             "s",
             f"({target} - {step}) / ({pace} > 0)",
         ),
         _value("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
-        _value("Speed", "Tokens trained on a second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
+        _value("Speed", "Tokens trained on per second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
     ]
 
 
 def _health() -> list[stat.Panel]:
     good = _value(
-        "Goodput", "Share of the job's time, waiting left out, that went into new steps.", "percentunit", goodput(JOB)
+        "Goodput", "Share of the job's time, without waiting, that went into new steps.", "percentunit", goodput(JOB)
     )
-    silence = _value("Last step", "How long ago the newest step was done.", "s", _since("progress")).decimals(0)
-    age = _value("Last checkpoint", "How long ago the newest checkpoint was committed.", "s", _since("checkpoint"))
+    silence = _value("Last step", "Time since the newest step was done.", "s", _since("progress")).decimals(0)
+    age = _value("Last checkpoint", "Time since the newest checkpoint was committed.", "s", _since("checkpoint"))
     restarts = _value(
         "Interruptions",
-        "How often training went on after an interruption.",
+        "How often training resumed after an interruption.",
         "none",
         total(newest("boost_job_restarts_total", JOB, "cause")),
     )

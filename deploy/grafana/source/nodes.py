@@ -1,4 +1,4 @@
-"""The machines under the cluster, as other exporters see them: disks, networks, memory, the volume of checkpoints."""
+"""The cluster's machines, as other exporters see them: disks, networks, memory, the checkpoint volume."""
 
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -16,7 +16,7 @@ _CARDS = f'{_NODES}, device!~"lo|veth.*|cali.*|cilium.*|docker.*|cni.*|flannel.*
 
 def nodes() -> Dashboard:
     """The dashboard."""
-    says = "Disks, networks and memory of the nodes, and the volume of checkpoints."
+    says = "Disks, networks and memory of the nodes, and the checkpoint volume."
     board = frame("boost-nodes", "Boost / Nodes", says, [_storage(), _networks(), _memory()])
     return board.with_variable(variables.instances()).link(links.to_service())
 
@@ -24,7 +24,7 @@ def nodes() -> Dashboard:
 def _storage() -> Row:
     full = _of_node(
         "Disks",
-        "Part of each file system that is used; Ray writes its logs and what does not fit into memory there.",
+        "Used share of each file system; Ray writes its logs and what does not fit into memory there.",
         "percentunit",
         Query(
             f"1 - min by (instance, mountpoint) (node_filesystem_avail_bytes{{{_DISKS}}} "
@@ -34,7 +34,7 @@ def _storage() -> Row:
     )
     busy = _of_node(
         "Disks at work",
-        "Part of the time in which a disk had something to do.",
+        "Share of time in which a disk was busy.",
         "percentunit",
         Query(
             f"max by (instance, device) (rate(node_disk_io_time_seconds_total{{{_NODES}}}[$__rate_interval]))",
@@ -45,14 +45,14 @@ def _storage() -> Row:
         f"min by (persistentvolumeclaim) (kubelet_volume_stats_{what}_bytes)" for what in ("available", "capacity")
     )
     left = time_series(
-        "Free on the volume of checkpoints",
-        "What is left of the volume that all nodes share; a store of objects has none.",
+        "Free on the checkpoint volume",
+        "Free space of the volume that all nodes share; an object store has none.",
         "bytes",
         Query(free, "{{persistentvolumeclaim}}"),
     )
     part = time_series(
-        "Free part of the volume of checkpoints",
-        "The same in parts of its size.",
+        "Free share of the checkpoint volume",
+        "The same as a share of its size.",
         "percentunit",
         Query(share(free, whole, "persistentvolumeclaim"), "{{persistentvolumeclaim}}"),
     )
@@ -63,14 +63,14 @@ def _storage() -> Row:
 def _networks() -> Row:
     cards = _of_node(
         "Network",
-        "What each network card receives and sends; NCCL over sockets is seen here.",
+        "Traffic of each network card; NCCL over sockets shows here.",
         "binBps",
         Query(_per_second("node_network_receive_bytes_total", _CARDS), "{{instance}} {{device}} in"),
         Query(_per_second("node_network_transmit_bytes_total", _CARDS), "{{instance}} {{device}} out"),
     )
     fabric = _of_node(
         "InfiniBand",
-        "What each port of InfiniBand or RoCE receives and sends.",
+        "Traffic of each InfiniBand or RoCE port.",
         "binBps",
         Query(_per_second("node_infiniband_port_data_received_bytes_total", _NODES), "{{instance}} {{device}} in"),
         Query(_per_second("node_infiniband_port_data_transmitted_bytes_total", _NODES), "{{instance}} {{device}} out"),
@@ -80,8 +80,8 @@ def _networks() -> Row:
 
 def _memory() -> Row:
     kernel = _of_node(
-        "Kills for want of memory",
-        "Processes that the kernel of each node has ended at that time for want of memory.",
+        "Out-of-memory kills",
+        "Processes that each node's kernel has killed because memory ran out.",
         "none",
         Query(
             f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))",
@@ -92,13 +92,13 @@ def _memory() -> Row:
     reason = 'max by (pod, container) (kube_pod_container_status_last_terminated_reason{reason="OOMKilled"})'
     pods = time_series(
         "Containers over their limit",
-        "Restarts at that time of containers whose last end was for want of memory.",
+        "Restarts of containers that were last killed because memory ran out.",
         "none",
         Query(f"{restarts} * on (pod, container) group_left () {reason}", "{{pod}} {{container}}"),
     )
     objects = time_series(
         "Ray's object store",
-        "What Ray's nodes keep as objects, by where: checkpoints on their way and copies of a gang's state.",
+        "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state.",
         "bytes",
         Query("sum by (Location) (ray_object_store_memory)", "{{Location}}"),
         Query('sum by (Name) (ray_resources{Name="object_store_memory"})', "all that there is of {{Name}}"),

@@ -30,7 +30,7 @@ class Need(StrEnum):
     PEAK = "The peak of this device is not known"
     ALERT = "Nothing fires"
     CONTEXT = "Each sequence is on one rank"
-    HALF_AN_HOUR = "The job has not worked for half an hour yet"
+    HALF_AN_HOUR = "The job has not run for half an hour yet"
 
 
 class Query(NamedTuple):

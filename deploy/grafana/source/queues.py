@@ -12,12 +12,12 @@ WAITING_JOBS = total(_WAITING)
 
 def waiting_jobs() -> timeseries.Panel:
     """How many wait."""
-    says = "Jobs of each queue that are queued or wait for resources."
+    says = "Jobs of each queue that are queued or waiting for resources."
     return stepped(time_series("Jobs that wait", says, "none", Query(total(_WAITING, "queue"), "{{queue}}")))
 
 
 def longest_wait() -> timeseries.Panel:
     """For how long."""
-    says = "How long the job of each queue has waited that has waited longest."
+    says = "Waiting time of the job that has waited longest in each queue."
     wait = newest("boost_queue_oldest_wait_seconds", "", "queue")
     return time_series("Longest wait", says, "s", Query(wait, "{{queue}}"))

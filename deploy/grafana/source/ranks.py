@@ -1,4 +1,4 @@
-"""The ranks of one job's gang: which of them is slow, and how its process and its GPU do."""
+"""The ranks of one job's gang: which of them is slow, and the state of its process and its GPU."""
 
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -17,7 +17,7 @@ _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
 
 def ranks() -> Dashboard:
     """The dashboard."""
-    says = "The ranks of a job's gang beside each other: steps, waiting, memory and GPUs."
+    says = "The ranks of a job's gang compared: steps, waiting, memory and GPUs."
     board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus(), ranks_gpus.row()])
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())
@@ -28,7 +28,7 @@ def ranks() -> Dashboard:
 def _pace() -> Row:
     slow = heat(
         "Against the others",
-        "A rank's own time in a step, as a multiple of what the faster ranks of its stage take: red is slow.",
+        "A rank's own time in a step, as a multiple of that of the faster ranks of its stage; red is slow.",
         "suffix: ×",
         Query(f"rank:boost_rank_busy_seconds:ratio5m{{{JOB}}}", "rank {{rank}}"),
         low=1,
@@ -36,13 +36,13 @@ def _pace() -> Row:
     )
     own = time_series(
         "Own time in a step",
-        "A rank's time in a step less what it waits for collectives; a rank above the others holds them up.",
+        "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up.",
         "s",
         Query(_of_a_step(_PARTS, f'{JOB}, part!="exposed_communication"'), "rank {{rank}}"),
     )
     steps = time_series(
         "Steps",
-        "Optimizer steps a second of each rank, which must agree.",
+        "Optimizer steps per second of each rank, which must agree.",
         "suffix: steps/s",
         Query(_STEPS, "rank {{rank}}"),
     )
@@ -52,19 +52,19 @@ def _pace() -> Row:
 def _waiting() -> Row:
     waits = time_series(
         "Exposed communication",
-        "How long a rank waits for collectives in a step; the slow rank waits least.",
+        "Time that a rank waits for collectives in a step; the slow rank waits least.",
         "s",
         Query(_of_a_step(_PARTS, f'{JOB}, part="exposed_communication"'), "rank {{rank}}"),
     )
     groups = time_series(
         "Exposed communication by group",
-        "How long the ranks wait for each kind of neighbour in a step, on average.",
+        "Mean time that the ranks wait for each kind of neighbour in a step.",
         "s",
         Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, "group"), "{{group}}"),
     )
     data = time_series(
         "Waiting for data",
-        "How long a rank waits for its batch in a step.",
+        "Time that a rank waits for its batch in a step.",
         "s",
         Query(_of_a_step(_PARTS, f'{JOB}, part="data"'), "rank {{rank}}"),
     )
@@ -74,19 +74,19 @@ def _waiting() -> Row:
 def _processes() -> Row:
     memory = time_series(
         "Process memory",
-        "Memory of the host that a rank's process holds.",
+        "Host memory that a rank's process holds.",
         "bytes",
         Query(f'max by (rank) (process_resident_memory_bytes{{job="boost-ranks", {JOB}}})', "rank {{rank}}"),
     )
     cpu = time_series(
         "CPU",
-        "Cores that a rank's process keeps busy.",
+        "Number of cores that a rank's process keeps busy.",
         "suffix: cores",
         Query(rate("process_cpu_seconds_total", f'job="boost-ranks", {JOB}', "rank"), "rank {{rank}}"),
     )
     transport = time_series(
         "Transport",
-        "Ranks that have connections over each transport, as NCCL has chosen them with the gang's first step.",
+        "Number of ranks that use each transport, as chosen by NCCL in the gang's first step.",
         "none",
         Query(f"count by (transport) (boost_gang_transport{{{JOB}}})", "{{transport}}"),
     )
@@ -96,13 +96,13 @@ def _processes() -> Row:
 def _gpus() -> Row:
     memory = _gpu(
         "GPU memory",
-        "Memory in use, in parts of the GPU's own.",
+        "Memory in use, as a share of the GPU's memory.",
         "percentunit",
         f"boost_rank_gpu_memory_used_bytes{{{JOB}}} / boost_rank_gpu_memory_total_bytes{{{JOB}}}",
     )
     utilization = _gpu(
         "GPU utilization",
-        "Part of the time in which a kernel ran.",
+        "Share of time in which a kernel ran.",
         "percentunit",
         f"boost_rank_gpu_utilization_ratio{{{JOB}}}",
     )

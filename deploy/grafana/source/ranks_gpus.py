@@ -14,32 +14,32 @@ def row() -> Row:
     """GPUs as NVIDIA's DCGM exporter sees them."""
     tensor = _gpu(
         "Tensor cores",
-        "Part of the cycles in which the tensor cores worked.",
+        "Share of cycles in which the tensor cores were active.",
         "percentunit",
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
     )
     clock = _gpu(
         "SM clock",
-        "Clock of the multiprocessors; below the others is slowed down.",
+        "Clock of the multiprocessors; a GPU below the others is throttled.",
         "hertz",
         "DCGM_FI_DEV_SM_CLOCK * 1e6",
     )
     nvlink = _gpu(
         "NVLink",
-        "What goes over all NVLinks of a GPU, both ways, in what the exporter counts.",
+        "Traffic over all NVLinks of a GPU, both ways, in the exporter's unit.",
         "suffix: /s",
         _rate("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"),
     )
     slowed = _gpu(
         "Throttling",
-        "Part of the time in which heat or the power limit held the clock down.",
+        "Share of time in which heat or the power limit reduced the clock.",
         "percentunit",
         f"({_rate('DCGM_FI_DEV_THERMAL_VIOLATION')} + {_rate('DCGM_FI_DEV_POWER_VIOLATION')}) / 1e9",
     )
     xid = _gpu("XID", "Number of the newest error that the driver has reported.", "none", "DCGM_FI_DEV_XID_ERRORS > 0")
     errors = _gpu(
         "ECC errors",
-        "Memory errors that were found at that time, corrected ones too.",
+        "Memory errors detected, including corrected ones.",
         "none",
         f"{_increase('DCGM_FI_DEV_ECC_SBE_VOL_TOTAL')} + {_increase('DCGM_FI_DEV_ECC_DBE_VOL_TOTAL')}",
     )

@@ -1,4 +1,4 @@
-"""The scheduler: whether it runs, how long its passes take, who waits, and what limits hold."""
+"""The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
 
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -15,7 +15,7 @@ from deploy.grafana.source.tables import OF_JOBS, Column, table
 
 def scheduler() -> Dashboard:
     """The dashboard."""
-    says = "Who schedules and how fast, which jobs wait, and what queues and tenants hold of their limits."
+    says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
     board = frame("boost-scheduler", "Boost / Scheduler", says, [_passes(), _waiting(), _limits()])
     return board.link(links.to_service())
 
@@ -23,19 +23,19 @@ def scheduler() -> Dashboard:
 def _passes() -> Row:
     leaders = count(
         "Schedulers",
-        "Replicas that hold the lease: one, and none for some seconds when it changes hands.",
+        "Number of replicas that hold the lease: one, or none for some seconds when it changes hands.",
         "none",
         Query("sum(boost_scheduler_leading)"),
     )
     failing = count(
         "Failed passes",
-        "Passes that failed within the time that is looked at.",
+        "Passes that failed within the selected time range.",
         "none",
         Query('sum(increase(boost_scheduler_passes_total{outcome="failed"}[$__range]))'),
     )
     seen = count(
         "Cluster seen",
-        "How long ago the scheduler last looked at the cluster.",
+        "Time since the scheduler last saw the cluster.",
         "s",
         Query(f"time() - {newest('boost_cluster_seen_timestamp_seconds')}"),
     )
@@ -45,10 +45,10 @@ def _passes() -> Row:
         Query("max by (instance) (boost_scheduler_leading)", "{{instance}}"),
         {"0": ("stands by", "semi-dark-blue"), "1": ("schedules", "semi-dark-green")},
     )
-    duration = quantiles("Duration", "How long a pass over all jobs takes.", "boost_scheduler_pass_duration_seconds")
+    duration = quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
     outcomes = time_series(
         "Passes",
-        "Passes a second, by how they ended.",
+        "Passes per second, by outcome.",
         "suffix: passes/s",
         Query(rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"),
     )
@@ -68,13 +68,13 @@ def _passes() -> Row:
 def _waiting() -> Row:
     running = time_series(
         "Jobs that run",
-        "Jobs of each queue that have their gang.",
+        "Jobs of each queue that have a gang.",
         "none",
         Query(newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"),
     )
     jobs = table(
         "Waiting jobs",
-        "Each job that is queued or waits for resources, and for how long it has.",
+        "Jobs that are queued or waiting for resources, and their waiting times.",
         OF_JOBS,
         [Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))],
     )
@@ -89,7 +89,7 @@ def _held(of: str) -> timeseries.Panel:
     held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
     panel = time_series(
         f"By {of}",
-        f"GPUs that the gangs of each {of} hold, and its limit where it has one.",
+        f"GPUs that the gangs of each {of} hold, and its limit, if any.",
         "suffix: GPUs",
         Query(held, f"{{{{{of}}}}}"),
         Query(limit, f"{{{{{of}}}}} limit"),

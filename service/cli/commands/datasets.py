@@ -10,7 +10,7 @@ from boost_core.config.base import counted
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_dataset
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import print_json, print_list, say
 from service.client import Client
 from service.models.datasets import Dataset, DatasetState
 
@@ -40,10 +40,7 @@ def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
     """List the datasets."""
     with open_client(url) as client:
         found = client.datasets()
-    if as_json:
-        print_json(found)
-        return
-    print_table(("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), map(_row, found.datasets))
+    print_list(found, as_json, ("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), map(_row, found.datasets))
 
 
 @app.command()

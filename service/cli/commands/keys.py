@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, Failed, read_settings
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import print_json, print_list, say
 from service.cli.times import moment_from_now
 from service.client import Client
 from service.models.identity import Scope
@@ -64,10 +64,12 @@ def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) 
     """List the keys, without their secrets."""
     with _keys(direct, url) as book:
         found = book.keys()
-    if as_json:
-        print_json(found)
-        return
-    print_table(("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED"), map(_row, found.keys))
+    print_list(
+        found,
+        as_json,
+        ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED"),
+        map(_row, found.keys),
+    )
 
 
 @app.command()

@@ -25,7 +25,7 @@ def profile(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces and print their locations.")] = False,
     url: Url = None,
 ) -> None:
-    """Trace some steps of a running job with torch's profiler. The traces are stored beside its checkpoints."""
+    """Trace some steps of a running job with torch's profiler. The traces are stored next to its checkpoints."""
     ranks = rank or [0]
     with open_client(url) as client:
         seen = max((event.id for event in client.events(job_id, follow=False, kinds=_TELLING)), default=0)

@@ -9,7 +9,7 @@ from boost_core.plan.measured import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import read_profile
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import print_json, print_list, say
 from service.models.profiles import StoredProfile
 
 app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
@@ -24,10 +24,9 @@ def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
     """List the profiles that jobs are planned with."""
     with open_client(url) as client:
         found = client.profiles()
-    if as_json:
-        print_json(found)
-        return
-    print_table(("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), map(_row, found.profiles))
+    print_list(
+        found, as_json, ("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), map(_row, found.profiles)
+    )
 
 
 @app.command()

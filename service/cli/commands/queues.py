@@ -7,7 +7,7 @@ import typer
 from service.cli.commands.limits import Cpus, Gpus, by_state, held, limit
 from service.cli.connection import open_client
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import print_json, print_list, say
 from service.client import ApiError, Client
 from service.models.queues import Queue
 from service.models.requests import QueueSettings
@@ -22,10 +22,7 @@ def list_queues(as_json: AsJson = False, url: Url = None) -> None:
     """List the queues, their usage and limits."""
     with open_client(url) as client:
         found = client.queues()
-    if as_json:
-        print_json(found)
-        return
-    print_table(("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), map(_row, found.queues))
+    print_list(found, as_json, ("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), map(_row, found.queues))
 
 
 @app.command()

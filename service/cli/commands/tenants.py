@@ -7,7 +7,7 @@ import typer
 from service.cli.commands.limits import Cpus, Gpus, by_state, held, limit
 from service.cli.connection import open_client
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import print_list, say
 from service.client import Client
 from service.models.requests import TenantSettings
 from service.models.tenants import Tenant
@@ -20,10 +20,7 @@ def list_tenants(as_json: AsJson = False, url: Url = None) -> None:
     """List the tenants, their usage and limits."""
     with open_client(url) as client:
         found = client.tenants()
-    if as_json:
-        print_json(found)
-        return
-    print_table(("NAME", "GPUS", "CPUS", "JOBS"), map(_row, found.tenants))
+    print_list(found, as_json, ("NAME", "GPUS", "CPUS", "JOBS"), map(_row, found.tenants))
 
 
 @app.command("set")

@@ -64,7 +64,10 @@ def print_search(found: SearchReport) -> None:
     if not found.choices:
         say("nothing fits")
     elif found.node_memory_bytes is None and (most := max(each.node_host_bytes for each in found.choices)):
-        say(f"hosts: up to {_size(most)} a node for state and copies; what nodes have is not known, and not checked")
+        say(
+            f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
+            "not checked"
+        )
     for line in (*found.why, *found.would_change, *found.other_orders):
         say(f"- {line}")
     _print_context(found.context)

@@ -47,6 +47,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     _console().print(table_of(columns, rows))
 
 
+def print_list(found: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a list that the API has answered with, as its JSON or as a table."""
+    if as_json:
+        print_json(found)
+    else:
+        print_table(columns, rows)
+
+
 def print_line(console: Console, line: str, style: str | None = None) -> None:
     """Print a line without wrapping it."""
     console.print(printable(line), markup=False, soft_wrap=True, style=style)

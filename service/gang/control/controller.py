@@ -300,7 +300,7 @@ class GangController:
             recovery = None
         if self._keep_on:
             if recovery is None or recovery.step < spec.training.steps:
-                self._record.log("WARNING", "the state that was kept for the store is lost; steps are done again")
+                self._record.log("WARNING", "the state that was kept for the store is lost; steps will be repeated")
                 self._keep_on, self._state = [], Idle()
                 return
             spec = without_resources(spec)
@@ -499,7 +499,7 @@ class GangController:
 
     def _interrupt(self, reason: Break, detected: float) -> None:
         self._record.interrupted(reason.cause, reason.message, detected)
-        self._record.log("WARNING", f"{reason.message}; the gang is formed anew")
+        self._record.log("WARNING", f"{reason.message}; the gang is formed again")
 
     def _stop(
         self, formation: Formation, detected: float, reason: Break | None, seconds: float,
@@ -581,11 +581,11 @@ def _reason(formation: Formation, gone: Set[str]) -> Break:
 
 
 _IN_WORDS = {
-    Cause.NODE_DRAINED: "a node will go away",
+    Cause.NODE_DRAINED: "a node is about to leave",
     Cause.NODE_JOINED: "there is room for more workers",
     Cause.PREEMPTED: "a job of higher priority needs room",
     Cause.LIMITS_CHANGED: "the job's limits were changed",
     Cause.WORKER_BACK: "lost workers have been replaced",
     Cause.PAUSED: "the job is to be paused",
-    Cause.WAITING_FOR_STORE: "its resources are given back while the store is waited for",
+    Cause.WAITING_FOR_STORE: "its resources are released while it waits for the store",
 }

@@ -24,7 +24,7 @@ from service.gang.control.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000
-UNREAD_REPORTS = 100_000  # some 100 MB; the oldest are dropped if nobody reads for long
+UNREAD_REPORTS = 100_000  # about 100 MB; the oldest are dropped if they are not read for long
 
 
 class Interruption:

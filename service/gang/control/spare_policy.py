@@ -135,7 +135,7 @@ class SparePolicy:
             self._failed[self._node] = now + AVOID_SECONDS
             return failure
         if self._node in gang.unusable:
-            return "the node is gone or will go away"
+            return "the node is gone or about to leave"
         if not gang.settled:  # the gang may have to resume from it once more
             return None
         if not gang.uncopied:

@@ -57,7 +57,7 @@ def fork(arguments: list[str]) -> int | None:
 
 
 def _folder_of(arguments: list[str]) -> int:
-    """Open the folder of a node's servers, beside Ray's sockets; only this user can open what is in it.
+    """Open the folder of a node's servers, next to Ray's sockets; only this user can open what is in it.
 
     Raises:
         OSError: The folder cannot be created or opened.
@@ -69,7 +69,7 @@ def _folder_of(arguments: list[str]) -> int:
         os.mkdir(path, 0o700)
     folder = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(folder)
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:  # Ray lets everybody write beside its sockets
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:  # Ray lets all users write next to its sockets
         raise PermissionError(f"{path} does not belong to this user alone")
     return folder
 

@@ -187,7 +187,7 @@ class RayGangs:
 
     def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         """Start a gang; launching the same attempt twice starts one."""
-        # Ray shows arguments to whoever may look, so they only tell the ranks where the secret is.
+        # Ray shows arguments to everyone with access, so they only tell the ranks where the secret is.
         if self._public_url:
             tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
         secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None

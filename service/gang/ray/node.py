@@ -1,7 +1,7 @@
 """Ray's processes on this machine: a node without resources, and what an embedded Ray has left behind.
 
-Ray lets a process talk to a cluster only through a node of the cluster on the same machine. A service beside
-the cluster, for example in its own container, has none, so it starts one.
+Ray lets a process talk to a cluster only through a node of the cluster on the same machine. A service outside the
+cluster, for example in its own container, has none, so it starts one.
 """
 
 import ctypes

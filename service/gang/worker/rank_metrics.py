@@ -75,11 +75,11 @@ class _Gauge:
 _GAUGES = (
     _Gauge(
         "utilization_ratio",
-        "Part of the time in which a kernel ran, from 0 to 1.",
+        "Share of time in which a kernel ran, from 0 to 1.",
         lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
     ),
     _Gauge("memory_used_bytes", "Memory in use.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-    _Gauge("memory_total_bytes", "Memory in all.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    _Gauge("memory_total_bytes", "Total memory.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
     _Gauge("power_watts", "Power drawn.", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
     _Gauge(
         "temperature_celsius",

@@ -91,7 +91,7 @@ class TransportCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what is known so far."""
         found = GaugeMetricFamily(
-            "boost_gang_transport", "What collectives go over, as NCCL has chosen; always 1.", labels=["transport"]
+            "boost_gang_transport", "Transport of the collectives, as chosen by NCCL; always 1.", labels=["transport"]
         )
         for name in sorted(self._found):
             found.add_metric([name], 1)

@@ -18,14 +18,14 @@ const ACTIONS = [
     verb: "resume",
     label: "Resume",
     title: "Resume this job?",
-    text: "It is queued, and goes on where it was when there is room.",
+    text: "It is queued, and continues where it was when there is room.",
     fits: (job) => job.state === "PAUSED" || (!FINISHED.has(job.state) && job.pause_requested),
   },
   {
     verb: "retry",
     label: "Retry",
     title: "Try this job again?",
-    text: "It is queued again, and goes on from its newest checkpoint.",
+    text: "It is queued again, and continues from its newest checkpoint.",
     fits: (job) => job.state === "FAILED" || job.state === "CANCELLED",
   },
   {

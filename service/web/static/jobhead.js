@@ -30,7 +30,7 @@ const FACTS = [
   [
     "Spare copy",
     (job) => (spare(job) ? `step ${whole(job.spare.step)} on ${node(job.spare.node)}` : UNKNOWN),
-    "The state in the memory of a node that the job does not use: what it goes on from if it loses its own.",
+    "A copy of the state in the memory of a node that the job does not use, from which it continues if it loses its own node.",
   ],
   ["Submitted", (job) => ago(job.submitted_at), (job) => `${moment(job.submitted_at)} by ${job.submitted_by}`],
   ["Ran", (job) => (job.started_at ? duration(seconds(job.started_at, job.finished_at)) : UNKNOWN)],

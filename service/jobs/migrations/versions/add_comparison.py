@@ -1,4 +1,4 @@
-"""Add what a job's newest gang takes, beside its plan."""
+"""Add how a job's newest gang compares with its plan."""
 
 import sqlalchemy as sa
 from alembic import op

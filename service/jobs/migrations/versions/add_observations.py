@@ -1,4 +1,4 @@
-"""Add what jobs took beside their predictions, and to each job what its own are corrected by."""
+"""Add the times of jobs relative to their predictions, and to each job the correction of its own."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -18,7 +18,7 @@ _DATA: dict[str, sa.types.TypeEngine[Any]] = {
 
 
 def upgrade() -> None:
-    """Make the table anew, as SQLite cannot change a key. No release has had the one before."""
+    """Create the table again, as SQLite cannot change a key. No release has contained the previous one."""
     rows = _read("kind")
     _make(["kind", "precision"], [{**row, "precision": row["profile"]["precision"]} for row in rows])
 

@@ -1,0 +1,18 @@
+"""Checkpoints that tests write in a single process."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.checkpoint import save
+
+from boost_core.checkpoint.checksums import ChecksummingWriter
+from boost_core.checkpoint.chunks import Chunk, SaveChunks
+from boost_core.checkpoint.folder import CheckpointFolder
+
+
+def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Write whole tensors to one file, without committing the checkpoint; the checksum of each file, by name."""
+    folder.prepare(step)
+    writer = ChecksummingWriter(folder.step_url(step), folder.is_local, single_file=True, **folder.storage_options)
+    save({}, storage_writer=writer, planner=SaveChunks(Chunk.whole(*each) for each in tensors.items()), no_dist=True)
+    return writer.checksums
