@@ -25,7 +25,7 @@ from boost_core.plan.fitted import (
 )
 from boost_core.plan.machine import Machine, kind_of_device, machine_for
 from boost_core.plan.measured import NOMINAL, Basis
-from boost_core.plan.mixes import BlockCosts, legal_modes, with_modes
+from boost_core.plan.mixes import BlockCosts, legal_modes
 from boost_core.plan.profile import range_of
 from boost_core.plan.report import plan
 from boost_core.plan.search import search
@@ -238,7 +238,7 @@ def test_modes_are_chosen_by_what_they_cost_with_the_correction() -> None:
     layout = Layout(2, 1, 1)
     job = at(tiny_job("corpus", "checkpoints", parallelism=layout.sizes), layout)
     on, modes = corrected(machine_for(job.resources, "fp32"), 1.5, 9.0), legal_modes(job)
-    jobs = {mode: with_modes(job, mode) for mode in modes}
+    jobs = {mode: job.with_parallelism(recompute=mode) for mode in modes}
     costs = BlockCosts(Step(jobs["none"], layout, on, ORDER, modes), modes)
     layers, micro_batches = job.model.num_hidden_layers, job.training.micro_batches(1)
     without = costs.of([StageModes(none=layers)])
