@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from boost_core.bench.rank import RunShape, block_seconds
 from boost_core.bench.results import Environment
 from boost_core.bench.timing import kernel_seconds
-from boost_core.bench.variants import VARIANTS
+from boost_core.bench.variants import VARIANTS, Variant
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.parallel.locked_memory import page_locked_like
@@ -55,8 +55,11 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     rate, bandwidth, start = fit(samples)
     attention = _attention_rate(jobs[0], dtype, device, repeats)
     few = replace(shape, sequence_length=_FEW_TOKENS, micro_batch_size=1)
-    launched = max(0.0, min(block_seconds(few, variant, device, repeats) for variant in variants))
-    profile = Profile(rate, attention, bandwidth, start, launched, 0.0, 0.0, True, "as fitted")
+    rates = Profile(
+        rate, attention, bandwidth, start, 0.0, 0.0, 0.0, True, "as fitted", launches_in_turn=device.type == "cpu"
+    )
+    launched = max(0.0, min(_launching(few, variant, rates, device, repeats) for variant in variants))
+    profile = replace(rates, block_seconds=launched)
     ratios = {
         variant.name: block_seconds(shape, variant, device, repeats) / _planned(job, profile)
         for variant, job in zip(variants, jobs, strict=True)
@@ -157,4 +160,10 @@ def _planned(job: JobSpec, profile: Profile) -> float:
     """Return a block's part of a step according to the plan, without its exchanges."""
     weights = block_parameters(job.model, crossed=False) / job.parallelism.tensor_parallel_size
     update = profile.update_seconds(weights, BYTES[job.training.precision])
-    return max(profile.seconds(block_work(job, _mode(job)).all), profile.block_seconds) + update
+    return profile.of_a_block(block_work(job, _mode(job)).all) + update
+
+
+def _launching(few: RunShape, variant: Variant, rates: Profile, device: torch.device, repeats: int) -> float:
+    """Return what a block with few tokens takes, which is its launches; where these come in turn, without its work."""
+    seconds = block_seconds(few, variant, device, repeats)
+    return seconds - _planned(few.job(variant, device), rates) if rates.launches_in_turn else seconds

@@ -129,7 +129,7 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            self._host_bandwidth(otherwise.profile),
+            self._host_bandwidth(otherwise.profile), otherwise.profile.launches_in_turn,
         )  # fmt: skip
         return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster, described))
 

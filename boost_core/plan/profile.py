@@ -30,14 +30,16 @@ class Profile:
         attention_flops: FLOPs per second of attention.
         bandwidth: Bytes per second at which passes and operands are read and written.
         start_seconds: Launch overhead of each product.
-        block_seconds: Least time of a block for a micro-batch, as its kernels must be launched; does not apply where
-            steps are captured as CUDA graphs.
+        block_seconds: Time to launch a block's kernels for a micro-batch; does not apply where steps are captured as
+            CUDA graphs.
         overlap: Share hidden of the shorter of an exchange and the work that may run meanwhile; 0 if not measured.
         spread: Standard deviation of the logarithm of measured over predicted step time.
         measured: Whether it was measured on such a device, rather than assumed.
         description: The device and the source of its figures.
         fp8_speedup: Speedup of 8-bit products, by data sheets.
-        host_bandwidth: Bytes per second to or from the host's memory, by data sheets.
+        host_bandwidth: Bytes per second to or from the host's memory.
+        launches_in_turn: Whether each kernel is launched once the one before has ended, as on a CPU, rather than while
+            it runs.
     """
 
     product_flops: float
@@ -51,6 +53,7 @@ class Profile:
     description: str
     fp8_speedup: float = 1.0
     host_bandwidth: float = LINK_EFFICIENCY * 32e9  # of a device that is not known: PCIe 4
+    launches_in_turn: bool = False
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -75,6 +78,16 @@ class Profile:
             + work.starts * self.start_seconds
         )
 
+    def of_a_block(self, work: Work, captured: bool = False) -> float:
+        """Return the time of a block's work for a micro-batch, with launching it.
+
+        Args:
+            work: The work.
+            captured: Whether it is replayed from a CUDA graph, which needs no launches.
+        """
+        computing, launching = self.seconds(work), 0.0 if captured else self.block_seconds
+        return computing + launching if self.launches_in_turn else max(computing, launching)
+
     def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
         """Return the time that an exchange adds to the work that runs meanwhile."""
         return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
@@ -94,4 +107,5 @@ def of_cores(cores: float) -> Profile:
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
         "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed", host_bandwidth=5e9 * cores,
+        launches_in_turn=True,
     )  # fmt: skip

@@ -480,8 +480,8 @@ class Step:
 
     @cached_property
     def _block_seconds(self) -> dict[RecomputeMode, float]:
-        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
-        return {mode: max(self._profile.seconds(each.all), launching) for mode, each in self._block.items()}
+        captured = captures_steps(self._job)
+        return {mode: self._profile.of_a_block(each.all, captured) for mode, each in self._block.items()}
 
     @cached_property
     def _exchanges(self) -> dict[RecomputeMode, tuple[float, float]]:

@@ -29,7 +29,7 @@ from boost_core.plan.work import Work, block_work
 from service.cli.main import app
 from tests.jobs import tiny_job
 
-FLOPS, BANDWIDTH, START = 3e10, 4e9, 2e-5
+FLOPS, BANDWIDTH, START, LAUNCHING = 3e10, 4e9, 2e-5, 5e-3
 CPU = torch.device("cpu")
 EXACT = Profile(FLOPS, FLOPS, BANDWIDTH, START, 0.0, 0.0, 0.0, True, "a test's")
 MEASURED = MeasuredProfile(
@@ -52,12 +52,11 @@ def made_up_seconds(call: Callable[[], object], *_: Any) -> list[float]:
 
 def test_what_is_measured_are_the_rates_that_times_were_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def made_up_block(shape: RunShape, variant: Variant, *_: Any) -> float:
-        """Half as long again as its work and its update; but no sequence of a few tokens is so short."""
-        if shape.sequence_length == 16:
-            return 1e-5
+        """Half as long again as its work, its launches in turn and its update; of a few tokens, just these."""
         job = shape.job(variant, CPU)
         weights = block_parameters(job.model, crossed=False) / 2
-        return 1.5 * (EXACT.seconds(block_work(job, job.parallelism.recompute).all) + EXACT.update_seconds(weights, 4))
+        computing = EXACT.seconds(block_work(job, job.parallelism.recompute).all)
+        return (1 if shape.sequence_length == 16 else 1.5) * (computing + LAUNCHING + EXACT.update_seconds(weights, 4))
 
     monkeypatch.setattr(bench, "_attention_rate", lambda *_: FLOPS)
     monkeypatch.setattr(bench, "kernel_seconds", made_up_seconds)
@@ -66,7 +65,7 @@ def test_what_is_measured_are_the_rates_that_times_were_made_of(monkeypatch: pyt
     assert measured.product_flops == pytest.approx(FLOPS, rel=0.02)
     assert measured.bandwidth == pytest.approx(BANDWIDTH, rel=0.02)
     assert measured.start_seconds == pytest.approx(START, rel=0.02)
-    assert measured.block_seconds == 1e-5
+    assert measured.block_seconds == pytest.approx(LAUNCHING, rel=0.02)
     assert measured.correction == pytest.approx(1.5, rel=0.01)
     assert measured.spread < 0.01
     assert len(measured.cases) == 5
@@ -181,3 +180,14 @@ def test_symmetric_memory_is_for_the_sizes_up_to_which_it_was_faster(
 ) -> None:
     limits = found and SymmetricMemoryConfig(one_shot_bytes=found[0], two_shot_bytes=found[1])
     assert faster_up_to([10, 20, 30, 40], [3, 3, 3, 3], one_shot, two_shots) == limits
+
+
+@pytest.mark.parametrize(("in_turn", "seconds"), [(False, (2.0, 3.0, 2.0)), (True, (3.0, 5.0, 2.0))])
+def test_a_gpu_launches_kernels_while_it_computes_and_a_cpu_in_turn(
+    in_turn: bool, seconds: tuple[float, float, float]
+) -> None:
+    """Of what computes for two seconds, with launches of less and of more; and of a graph."""
+    work, profile = Work(moved_bytes=2 * BANDWIDTH), replace(EXACT, launches_in_turn=in_turn)
+    slow, slower = (replace(profile, block_seconds=launching) for launching in (1.0, 3.0))
+    found = slow.of_a_block(work), slower.of_a_block(work), slower.of_a_block(work, captured=True)
+    assert found == pytest.approx(seconds)
