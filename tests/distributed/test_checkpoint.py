@@ -377,7 +377,7 @@ def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus:
     assert json.loads(visible.read_text())["step"] == 2
 
 
-def train_blocked(spec: JobSpec, folder: Path, unblock_at: str, when: str = "training goes on") -> list[Report]:
+def train_blocked(spec: JobSpec, folder: Path, unblock_at: str, when: str = "training continues") -> list[Report]:
     """Train with a file where the checkpoints' folder should be, until something is logged about one of them."""
 
     class Unblocking(logging.Handler):
