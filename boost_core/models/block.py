@@ -28,15 +28,7 @@ from boost_core.nn.attention import (
 )
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
-from boost_core.nn.overlap import (
-    Segments,
-    at_once,
-    checkpoint_block,
-    checkpoint_segment,
-    in_turns,
-    no_recompute,
-    run_together,
-)
+from boost_core.nn.overlap import Segments, checkpoint_block, checkpoint_segment, no_recompute, run_together
 from boost_core.nn.strategy import Held, Latents, SharedLatents, Strategy
 from boost_core.parallel.shared_latents import Lookahead
 
@@ -109,26 +101,28 @@ class Block(nn.Module):
         run, lookahead, dealt = self._run, lookahead or Lookahead(), rotation.dealt
         whole: tuple[None, Callable[..., Any]] = None, run
         shares = run is checkpoint_segment and torch.is_grad_enabled() and self._share is not None
-        taken = in_turns if dealt is None else at_once
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
         shared, run = self._sharing(lookahead) if shares else whole
         down_project, first = self.query_key_value.down_project, (residual.inputs, residual.squares)
         partial = self._run(down_project, *first) if shared is None else self._from_held(shared, down_project, *first)
-        latents = yield from taken(self.query_key_value.start(partial, shared))
-        if dealt is None:
-            partial, of_qkv = run(self._attend, latents, of_qkv, rotation)
-        else:
-            query_The, of_qkv = run(self._start_attention, latents, of_qkv, rotation, dealt)
+        wait = self.query_key_value.start(partial, shared)
+        latents = (yield wait) if dealt is None else wait()
+        partial, of_qkv = run(self._attend, latents, of_qkv, rotation, dealt)
+        if dealt is not None:
+            query_The: torch.Tensor = partial
             attended_The = yield functools.partial(dealt.finish, query_The)
             partial = self.output.down_project(attended_The.flatten(1))
         shared, run = self._sharing(lookahead) if shares else whole
-        latents = yield from taken(self.output.start(partial, shared))
+        wait = self.output.start(partial, shared)
+        latents = (yield wait) if dealt is None else wait()
         partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
         shared, run = self._sharing(lookahead) if shares else whole
-        latents = yield from taken(self.gate_up.start(partial, shared))
+        wait = self.gate_up.start(partial, shared)
+        latents = (yield wait) if dealt is None else wait()
         partial, of_gate_up = run(self._gate, latents, of_gate_up)
         shared, run = self._sharing(lookahead) if shares else whole
-        latents = yield from taken(self.down.start(partial, shared))
+        wait = self.down.start(partial, shared)
+        latents = (yield wait) if dealt is None else wait()
         residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
         if dealt is not None:
             dealt.send_ahead_of(query_The, residual.inputs)
@@ -151,26 +145,20 @@ class Block(nn.Module):
         held = (shared.hold(each) if isinstance(each, torch.Tensor) else each for each in arguments)
         return self._run(_of_shared, work, shared, *held)
 
-    def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
-        projected, crossed = self._projected(latents, carried)
-        attended_Td = causal_attention(projected, rotation, self.head_size)
-        return self.output.down_project(attended_Td), crossed
-
-    def _start_attention(
-        self, latents: Whole, carried: Into, rotation: Rotation, dealt: DealtAttention
-    ) -> tuple[torch.Tensor, Crossed]:
-        projected, crossed = self._projected(latents, carried)
-        made_of = self._key_latents(crossed) if dealt.sends_latents else None
-        return start_dealt_attention(projected, rotation, dealt, self.head_size, made_of), crossed
-
-    def _projected(self, latents: Whole, carried: Into) -> tuple[list[torch.Tensor], Crossed]:
-        """Queries, keys and values, with normed heads if the model has them, and the latents they are made from."""
+    def _attend(
+        self, latents: Whole, carried: Into, rotation: Rotation, dealt: DealtAttention | None
+    ) -> tuple[Whole | torch.Tensor, Crossed]:
+        """The input of the next exchange, or, where keys are exchanged first, the queries that wait for them."""
         projected, crossed = self.query_key_value.up_project(latents, carried)
         if self.qk_norm:
             of = self.query_key_value
             query_scale_e, key_scale_e = of.declared("query_scale"), of.declared("key_scale")
             projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
-        return projected, crossed
+        if dealt is not None:
+            made_of = self._key_latents(crossed) if dealt.sends_latents else None
+            return start_dealt_attention(projected, rotation, dealt, self.head_size, made_of), crossed
+        attended_Td = causal_attention(projected, rotation, self.head_size)
+        return self.output.down_project(attended_Td), crossed
 
     def _key_latents(self, latents: Crossed) -> KeyLatents:
         _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
@@ -181,7 +169,7 @@ class Block(nn.Module):
     def _keys_of(
         self, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of other ranks' tokens, computed as ``_start_attention`` computes this rank's own."""
+        """Keys and values of other ranks' tokens, computed as ``_attend`` computes this rank's own."""
         (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
         key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
         for scale_e in scale:

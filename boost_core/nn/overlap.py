@@ -25,18 +25,6 @@ def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
     return results
 
 
-def in_turns(wait: Callable[[], Result]) -> Segments[Result]:
-    """What an exchange in flight brings; others' segments run before it is waited for."""
-    result: Result = yield wait
-    return result
-
-
-def at_once(wait: Callable[[], Result]) -> Segments[Result]:
-    """What an exchange in flight brings; it is waited for in the same segment."""
-    yield from ()
-    return wait()
-
-
 def no_recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function; autograd keeps what it needs."""
     return function(*arguments)
