@@ -297,7 +297,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
         training=ENDLESS, checkpoint={"every_steps": 10},
         # What else the machine does may make a rank half as slow again, the drill makes it many times as slow.
         fault_tolerance={
-            "memory_copy_every_steps": 5, "hang_seconds": 3, "max_restarts": 9, "slow_rank_factor": 3,
+            "memory_copy_every_steps": 5, "hang_seconds": 8, "max_restarts": 9, "slow_rank_factor": 3,
         },
     )  # fmt: skip
     gang.until(trained(20))
