@@ -19,7 +19,7 @@ from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.hosts import Host
-from tests.processes import started_by
+from tests.processes import name_of, started_by
 
 PATIENCE_SECONDS = 240
 FRUGAL = ("--object-store-memory=100000000", "--disable-usage-stats")
@@ -63,7 +63,7 @@ class OutsideService:
 
     def raylets(self) -> list[psutil.Process]:
         """Of its own node."""
-        return [child for child in self.tree() if child.name() == "raylet"]
+        return [child for child in self.tree() if name_of(child) == "raylet"]
 
     def steps(self, job: str) -> list[int]:
         """Steps that have been reported."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.processes import started_by
+from tests.processes import name_of, started_by
 from tests.service.conftest import free_port
 
 BOOST = Path(sys.executable).parent / "boost"
@@ -56,7 +56,7 @@ class Server:
         """End it, and see to it that nothing it started lives on."""
         started = self.tree()
         if how is signal.SIGKILL:  # two agents of Ray's then tell a head that is gone for a minute, and end
-            started = [process for process in started if not process.name().endswith("Agent")]
+            started = [process for process in started if not name_of(process).endswith("Agent")]
         self.process.send_signal(how)
         self.process.wait(120)
         _, alive = psutil.wait_procs(started, timeout=60)

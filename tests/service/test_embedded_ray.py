@@ -15,6 +15,7 @@ import pytest
 from ray.util import get_node_ip_address
 
 from boost_core import __version__
+from tests.processes import name_of
 from tests.service.conftest import free_port
 
 pytestmark = pytest.mark.full
@@ -122,7 +123,7 @@ def head(port: int, folder: str, **variables: str) -> Iterator[psutil.Process]:
         assert ray.stdout
         assert any("Ray runtime started" in line for line in ray.stdout)
         processes = psutil.Process(ray.pid).children(recursive=True)
-        yield next(process for process in processes if process.name() == "gcs_server")
+        yield next(process for process in processes if name_of(process) == "gcs_server")
     finally:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -19,6 +19,7 @@ from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
 from service.models.datasets import DatasetState
 from tests.jobs import tiny_job, write_corpus
+from tests.processes import name_of
 from tests.service.serving import BOOST, Server
 
 
@@ -168,7 +169,7 @@ def test_an_embedded_ray_whose_raylet_dies_is_started_anew(
     job = submit(60)
     server.until(lambda: (newest := client.get(job.id).checkpoint) and newest.step >= 10)
     folder = max(rays_folders(server), key=lambda folder: folder.stat().st_mtime)  # a killed service leaves its own
-    started = {process: process.name() for process in server.tree()}
+    started = {process: name_of(process) for process in server.tree()}
     next(process for process, name in started.items() if name == "raylet").kill()
     server.until(lambda: not server.answers("/readyz").is_success)
     assert server.answers("/readyz").json()["detail"] == "Ray cannot be reached: the embedded Ray's raylet has ended"

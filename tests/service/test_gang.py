@@ -28,7 +28,7 @@ from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Order
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
-from tests.processes import started_by
+from tests.processes import name_of, started_by
 from tests.service.records import PROFILE, a_step
 from tests.unit.test_decisions import job as waiting_job
 
@@ -41,7 +41,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGangs]:
     gangs = RayGangs(None, 2, tmp_path_factory.mktemp("secrets"))
     gangs.connect()
     yield gangs
-    started = [process for process in started_by(os.getpid()) if "ray" in process.name()]
+    started = [process for process in started_by(os.getpid()) if "ray" in name_of(process)]
     gangs.close()
     assert psutil.wait_procs(started, timeout=10)[1] == []
 
@@ -322,7 +322,9 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     gang.until(lambda gang: len(gang.of("restart")) == 2)
     killed, hung = gang.of("restart")
     assert (killed.cause, hung.cause) == (Cause.WORKER_LOST, Cause.HANG)
-    assert (killed.recovered_from, hung.recovered_from) == ("memory", "memory")
+    # Copies in memory wait for a failing store, so that a checkpoint may be the newer one after the first fault.
+    assert killed.recovered_from in ("memory", "storage")
+    assert hung.recovered_from == "memory"
     assert any("training_step" in line.message and line.rank == 1 for line in gang.of("log") if line.level == "ERROR")
 
 
