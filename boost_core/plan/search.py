@@ -151,7 +151,7 @@ class _Shape:
 
     @property
     def way(self) -> "_Shape":
-        """The same wherever the optimizer's state is: of these the fastest alone is a choice."""
+        """The same, regardless of where the optimizer's state is; only the fastest of these is a choice."""
         return replace(self, optimizer_offload=0.0)
 
 

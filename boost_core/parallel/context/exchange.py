@@ -1,7 +1,7 @@
 """Sends chunks of rows to the ranks that compute with them, and their gradients back.
 
 Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from or, for a stage,
-all of them in the stage's order; c columns sent of a token.
+all of them in the stage's order; x any rows; c columns sent of a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,13 +36,16 @@ class ChunkExchange:
 
     def start(self, own_Tc: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start to send and receive; the returned function waits, and returns ``[n, c]``."""
-        wait = self._start(self._chunks(own_Tc).index_select(0, self._sent), self._goes, self._comes, self._what)
+        wait = start_rows(
+            self._communicator, self._chunks(own_Tc).index_select(0, self._sent), self._goes, self._comes, self._what
+        )
         return lambda: wait().view(-1, own_Tc.shape[1])
 
     def start_back(self, gradient_nc: torch.Tensor) -> Callable[[torch.Tensor], None]:
         """Start to return gradients of what came; the returned function waits, and adds up those of this rank's own."""
         payload = self._chunks(gradient_nc)
-        wait = self._start(payload, self._comes, self._goes, f"{self._what.removesuffix('s')} gradients")
+        purpose = f"{self._what.removesuffix('s')} gradients"
+        wait = start_rows(self._communicator, payload, self._comes, self._goes, purpose)
 
         def add_to(own_Tc: torch.Tensor) -> None:
             own, parts = self._chunks(own_Tc), wait()
@@ -64,14 +67,24 @@ class ChunkExchange:
         """One row per chunk."""
         return x_Tc.view(len(x_Tc) // self._tokens, self._tokens * x_Tc.shape[1])
 
-    def _start(
-        self, payload: torch.Tensor, goes: Sequence[int], comes: Sequence[int], purpose: str
-    ) -> Callable[[], torch.Tensor]:
-        received = payload.new_empty((sum(comes), payload.shape[1]))
-        pending = self._communicator.start_uneven_all_to_all(received, payload, (comes, goes), purpose)
 
-        def wait() -> torch.Tensor:
-            pending.wait()
-            return received
+def start_rows(
+    communicator: Communicator, payload_xc: torch.Tensor, goes: Sequence[int], comes: Sequence[int], purpose: str
+) -> Callable[[], torch.Tensor]:
+    """Start to exchange rows; the returned function waits, and returns those that come, rank after rank.
 
-        return wait
+    Args:
+        communicator: The ranks.
+        payload_xc: The rows to send, rank after rank.
+        goes: Number of rows for each rank.
+        comes: Number of rows from each rank.
+        purpose: The purpose, for the ledger.
+    """
+    received = payload_xc.new_empty((sum(comes), payload_xc.shape[1]))
+    pending = communicator.start_uneven_all_to_all(received, payload_xc, (comes, goes), purpose)
+
+    def wait() -> torch.Tensor:
+        pending.wait()
+        return received
+
+    return wait

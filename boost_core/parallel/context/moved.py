@@ -13,6 +13,7 @@ from math import prod
 import torch
 
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.exchange import start_rows
 from boost_core.parallel.context.pieces import integers
 from boost_core.plan.context.pieces import Traffic
 
@@ -41,9 +42,8 @@ class MovedQueries:
             purpose: The purpose, for the ledger.
             own_Tx: Values of this rank's tokens, of any types; they are sent as the first one's type.
         """
-        wait = self._start(
-            _packed([x.index_select(0, self._places_n) for x in own_Tx]), self._goes, self._comes, purpose
-        )
+        payload = _packed([x.index_select(0, self._places_n) for x in own_Tx])
+        wait = start_rows(self._communicator, payload, self._goes, self._comes, purpose)
         return lambda: _unpacked(wait(), own_Tx)
 
     def give_back(self, purpose: str, came_mx: Sequence[torch.Tensor], own_Tx: Sequence[torch.Tensor]) -> None:
@@ -54,21 +54,9 @@ class MovedQueries:
             came_mx: Results for the tokens that have come.
             own_Tx: Where results for this rank's tokens are put, of the same types.
         """
-        received = self._start(_packed(came_mx), self._comes, self._goes, purpose)()
+        received = start_rows(self._communicator, _packed(came_mx), self._comes, self._goes, purpose)()
         for own, part_nx in zip(own_Tx, _unpacked(received, own_Tx), strict=True):
             own.index_copy_(0, self._places_n, part_nx)
-
-    def _start(
-        self, payload: torch.Tensor, goes: Sequence[int], comes: Sequence[int], purpose: str
-    ) -> Callable[[], torch.Tensor]:
-        received = payload.new_empty((sum(comes), payload.shape[1]))
-        pending = self._communicator.start_uneven_all_to_all(received, payload, (comes, goes), purpose)
-
-        def wait() -> torch.Tensor:
-            pending.wait()
-            return received
-
-        return wait
 
 
 def _packed(parts_nx: Sequence[torch.Tensor]) -> torch.Tensor:
