@@ -44,6 +44,7 @@ from service.api.routes import (
     trackers,
 )
 from service.api.searches import Searches
+from service.api.short_reads import ShortReads
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
@@ -104,6 +105,7 @@ def create_app(
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
+        ShortReads(store),
         settings,
         readiness,
         DatasetStore(store),

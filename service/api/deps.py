@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
@@ -15,6 +14,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
 from service.api.middleware.limits import RateLimits
 from service.api.searches import Searches
+from service.api.short_reads import ShortReads
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
@@ -37,6 +37,7 @@ class Context:
 
     Attributes:
         store: The record.
+        reads: Short reads of it.
         settings: The operator's settings.
         readiness: Returns ``None`` when jobs can be scheduled, else the reason why not.
         datasets: Datasets that jobs may name.
@@ -55,6 +56,7 @@ class Context:
     """
 
     store: JobStore
+    reads: ShortReads
     settings: Settings
     readiness: Callable[[], str | None]
     datasets: DatasetStore
@@ -87,7 +89,7 @@ ContextDep = Annotated[Context, Depends(_context)]
 
 async def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
     """The job, if it belongs to the tenant; others' jobs are reported as not found."""
-    job = await run_in_threadpool(context_of(request).store.get, job_id)
+    job = await context_of(request).reads.run(lambda store: store.get(job_id))
     refuse_others(job, who)
     return job
 

@@ -71,6 +71,7 @@ class ApiServer(uvicorn.Server):
         self._context.stopping.set()
         self._context.stores.stop()
         await super().shutdown(sockets)
+        self._context.reads.close()
         self._watching.cancel()
         with suppress(asyncio.CancelledError):
             await self._watching

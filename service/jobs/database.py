@@ -3,6 +3,8 @@
 import json
 import re
 import sqlite3
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
-from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from boost_core import __version__
 
 _BUSY_MILLISECONDS = 30_000
 SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
+SHORT_READS = "short_reads"  # the execution option of connections for short reads
+_INSTRUCTIONS, _MOST_COUNTED = 1_000, 50  # of SQLite's virtual machine: a millisecond; listing 100 jobs takes a tenth
 
 _TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
 _NUL, _REPLACEMENT = "\0", "\ufffd"
@@ -86,6 +90,26 @@ class _File:
         return found.st_dev, found.st_ino
 
 
+class _BoundedWork:
+    """Interrupts statements once a connection has done a certain amount of work since it left the pool."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def set_up(self, connection: sqlite3.Connection, record: Any) -> None:
+        """Let a connection never wait, and watch its work."""
+        _set_up_sqlite(connection, record, busy_milliseconds=0)
+        connection.set_progress_handler(self._count, _INSTRUCTIONS)
+
+    def begin(self, *_: object) -> None:
+        """Begin to count."""
+        self._done = 0
+
+    def _count(self) -> bool:
+        self._done += 1
+        return self._done > _MOST_COUNTED
+
+
 def open_engine(database_url: str) -> Engine:
     """Create an engine for an SQLAlchemy database URL, and the folder of a SQLite file.
 
@@ -107,8 +131,32 @@ def open_engine(database_url: str) -> Engine:
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
         _keep_private(Path(url.database))
+    return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=_BUSY_MILLISECONDS))
+
+
+def open_for_short_reads(engine: Engine) -> Engine | None:
+    """Create an engine for reads that take well under a millisecond, which an event loop can do by itself.
+
+    Its statements raise ``OperationalError`` rather than wait for a lock or run long. One thread may use it.
+
+    Args:
+        engine: The engine of the same database.
+
+    Returns:
+        The engine; ``None`` if the database is not a SQLite file, so that every read takes its time.
+    """
+    if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
+        return None
+    work = _BoundedWork()
+    short = _open_sqlite(engine.url, work.set_up)
+    event.listen(short, "checkout", work.begin)
+    short.connect().close()  # opened now, since opening takes longer than a short read, and later the file may be gone
+    return short.execution_options(**{SHORT_READS: True})
+
+
+def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None]) -> Engine:
     engine = create_engine(url, json_serializer=_json)
-    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "connect", set_up)
     if url.database:
         file = _File(url.database)
         event.listen(engine, "connect", file.note)
@@ -155,10 +203,10 @@ def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> Non
     connection.commit()
 
 
-def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up_sqlite(connection: sqlite3.Connection, _record: Any, busy_milliseconds: int) -> None:
     """Let readers work during writes, let writers wait for each other, and check foreign keys."""
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+    cursor.execute(f"PRAGMA busy_timeout = {busy_milliseconds}")
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

@@ -211,10 +211,12 @@ class JobPage(BaseModel):
     @property
     def as_json(self) -> bytes:
         """The page as the API shows it, put together from what is known of each job already."""
-        return b'{"jobs":[%b],"next_cursor":%b}' % (
-            b",".join(job.as_json for job in self.jobs),
-            to_json(self.next_cursor),
-        )
+        jobs, last = [job.as_json for job in self.jobs], b'],"next_cursor":%b}' % to_json(self.next_cursor)
+        if not jobs:
+            return b'{"jobs":[' + last
+        jobs[0] = b'{"jobs":[' + jobs[0]  # so that the page is copied once
+        jobs[-1] += last
+        return b",".join(jobs)
 
 
 EventKind = Literal[

@@ -16,7 +16,7 @@ from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.fitted import Fitted
 from service.jobs import observations, queries, requests, writes
-from service.jobs.database import open_engine
+from service.jobs.database import open_engine, open_for_short_reads
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
 from service.jobs.job_cache import JobCache
@@ -56,15 +56,20 @@ class JobStore:
         database: A URL of SQLAlchemy, for example ``sqlite:////var/lib/boost/boost.db``, or an engine.
         lease: Write only while this is the newest of its name.
         notifications: Notified of each write to a job; default: new ones.
+        known: Caches the records read; default: a cache of its own.
     """
 
     def __init__(
-        self, database: str | Engine, lease: Lease | None = None, notifications: Notifications | None = None
+        self,
+        database: str | Engine,
+        lease: Lease | None = None,
+        notifications: Notifications | None = None,
+        known: JobCache | None = None,
     ) -> None:
         self.engine = open_engine(database) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
-        self._known = JobCache()
+        self._known = known or JobCache()
 
     def close(self) -> None:
         """Close all connections."""
@@ -73,6 +78,14 @@ class JobStore:
     def under(self, lease: Lease) -> Self:
         """The same store for writing under a lease. Its writes raise ``LeaseLost`` once the lease is gone."""
         return type(self)(self.engine, lease, self.notifications)
+
+    def for_short_reads(self) -> Self | None:
+        """The same store for reads in an event loop; ``None`` if only threads may read its database.
+
+        It raises ``OperationalError`` or ``TooManyUnknown`` rather than take long.
+        """
+        engine = open_for_short_reads(self.engine)
+        return type(self)(engine, known=self._known) if engine else None
 
     def create(
         self,

@@ -15,7 +15,7 @@ from service.accounts.principal import Principal
 from service.api.admission import Completed, admitted, planned
 from service.api.audit import NotRecorded, recorded_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
+from service.api.deps import ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep
 from service.api.merge import merged
@@ -24,6 +24,7 @@ from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
 from service.jobs.queries import JobNotFound
 from service.jobs.requests import Request
 from service.jobs.states import JobState
+from service.jobs.store import JobStore
 from service.jobs.writes import WrongState
 from service.models.identity import Scope, TenantName
 from service.models.plans import PlanAnswer
@@ -55,17 +56,19 @@ class JobQuery(BaseModel):
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
-def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
+async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
-    context = context_of(http)
-    if query.cursor is not None:
-        _refuse_unknown_cursor(query.cursor, who, context)
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
     wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
-    found = context.store.list(wanted, query.limit + 1, query.cursor)
-    jobs = list(found[: query.limit])
-    page = JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
-    return Response(page.as_json, media_type=_JSON)
+
+    def page(store: JobStore) -> bytes:
+        if query.cursor is not None:
+            _refuse_unknown_cursor(query.cursor, who, store)
+        found = store.list(wanted, query.limit + 1, query.cursor)
+        jobs = list(found[: query.limit])
+        return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None).as_json
+
+    return Response(await context_of(http).reads.run(page), media_type=_JSON)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
@@ -129,10 +132,10 @@ async def clone(
     return await _create(spec, who, http, request, original=job)
 
 
-def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> None:
+def _refuse_unknown_cursor(cursor: str, who: Principal, store: JobStore) -> None:
     """Refuse a cursor that did not come from a page: each is the id of a job that the reader was shown."""
     try:
-        refuse_others(context.store.get(cursor), who)
+        refuse_others(store.get(cursor), who)
     except JobNotFound as error:
         problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
         fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": cursor}

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
+from service.accounts.quotas import QuotaStore
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep, context_of
 from service.api.errors import problem_responses
@@ -24,11 +25,10 @@ _BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatu
 
 
 @router.get("/queues", response_model=QueueList)
-def list_queues(_who: Reader, request: Request) -> Response:
+async def list_queues(_who: Reader, request: Request) -> Response:
     """List the queues with their limits and usage."""
-    return Response(
-        QueueList(queues=context_of(request).quotas.queues()).model_dump_json(), media_type="application/json"
-    )
+    queues = await context_of(request).reads.run(lambda store: QuotaStore(store).queues())
+    return Response(QueueList(queues=queues).model_dump_json(), media_type="application/json")
 
 
 @router.get("/queues/{name}", responses=_NOT_FOUND)
