@@ -2,8 +2,8 @@
 
 Timed are the products of the forward pass and of the weight gradients, for every weight of a dense and of low-rank
 blocks at two numbers of tokens, attention, copies, transfers to and from the host, and training steps of a few blocks
-on one rank, without the other ranks' work. Of repeated times the shortest counts: a block's share of a step is a
-difference, which disturbances would affect most.
+on one rank, without the other ranks' work. Of repeated times the median counts, as it does of the steps of jobs that
+predictions are compared with.
 """
 
 import math
@@ -103,7 +103,7 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
         for product in block_products(job.model, job.parallelism, rows):
             inputs, weights, outputs = _operands(product, dtype, device)
             for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
-                seconds = min(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
+                seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
                 yield replace(product, starts=1).work(dtype.itemsize), seconds
 
 
@@ -119,7 +119,7 @@ def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
     for size in _COPIED_BYTES:
         source = torch.zeros(size, dtype=torch.int8, device=device)
         target = torch.empty_like(source)
-        seconds = min(kernel_seconds(partial(target.copy_, source), device, repeats))
+        seconds = statistics.median(kernel_seconds(partial(target.copy_, source), device, repeats))
         yield Work(moved_bytes=2 * size, starts=1), seconds
 
 
@@ -131,7 +131,7 @@ def _host_bandwidth(device: torch.device, repeats: int) -> float | None:
     (there,) = page_locked_like([here])
     there.zero_()
     ways = partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)
-    return _TRANSFERRED_BYTES / max(min(kernel_seconds(way, device, repeats)) for way in ways)
+    return _TRANSFERRED_BYTES / max(statistics.median(kernel_seconds(way, device, repeats)) for way in ways)
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
@@ -147,7 +147,7 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
 
     passes = block_work(job, _mode(job))
     flops = passes.forward.attention_flops + passes.backward.attention_flops
-    return flops / min(kernel_seconds(both, device, repeats))
+    return flops / statistics.median(kernel_seconds(both, device, repeats))
 
 
 def _mode(job: JobSpec) -> RecomputeMode:

@@ -7,6 +7,7 @@ measured.
 
 import gc
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -148,7 +149,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
                 graph.release("a plan assumes that a block's kernels are launched one by one")
             for _ in range(_WARM_STEPS):
                 step()
-            seconds.append(min(wall_seconds(step, device, repeats)))
+            seconds.append(statistics.median(wall_seconds(step, device, repeats)))
     return (seconds[1] - seconds[0]) / (more - few)
 
 
