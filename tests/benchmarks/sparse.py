@@ -2,13 +2,19 @@
 
 Writes docs/figures/sparse.md. Two jobs on the default corpus, one rank of one thread each, one after the other: the
 same model, batches and steps, and sequences of 8K tokens. Validation is dense for both. Takes half an hour or more.
+
+With ``--recall`` it writes docs/figures/sparse_recall.md instead, from the sparse job alone: as it learns, the recall,
+and the most that any mask with as many pairs for each sampled query could have kept of dense attention.
 """
 
+import argparse
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,7 +24,8 @@ from boost_core.config import JobSpec
 from boost_core.config.attention import SparseAttentionConfig
 from boost_core.messages.reports import EvaluationReport, Report, StepReport
 from boost_core.nn.sparse.attention import SparseAttention
-from boost_core.nn.sparse.recall import Tally
+from boost_core.nn.sparse.index import Lines, attention_of_rows
+from boost_core.nn.sparse.recall import Tally, sampled_rows
 from boost_core.train.loop import train
 from tests.benchmarks.figures import FIGURES, write_table
 
@@ -81,6 +88,45 @@ def learn(attention: dict[str, Any] | None) -> Learned:
     return Learned(statistics.mean(step.loss for step in last), end.loss, recall, density, seconds)
 
 
+class Best:
+    """The most that masks with as many pairs for each sampled query could keep, step by step, beside what is kept."""
+
+    def __init__(self) -> None:
+        self.kept, self.best = list[float](), list[float]()
+
+    def watch(self, count: Callable[..., None]) -> Callable[..., None]:
+        """Watch how a step's only document is counted."""
+
+        def counted(tally: Tally, query_mhe: torch.Tensor, key_mje: torch.Tensor, lines: Sequence[Lines]) -> None:
+            rows = sampled_rows(len(query_mhe), query_mhe.device)
+            shares = []
+            for head, of_head in enumerate(lines):
+                dense_pm = attention_of_rows(query_mhe[rows, head], key_mje[:, head], rows)
+                seen_pm = of_head.sees(rows)
+                ordered_pm = dense_pm.sort(descending=True).values
+                most = torch.arange(dense_pm.shape[1]) < seen_pm.sum(1, keepdim=True)
+                shares.append([float((dense_pm * seen_pm).sum()), float((ordered_pm * most).sum())])
+            kept, best = (sum(each) / len(rows) / len(lines) for each in zip(*shares, strict=True))
+            self.kept.append(kept)
+            self.best.append(best)
+            count(tally, query_mhe, key_mje, lines)
+
+        return counted
+
+
+def recall_as_it_learns() -> list[list[str]]:
+    """Rows of a table: means over a tenth of the steps each."""
+    best = Best()
+    with patch.object(Tally, "add", best.watch(Tally.add)):
+        learn(ATTENTION)
+    size = len(best.kept) // 10  # of each step there is one for each layer
+    return [
+        [f"{STEPS * (end - size) // len(best.kept) + 1}–{STEPS * end // len(best.kept)}"]
+        + [f"{statistics.mean(each[end - size : end]):.3f}" for each in (best.kept, best.best)]
+        for end in range(size, len(best.kept) + 1, size)
+    ]
+
+
 def arithmetic() -> float:
     """FLOPs of sparse attention forward and backward, choosing and sampling included, over those of dense attention."""
     heads, size = 2, 32
@@ -92,10 +138,17 @@ def arithmetic() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recall", action="store_true")
+    only_recall = parser.parse_args().recall
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
+            if only_recall:
+                header = ["steps", "recall", "best mask with as many pairs"]
+                write_table(FIGURES / "sparse_recall.md", header, recall_as_it_learns())
+                return
             sparse, dense = (learn(attention) for attention in (ATTENTION, None))
         finally:
             dist.destroy_process_group()
