@@ -277,8 +277,8 @@ class Activations:
         more = self._mlp * self.element_bytes if self.model.gated_by_silu else 0
         if self.sharding.residual:
             more += 2 * self._fp32_copy(self.residual)
-            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank
-                more += PRECISE * (self._normed_pieces - (2 if self._size == 1 else 0))
+            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
+                more += PRECISE * (self._normed_pieces - (self._sums_let_go if self._size == 1 else 0))
         else:
             more += self._products * self._composite_norm(self.residual) - 2 * self._let_go(self.residual)
         more += self._turned() * self.element_bytes
@@ -334,6 +334,13 @@ class Activations:
         """Widths of the inputs, other than the residual, on which groups' outputs depend not through latents alone."""
         groups = (group for group in projection_groups(self.model) if not group.norm)
         return {group.name: group.wide_in // self._split for group in groups if reads_input(self.model, group)}
+
+    @cached_property
+    def _sums_let_go(self) -> int:
+        """Number of norms whose statistic only latents are scaled by."""
+        return sum(
+            group.norm is not None and not reads_input(self.model, group) for group in projection_groups(self.model)
+        )
 
     @cached_property
     def _projections(self) -> int:
