@@ -70,7 +70,7 @@ def block_weights(model: ModelConfig, crossed: bool) -> Mapping[str, WeightSpec]
 
 def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     """The weights of a group's projections and of the norm before them, without crossings."""
-    found = _dense(group) if model.rank is None else _low_rank(group, model.rank)
+    found = projection_weights(model, group)
     if group.norm is not None:
         found["scale"] = _norm_scale(group.wide_in, group.norm)
     if model.qk_norm and group.name == "query_key_value":
@@ -78,6 +78,17 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
             shape, names = (model.head_size,), (f"self_attn.{published}.weight",)
             found[name] = WeightSpec(shape, Role.HEAD_CHANNELS, 1.0, names)
     return found
+
+
+def projection_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
+    """The weights of a group's projections alone."""
+    return _dense(group) if model.rank is None else _low_rank(group, model.rank)
+
+
+@lru_cache(1024)  # a search asks for the same ones with each layout
+def reads_input(model: ModelConfig, group: ProjectionGroup) -> bool:
+    """Whether a group's outputs depend on its input other than through latents, as not all weights are factors."""
+    return any(spec.role not in FACTORS for spec in projection_weights(model, group).values())
 
 
 def is_dense(model: ModelConfig) -> bool:
@@ -91,8 +102,10 @@ def is_low_rank(model: ModelConfig) -> bool:
 
 
 def _block_roles(model: ModelConfig) -> set[Role]:
-    """The roles of a block's weights, except the norms' scales."""
-    return {spec.role for spec in block_weights(model, crossed=True).values()} - {Role.CHANNELS, Role.HEAD_CHANNELS}
+    """The roles of what a block's projections and crossings are made of."""
+    groups = projection_groups(model)
+    weights = (projection_weights(model, group) | crossing_weights(model, group) for group in groups)
+    return {spec.role for of_group in weights for spec in of_group.values()}
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
+from boost_core.architecture.families import reads_input
 from boost_core.architecture.projections import ProjectionGroup, projection_groups
 from boost_core.architecture.roles import Role, SplitAxes
 from boost_core.config.model import ModelConfig
@@ -57,12 +58,12 @@ class Sharding:
     Attributes:
         name: Name of the strategy.
         axes: The axis along which each role is split.
-        exchanges: The exchanges of a projection group, given its bottleneck rank.
+        exchanges: The exchanges of a model's projection group.
     """
 
     name: StrategyName
     axes: SplitAxes
-    exchanges: Callable[[ProjectionGroup, int, ParallelismConfig], Exchanges]
+    exchanges: Callable[[ModelConfig, ProjectionGroup, ParallelismConfig], Exchanges]
 
     @property
     def residual(self) -> bool:
@@ -87,8 +88,8 @@ def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Shard
 
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
     """The exchanges of one block."""
-    exchanges, rank = chosen_sharding(model, parallelism).exchanges, model.rank or 0
-    both = zip(*(exchanges(group, rank, parallelism) for group in projection_groups(model)), strict=True)
+    exchanges = chosen_sharding(model, parallelism).exchanges
+    both = zip(*(exchanges(model, group, parallelism) for group in projection_groups(model)), strict=True)
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
@@ -113,19 +114,22 @@ def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bo
     return own + [len(piece) * rank for group in groups if crossed for piece in group.pieces(grouped)]
 
 
-def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:
-    """Latents with the preceding norm's statistic; backward, their gradients. Only ``sync`` has a conjugate for it."""
+def _btp(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:
+    """Latents with the preceding norm's statistic; backward, their gradients.
+
+    The statistic's gradient follows from theirs, except under ``sync``, and where it scales more than latents.
+    """
     products = group.products(parallelism.group_projections)
-    latents = [Payload(len(product) * rank) for product in products]
+    latents = [Payload(len(product) * model.bottleneck_rank) for product in products]
     if group.norm is None:
         return Exchanges(latents, latents)
-    if parallelism.norm == "fused":
-        return Exchanges([Payload(latent.elements, 1) for latent in latents], latents)
-    statistics = [Payload(0, 1) for _ in products]
-    return Exchanges(latents + statistics, latents + statistics if parallelism.norm == "sync" else latents)
+    apart = latents + [Payload(0, 1) for _ in products]
+    together = [Payload(latent.elements, 1) for latent in latents]
+    sent = parallelism.norm == "sync" or reads_input(model, group)
+    return Exchanges(together if parallelism.norm == "fused" else apart, apart if sent else latents)
 
 
-def _vanilla(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
+def _vanilla(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
     """Wide outputs, those of equal width together; backward, the gradient of each product's wide input."""
     pieces = group.pieces(parallelism.group_projections)
     return Exchanges(
@@ -134,7 +138,7 @@ def _vanilla(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) 
     )
 
 
-def _fullrank(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
+def _fullrank(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
     """What is added to the residual; backward, the gradient of what was read from it."""
     if group.norm is None:
         return Exchanges([Payload(sum(group.wide_outs))], [])

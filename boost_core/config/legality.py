@@ -110,13 +110,13 @@ def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
 def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> str | None:
     """Why context parallel ranks cannot send each other latents of keys and values; ``None`` if they can."""
     tensor = parallelism.tensor_parallel_size
-    if model.rank is None:
-        return f"keys and values of family={model.family} are not computed from latents"
+    if not model.outputs_from_latents:
+        return f"keys and values of family={model.family} are not computed from latents alone"
     if training.attention is not None:
         return "sparse attention sends each head's keys by themselves, but heads share their latents"
     if chosen_strategy(model, parallelism) != "btp":
         return "only under strategy=btp do tensor parallel ranks have the whole latents"
-    if model.rank % tensor:
+    if model.bottleneck_rank % tensor:
         return f"model.rank={model.rank} cannot be split equally among {tensor} tensor parallel ranks"
     if training.precision == "fp8":
         return "with products in 8 bits, keys computed from them would differ from their owner's"

@@ -239,6 +239,11 @@ class ModelConfig(Config):
         """Whether the bottleneck has a SiLU."""
         return self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
 
+    @property
+    def outputs_from_latents(self) -> bool:
+        """Whether the outputs of all projections depend on their inputs through latents alone."""
+        return self.rank is not None
+
     def crosses_into(self, layer: int) -> bool:
         """Whether latents of the previous block cross into this one."""
         if self.lax is None or layer == 0:

@@ -20,6 +20,9 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
     problems = []
     if unfit := _unfit(strategy, model):
         problems.append(FieldProblem(("parallelism", "strategy"), strategy, unfit))
+    elif strategy == "btp" and parallelism.norm == "sync" and not model.outputs_from_latents:
+        message = f"sync norms what becomes latents, but family={model.family} reads more: use fused or online_paper"
+        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
     if strategy != "btp" and parallelism.norm != "fused":
         message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
@@ -86,6 +89,8 @@ def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
         return f"fullrank splits dense matrices, but family={model.family} has low-rank pairs; use btp or vanilla"
     if strategy != "fullrank" and model.family == "dense":
         return f"{strategy} splits low-rank pairs, but family=dense has none; use fullrank"
+    if strategy == "vanilla" and not model.outputs_from_latents:
+        return f"vanilla splits pairs of factors, but family={model.family} adds to their products; use btp"
     if strategy == "vanilla" and model.qk_norm:
         return "vanilla has all heads on every rank, but model.qk_norm's scales need them split; use btp"
     if strategy == "vanilla" and model.family == "lax":

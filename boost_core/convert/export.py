@@ -74,13 +74,16 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
         CheckpointRemoved: The checkpoint was removed meanwhile; nothing is exported.
-        ValueError: This version does not support the model, it cannot be merged, or the tokenizer is another model's.
+        ValueError: This version does not support the model, no class computes it, it cannot be merged, or the tokenizer
+            is another model's.
         OSError: The checkpoint cannot be read, or the destination or the hub does not accept the model.
     """
     manifest = folder.manifest(step)
     model = manifest.read_model()
     exported = merged_model(model) if how.merge else model
     tokenizer = job_tokenizer_or_none(manifest, model, how.tokenizer)
+    about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
+    files_of_model = model_files(exported, about, how.dtype)
     factors = 4 * parameter_count(model) if how.merge else 0
     besides = _SMALL_FILES + (len(tokenizer.content) if tokenizer else 0)
     needed = parameter_count(exported) * how.dtype.itemsize + factors + besides
@@ -90,12 +93,11 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
                 _write_merged(folder, manifest, model, exported, staged, how)
             else:
                 _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
-        about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
         texts = {
             **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
             "generation_config.json": json.dumps({"eos_token_id": about.end_of_document}, indent=2),
             "README.md": model_card(manifest, model, how.merge, how.losses, how.scores),
-            **model_files(exported, about, how.dtype),
+            **files_of_model,
         }
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")

@@ -49,9 +49,18 @@ class TrainedOn:
 
 
 def model_type(model: ModelConfig) -> str:
-    """The ``model_type`` of the class that computes the model; ``boost`` if no published class does."""
+    """The ``model_type`` of the class that computes the model; ``boost`` if no published class does.
+
+    Raises:
+        ValueError: Ours does not compute it either: its outputs depend on their inputs other than through latents.
+    """
     if is_dense(model):
         return QWEN3 if model.qk_norm else LLAMA if model.sliding_window is None else MISTRAL
+    if not model.outputs_from_latents:
+        raise ValueError(
+            f"neither a published class nor {MODELING} computes family={model.family}: it can be trained, but "
+            "not exported, generated from or scored on tasks"
+        )
     grouped_queries = model.key_value_heads != model.num_attention_heads
     gate_differs = model.gated_by_silu and not model.latent_activation
     later = model.qk_norm or model.sliding_window is not None or model.rope_scaling is not None
@@ -65,6 +74,9 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
         model: The model.
         trained_on: What it was trained on.
         dtype: torch's name for the type of its tensors.
+
+    Raises:
+        ValueError: No class computes the model.
     """
     kind = model_type(model)
     return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | {

@@ -33,6 +33,7 @@ from boost_core.nn.strategy import Held, Latents, SharedLatents, Strategy
 from boost_core.parallel.shared_latents import Lookahead
 
 Whole = list[Latents]  # inputs and outputs of one projection group's exchanges
+Partial = tuple[Whole, Sequence[torch.Tensor]]  # what is exchanged, and what a group's outputs depend on besides
 Crossed = list[torch.Tensor]  # one group's latents for the next block
 Into = Crossed | None  # latents that cross into the group
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
@@ -104,26 +105,28 @@ class Block(nn.Module):
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
         shared, run = self._sharing(lookahead) if shares else whole
         down_project, first = self.query_key_value.down_project, (residual.inputs, residual.squares)
-        partial = self._run(down_project, *first) if shared is None else self._from_held(shared, down_project, *first)
+        made = self._run(down_project, *first) if shared is None else self._from_held(shared, down_project, *first)
+        partial, beside = made
         wait = self.query_key_value.start(partial, shared)
         latents = (yield wait) if dealt is None else wait()
-        partial, of_qkv = run(self._attend, latents, of_qkv, rotation, dealt)
+        made, of_qkv = run(self._attend, latents, of_qkv, rotation, dealt, *beside)
         if dealt is not None:
-            query_The: torch.Tensor = partial
+            query_The: torch.Tensor = made
             attended_The = yield functools.partial(dealt.finish, query_The)
-            partial = self.output.down_project(attended_The.flatten(1))
+            made = self.output.down_project(attended_The.flatten(1))
+        partial, beside = made
         shared, run = self._sharing(lookahead) if shares else whole
         wait = self.output.start(partial, shared)
         latents = (yield wait) if dealt is None else wait()
-        partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
+        (partial, beside), of_output, residual = run(self._add_attended, latents, of_output, residual.stream, *beside)
         shared, run = self._sharing(lookahead) if shares else whole
         wait = self.gate_up.start(partial, shared)
         latents = (yield wait) if dealt is None else wait()
-        partial, of_gate_up = run(self._gate, latents, of_gate_up)
+        (partial, beside), of_gate_up = run(self._gate, latents, of_gate_up, *beside)
         shared, run = self._sharing(lookahead) if shares else whole
         wait = self.down.start(partial, shared)
         latents = (yield wait) if dealt is None else wait()
-        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
+        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream, *beside)
         if dealt is not None:
             dealt.send_ahead_of(query_The, residual.inputs)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
@@ -142,14 +145,14 @@ class Block(nn.Module):
     ) -> Any:
         """Run what lies between two exchanges, from latents that stay shared until it is recomputed."""
         shared.keep(latents, carried if self._crosses else None)
-        held = (shared.hold(each) if isinstance(each, torch.Tensor) else each for each in arguments)
+        held = [shared.hold(each) if isinstance(each, torch.Tensor) else each for each in arguments]
         return self._run(_of_shared, work, shared, *held)
 
     def _attend(
-        self, latents: Whole, carried: Into, rotation: Rotation, dealt: DealtAttention | None
-    ) -> tuple[Whole | torch.Tensor, Crossed]:
+        self, latents: Whole, carried: Into, rotation: Rotation, dealt: DealtAttention | None, *beside: torch.Tensor
+    ) -> tuple[Partial | torch.Tensor, Crossed]:
         """The input of the next exchange, or, where keys are exchanged first, the queries that wait for them."""
-        projected, crossed = self.query_key_value.up_project(latents, carried)
+        projected, crossed = self.query_key_value.up_project(latents, carried, *beside)
         if self.qk_norm:
             of = self.query_key_value
             query_scale_e, key_scale_e = of.declared("query_scale"), of.declared("key_scale")
@@ -178,17 +181,21 @@ class Block(nn.Module):
         key_nje, value_nje = (x_nd.view(len(x_nd), -1, self.head_size) for x_nd in turned)
         return key_nje, value_nje
 
-    def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
-        (attended_1Td,), crossed = self.output.up_project(latents, carried)
+    def _add_attended(
+        self, latents: Whole, carried: Into, stream_Td: torch.Tensor, *beside: torch.Tensor
+    ) -> tuple[Partial, Crossed, Residual]:
+        (attended_1Td,), crossed = self.output.up_project(latents, carried, *beside)
         residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
         return self.gate_up.down_project(residual.inputs, residual.squares), crossed, residual
 
-    def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, Crossed]:
-        projected, crossed = self.gate_up.up_project(latents, carried)
+    def _gate(self, latents: Whole, carried: Into, *beside: torch.Tensor) -> tuple[Partial, Crossed]:
+        projected, crossed = self.gate_up.up_project(latents, carried, *beside)
         return self.down.down_project(gated_product(projected, self.gated_by_silu, self.strategy.fp8)), crossed
 
-    def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
-        (mlp_1Td,), crossed = self.down.up_project(latents, carried)
+    def _add_mlp(
+        self, latents: Whole, carried: Into, stream_Td: torch.Tensor, *beside: torch.Tensor
+    ) -> tuple[Residual, Crossed]:
+        (mlp_1Td,), crossed = self.down.up_project(latents, carried, *beside)
         return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed
 
 
@@ -198,4 +205,4 @@ def _of_shared(work: Callable[..., Any], shared: SharedLatents, *arguments: Any)
 
 
 def _of_held(work: Callable[..., Any], *arguments: Any) -> Any:
-    return work(*(each.give_held() if isinstance(each, Held) else each for each in arguments))
+    return work(*[each.give_held() if isinstance(each, Held) else each for each in arguments])

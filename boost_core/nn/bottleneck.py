@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from boost_core.architecture.families import crossing_weights, group_weights
+from boost_core.architecture.families import crossing_weights, group_weights, reads_input
 from boost_core.architecture.projections import ProjectionGroup
 from boost_core.config.model import ModelConfig
 from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
@@ -35,6 +35,7 @@ class Bottleneck(WeightedModule):
     ) -> None:
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.grouped = group, strategy, grouped
+        self.reads_input = reads_input(model, group)
         self.activation, self.norm_epsilon = model.latent_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
@@ -46,22 +47,28 @@ class Bottleneck(WeightedModule):
             if piece.start in run
         ]
 
-    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
-        """Project ``[T, d_in]`` to this rank's part of the latents, one per exchange.
+    def down_project(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None
+    ) -> tuple[list[Latents], list[torch.Tensor]]:
+        """Project ``[T, d_in]`` to this rank's part of the latents.
 
         Args:
             x_Td: The input.
             squares_T: Its rows' sums of squares, if a norm precedes the projections and the residual has them.
+
+        Returns:
+            The latents, one part per exchange, and what ``up_project`` reads besides: the input, or nothing.
         """
         down_dgr, norm = self.declared("down"), self._norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
-        return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
+        partials = [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
+        return partials, [x_Td] if self.reads_input else []
 
     def start(self, partials: list[Latents], shared: SharedLatents | None = None) -> Callable[[], list[Latents]]:
         """Start the exchanges; call the result to wait for the whole latents.
 
         Args:
-            partials: The results of ``down_project``.
+            partials: The latents of ``down_project``.
             shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
         """
         norm = self._norm()
@@ -69,13 +76,17 @@ class Bottleneck(WeightedModule):
         return lambda: [wait() for wait in started]
 
     def up_project(
-        self, whole: list[Latents], carried: list[torch.Tensor] | None
+        self,
+        whole: list[Latents],
+        carried: list[torch.Tensor] | None,
+        *beside: torch.Tensor,  # noqa: ARG002
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Project latents to the outputs.
 
         Args:
             whole: The results of the exchanges.
             carried: Latents of the same projections in the previous block; ``None`` in the first block.
+            beside: What ``down_project`` has returned beside latents.
 
         Returns:
             The outputs, ``[g, T, d_out]`` for the g projected together, and their latents ``[g, T, r]``.
@@ -103,7 +114,7 @@ class Bottleneck(WeightedModule):
     def _norm(self) -> NormWeights | None:
         if self.group.norm is None:
             return None
-        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
+        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon, self.reads_input)
 
     def _epilogue(self, partial: Latents) -> Epilogue | None:
         """Return what will be computed from an exchange's latents, if the exchange may do it."""

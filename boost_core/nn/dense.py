@@ -15,7 +15,7 @@ from boost_core.nn.weights import WeightedModule
 
 
 class Dense(WeightedModule):
-    """One or more dense projections of a common input, called like a ``Bottleneck``; the input acts as the latents.
+    """One or more dense projections of a common input, called like a ``Bottleneck``, but without latents.
 
     Args:
         model: The model's shape.
@@ -27,9 +27,11 @@ class Dense(WeightedModule):
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.norm_epsilon = group, strategy, model.norm_epsilon
 
-    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
-        """Do nothing: there is no exchange before a dense product."""
-        return [(x_Td, squares_T)]
+    def down_project(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None  # noqa: ARG002
+    ) -> tuple[list[Latents], list[torch.Tensor]]:  # fmt: skip
+        """Return no latents, but the input."""
+        return [], [x_Td]
 
     def start(
         self, partials: list[Latents], shared: SharedLatents | None = None  # noqa: ARG002
@@ -38,10 +40,9 @@ class Dense(WeightedModule):
         return lambda: partials
 
     def up_project(
-        self, whole: list[Latents], carried: list[torch.Tensor] | None  # noqa: ARG002
+        self, whole: list[Latents], carried: list[torch.Tensor] | None, x_Td: torch.Tensor  # noqa: ARG002
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
         """Return one ``[g, T, f]`` for each run of equal widths, and no latents."""
-        ((x_Td, _),) = whole
         if self.group.norm is None:
             return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], []
         norm = NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)

@@ -68,11 +68,13 @@ class NormWeights:
         scale_d: γ.
         width: The full hidden size d.
         epsilon: ε, added to the mean square.
+        scales_input: Whether more than latents is scaled by an exchanged statistic: the projections' input itself.
     """
 
     scale_d: torch.Tensor
     width: int
     epsilon: float
+    scales_input: bool = False
 
 
 class Strategy(Protocol):

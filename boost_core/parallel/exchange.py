@@ -14,9 +14,9 @@ The gradient of the norm's statistic S need not be sent: with y = h / √(S/d + 
 
     ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
 
-which every rank computes from the whole dh. All-reduces are in place: partial sums are overwritten, and so is the
-arriving gradient, which later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r
-latents.
+which every rank computes from the whole dh. Where S scales the projections' input, too, its gradient is also sent, in
+an all-reduce of its own. All-reduces are in place: partial sums are overwritten, and so is the arriving gradient, which
+later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r latents.
 """
 
 from collections.abc import Callable
@@ -108,6 +108,8 @@ class _Start(torch.autograd.Function):
         if not ctx.has_statistic:
             return dh_Tr, None, None
         h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
+        if norm.scales_input:
+            return dh_Tr, gradients[1], None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
 
 
@@ -135,6 +137,10 @@ class _Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dh_Tr = gradients[0].contiguous()
-        ctx.exchange.start_all_reduce(dh_Tr, "latent gradient")
-        return dh_Tr, None, None
+        exchange, dh_Tr = ctx.exchange, gradients[0].contiguous()
+        exchange.start_all_reduce(dh_Tr, "latent gradient")
+        if gradients[1] is None or not exchange.norm.scales_input:
+            return dh_Tr, None, None
+        ds_T = gradients[1].contiguous()
+        exchange.start_all_reduce(ds_T, "statistic gradient")
+        return dh_Tr, ds_T, None

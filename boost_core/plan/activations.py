@@ -20,22 +20,23 @@ QK-norm             q + k, and one per head in fp32      torch's norm: its input
 LaX                 0, 7r or 21r depending on the gate   ``crossing``: the gate's output and intermediate results
 ==================  ===================================  =========================================================
 
-With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; context parallel
-ranks also keep attention's output (q) and its log-sum-exps (h in fp32). ``shared`` keeps 7r/p in place of 7r; ``full``
-keeps w and that sum. LaX's carried latents add 7r, or under ``shared`` 7r/p and only where they cross. With
-``offload`` the host holds what ``shared`` keeps, on one rank with p = 1, and the device only attention's output on
+With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; attention's
+output (q) and the MLP's product (m) where the next projection reads them other than through latents; context parallel
+ranks also keep attention's output (q) in any case, and its log-sum-exps (h in fp32). ``shared`` keeps 7r/p in place of
+7r; ``full`` keeps w and that sum. LaX's carried latents add 7r, or under ``shared`` 7r/p and only where they cross.
+With ``offload`` the host holds what ``shared`` keeps, on one rank with p = 1, and the device only attention's output on
 context parallel ranks. On a CPU the kernels' references run, which keep more.
 ``tests/numerics/test_memory_plan.py`` measures both storage by storage. In bf16 on a CPU, with a norm other than the
 fused one, this overestimates by up to one fp32 residual per block; and by 2r for a recomputed block that receives
 latents from an svd block into which none cross.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from typing import TypeVar, cast
 
-from boost_core.architecture.families import gate_matrices
+from boost_core.architecture.families import gate_matrices, reads_input
 from boost_core.architecture.projections import projection_groups
 from boost_core.architecture.sharding import Sharding, chosen_sharding, kept_latents
 from boost_core.config.model import ModelConfig
@@ -137,7 +138,8 @@ class Activations:
         # Context parallel ranks keep attention's output and log-sum-exps, so that no keys are sent again.
         attended = 0
         if self.parallelism.context_parallel_size > 1:
-            attended = self.query * self.element_bytes + self._heads * PRECISE
+            held = "output" in self._inputs_read and not traits.on_host  # with the segments
+            attended = self._heads * PRECISE + (0 if held else self.query * self.element_bytes)
         return attended + (0 if traits.on_host else self._segments(crossed, given, mode))
 
     def on_host(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
@@ -154,6 +156,7 @@ class Activations:
         kept = 2 * self.residual * self.element_bytes
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         kept += self._first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE
+        kept += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
             return kept + self.shared(crossed) * self.element_bytes
         return kept + self._projections * self.latent * self.element_bytes + given * self.carried
@@ -274,8 +277,8 @@ class Activations:
         more = self._mlp * self.element_bytes if self.model.gated_by_silu else 0
         if self.sharding.residual:
             more += 2 * self._fp32_copy(self.residual)
-            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank
-                more += PRECISE * (self._normed_pieces - (2 if self._size == 1 else 0))
+            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
+                more += PRECISE * (self._normed_pieces - (self._sums_let_go if self._size == 1 else 0))
         else:
             more += self._products * self._composite_norm(self.residual) - 2 * self._let_go(self.residual)
         more += self._turned() * self.element_bytes
@@ -325,6 +328,19 @@ class Activations:
     def _let_go(self, width: int) -> int:
         """The residual itself, freed where such norms keep an fp32 copy of it."""
         return width * self.element_bytes if self.element_bytes < PRECISE else 0
+
+    @cached_property
+    def _inputs_read(self) -> Mapping[str, int]:
+        """Widths of the inputs, other than the residual, on which groups' outputs depend not through latents alone."""
+        groups = (group for group in projection_groups(self.model) if not group.norm)
+        return {group.name: group.wide_in // self._split for group in groups if reads_input(self.model, group)}
+
+    @cached_property
+    def _sums_let_go(self) -> int:
+        """Number of norms whose statistic only latents are scaled by."""
+        return sum(
+            group.norm is not None and not reads_input(self.model, group) for group in projection_groups(self.model)
+        )
 
     @cached_property
     def _projections(self) -> int:

@@ -12,16 +12,17 @@ attention   4 FLOPs for each pair of positions and element of the queries, and 1
 passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm with its own pass
             4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's product
             3m and 5m; latents that are scaled or activated 2 and 3 of each, three times that where the previous block's
-            latents cross into them
+            latents cross into them; channels that a projection scales 3 and 4 of each
 head        logits, and backward those again, with two passes over them each; gathered hidden vectors
 ==========  ==========================================================================================================
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from boost_core.architecture.families import block_weights
+from boost_core.architecture.families import block_weights, projection_weights
 from boost_core.architecture.projections import projection_groups
 from boost_core.architecture.roles import MATRICES, Role, WeightSpec
 from boost_core.architecture.sharding import Sharding, chosen_sharding
@@ -214,6 +215,8 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
     fused = sharding.residual and parallelism.norm == "fused"
     norm = 0 if fused else residual
     forward, backward = 6 * residual + 4 * norm + 2 * turned + 3 * mlp, 6 * residual + 8 * norm + 2 * turned + 5 * mlp
+    scaled = _scaled_channels(model) // split
+    forward, backward = forward + 3 * scaled, backward + 4 * scaled
     if model.qk_norm:
         forward, backward = forward + 4 * turned, backward + 8 * turned
     if model.latent_activation or (sharding.residual and parallelism.norm != "sync"):
@@ -222,6 +225,12 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
         crossings = 3 if model.lax is not None else 1  # sum and norm besides
         forward, backward = forward + 2 * crossings * latents, backward + 3 * crossings * latents
     return forward, backward
+
+
+def _scaled_channels(model: ModelConfig) -> int:
+    """Return the number of channels that a block's projections scale one by one."""
+    weights = (projection_weights(model, group).values() for group in projection_groups(model))
+    return sum(math.prod(spec.shape) for each in weights for spec in each if spec.role is Role.CHANNELS)
 
 
 def head_work(job: JobSpec) -> Passes:

@@ -11,6 +11,7 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.config.strategy import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_start
+from boost_core.nn.norm import scale_rows
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
@@ -179,6 +180,34 @@ def projection_operands(outlier: float) -> tuple[torch.Tensor, torch.Tensor, tor
     x_Td[:, ::64] *= outlier
     down_d1r = torch.randn(2048, 1, 256, generator=generator) / 2048**0.5
     return x_Td, down_d1r, 1 + 0.1 * torch.randn(2048, generator=generator)
+
+
+def input_gradient(norm: str) -> torch.Tensor:
+    """The gradient of this rank's shard, of which latents are made and, scaled by the same statistic, outputs, too."""
+    collectives = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
+    shards = [
+        shard_of(whole.double(), axis, collectives.rank, collectives.size).requires_grad_()
+        for whole, axis in zip((*projection_operands(1.0), up_projection()), (1, 0, 0, 1), strict=True)
+    ]
+    x_Td, down_d1r, scale_d, up_rd = shards
+    width, strategy = x_Td.shape[1] * collectives.size, BottleneckTensorParallel(collectives, norm)
+    weights, residual = NormWeights(scale_d, width, 1e-6, scales_input=True), residual_start(x_Td)
+    partial = strategy.partial_latents(residual.inputs, residual.squares, down_d1r, weights)
+    h_Tr, squares_T = strategy.start(partial, weights)()
+    z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, activation=False)[0]
+    output_Td = z_Tr @ up_rd + scale_rows(residual.inputs, squares_T, width, 1e-6) * scale_d
+    output_Td.square().mul(torch.arange(len(x_Td)).unsqueeze(1)).sum().backward()
+    return x_Td.grad
+
+
+def up_projection() -> torch.Tensor:
+    return torch.randn(256, 2048, generator=torch.Generator().manual_seed(5)) / 16
+
+
+@pytest.mark.parametrize("norm", ["fused", "online_paper"])
+def test_a_statistic_may_scale_the_input_too(ranks: Ranks, norm: str) -> None:
+    (whole,) = ranks.run(1, input_gradient, norm)
+    assert relative_error(torch.cat(ranks.run(2, input_gradient, norm), dim=1), whole) < 1e-10
 
 
 @pytest.mark.parametrize("outlier", [1.0, 100.0])

@@ -1,12 +1,14 @@
 """Other people's config.json: read with the published class's defaults, or refused with field, theirs and ours."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from boost_core.config import ModelConfig
+from boost_core.config.model import FamilyName
 from boost_core.convert.compare import refuse_another_function
+from boost_core.convert.published_config import TrainedOn, published_config
 from boost_core.convert.read_config import model_of
 
 SHAPE = {
@@ -64,6 +66,16 @@ def test_mistral_without_its_window_is_a_llama() -> None:
 def test_what_exports_of_ours_had_first_is_read() -> None:
     model = {"family": "lax", "rank": 16, "lax": {"gate": "tensor"}} | SHAPE
     assert model_of({"model_type": "boost", "model": model}) == ModelConfig.model_validate(model)
+
+
+@pytest.mark.parametrize("family", get_args(FamilyName))
+def test_every_family_is_read_back_as_itself_or_not_written(family: str) -> None:
+    model = job(family=family, rank=None if family == "dense" else 16)
+    try:
+        written = published_config(model, TrainedOn(8, None))
+    except ValueError:
+        return  # no class computes it
+    refuse_another_function(model_of(written), model)
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_theta": 500_000.0}, {"tie_word_embeddings": True}], ids=str)

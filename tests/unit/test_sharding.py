@@ -1,15 +1,23 @@
-"""The configuration and the architecture agree on what a strategy can split."""
+"""The configuration and the architecture agree on what a strategy can split, and on what outputs are made of."""
 
+from collections.abc import Iterator
 from itertools import product
 from math import gcd
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from boost_core.architecture.families import model_weights
-from boost_core.architecture.sharding import chosen_sharding
-from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.architecture import families
+from boost_core.architecture.families import Weights, model_weights, reads_input
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.architecture.roles import Role, WeightSpec
+from boost_core.architecture.sharding import block_exchanges, chosen_sharding
+from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
+from boost_core.config.legality import cannot_send_latents
 from boost_core.config.strategy import strategy_problems
+from boost_core.convert.published_config import model_type
+from boost_core.plan.activations import Activations
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 264,
@@ -39,3 +47,57 @@ def test_what_the_configuration_allows_is_what_divides_every_weight_and_the_head
         assert (not problems) == (gcd(*sizes) % size == 0), (strategy, size)
         seen.add(not problems)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_they_agree_on_what_is_made_of_latents_alone(changes: dict[str, Any]) -> None:
+    model = ModelConfig.model_validate(SHAPE | changes)
+    assert model.outputs_from_latents is not any(reads_input(model, group) for group in projection_groups(model))
+
+
+@pytest.fixture
+def scaled() -> Iterator[ModelConfig]:
+    """A model whose queries and attention outputs get their projections' inputs added, each channel scaled."""
+    plain = families.projection_weights
+
+    def with_channels(model: ModelConfig, group: ProjectionGroup) -> Weights:
+        weights = plain(model, group)
+        if group.wide_in in group.wide_outs:
+            weights["channels"] = WeightSpec((group.wide_in,), Role.CHANNELS, 0.0, (f"{group.published[0]}.channels",))
+        return weights
+
+    with (
+        patch.object(families, "projection_weights", with_channels),
+        patch.object(ModelConfig, "outputs_from_latents", False),
+    ):
+        reads_input.cache_clear()
+        yield ModelConfig.model_validate(SHAPE | {"family": "svd", "rank": 12})
+    reads_input.cache_clear()
+
+
+def test_a_statistic_that_scales_more_than_latents_has_its_gradient_sent(scaled: ModelConfig) -> None:
+    for norm, grouped in product(("fused", "online_paper"), (True, False)):
+        choice = ParallelismConfig.model_validate({"norm": norm, "group_projections": grouped})
+        backward = block_exchanges(scaled, choice).backward
+        assert sum(payload.statistics for payload in backward) == (1 if grouped else 3)  # of queries, keys and values
+
+
+def test_what_segments_read_beside_latents_is_kept(scaled: ModelConfig) -> None:
+    latent, offload = (
+        Activations(scaled, ParallelismConfig(tensor_parallel_size=2, recompute=mode), 2, kernels=True)
+        for mode in ("latent", "offload")
+    )
+    width, latents, statistics = scaled.hidden_size // 2, 7 * scaled.bottleneck_rank, 2
+    # In 16 bits, and the sum of squares that the block began with.
+    assert latent.block(False, False, "latent") == 2 * (latents + 2 * width + statistics + width) + 4
+    assert offload.on_host(False, False, "offload") == 2 * (latents // 2 + 2 * width + statistics + width) + 4
+
+
+def test_what_takes_outputs_for_products_of_latents_is_refused(scaled: ModelConfig) -> None:
+    for choice, says in (({"strategy": "vanilla"}, "adds to their products"), ({"norm": "sync"}, "use fused")):
+        (problem,) = strategy_problems(scaled, ParallelismConfig.model_validate(choice))
+        assert says in problem.message
+    training = TrainingConfig(steps=1, sequence_length=8)
+    assert "not computed from latents alone" in str(cannot_send_latents(scaled, ParallelismConfig(), training))
+    with pytest.raises(ValueError, match="nor modeling_boost"):
+        model_type(scaled)
