@@ -135,8 +135,8 @@ def test_a_layout_beyond_any_network_is_refused_where_a_plan_would_be(elasticity
     problem = nothing_fits(spec, machine)
     if elasticity is None:
         assert problem == (
-            "tp 16 × pp 1 × dp 65536: 1048576 ranks do not fit into 8 (node) × 65536 (fabric); choose smaller sizes, or "
-            "describe a larger network"
+            "tp 16 × pp 1 × dp 65536: 1048576 ranks do not fit into 8 (node) × 65536 (fabric); choose smaller sizes, "
+            "or describe a larger network"
         )
         with pytest.raises(ValueError, match="1048576 ranks do not fit into"):
             plan(spec, machine)
