@@ -42,7 +42,7 @@ from boost_core.checkpoint.manifest import (
 )
 from boost_core.checkpoint.retention import prunable
 from boost_core.config import JobSpec, Layout, ParallelismConfig
-from boost_core.config.parsing.small_files import Unreadable, read_small
+from boost_core.config.parsing.small_files import Unreadable, read_small, refuse_irregular
 from boost_core.config.parsing.urls import StorageOptions, options_at
 
 logger = logging.getLogger(__name__)
@@ -233,11 +233,14 @@ class CheckpointFolder:
     def _file_damage(self, step: int, name: str, file: StoredFile) -> str:
         path, found, checksum = self._file(step, name), 0, 0
         try:
+            refuse_irregular(self._filesystem, path)
             with self._filesystem.open(path, "rb") as stream:
                 while block := stream.read(_READ_BYTES):
                     found, checksum = found + len(block), zlib.crc32(block, checksum)
         except FileNotFoundError:
             return f"{path} is missing"
+        except Unreadable as error:
+            return str(error)
         except OSError as error:
             return str(self._unreadable(path, error))
         wrong = file.difference(found, checksum)

@@ -131,7 +131,7 @@ def decode(stored: bytes, step: int) -> Manifest:
         raise CheckpointDamaged(f"is not a manifest: {problem['loc'][0]}: {problem['msg']}") from error
     if manifest.step != step:
         raise CheckpointDamaged(f"is of step {manifest.step}, but its folder is of step {step}")
-    if not all(name.isprintable() and "/" not in name for name in manifest.files):
+    if not all(name.isprintable() and "/" not in name and name not in ("", ".", "..") for name in manifest.files):
         raise CheckpointDamaged("names files that do not belong to a checkpoint")
     return manifest
 

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
 import torch
+from fsspec.core import strip_protocol
 from torch.distributed.checkpoint import metadata as descriptions
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -26,6 +27,7 @@ from torch.futures import Future
 
 from boost_core.checkpoint.index import INDEX
 from boost_core.checkpoint.manifest import CheckpointDamaged, StoredFile
+from boost_core.config.parsing.small_files import Unreadable, refuse_irregular
 
 _READ_BYTES = 8 * 2**20
 
@@ -94,6 +96,7 @@ class ShardReader(FsspecReader):
         return index
 
     def _read_index(self) -> Metadata:
+        self._refuse_irregular(INDEX)
         with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
             content = stream.read()
         if INDEX not in self._files:
@@ -101,13 +104,26 @@ class ShardReader(FsspecReader):
         if wrong := self._files[INDEX].difference(len(content), zlib.crc32(content)):
             raise CheckpointDamaged(f"{self.path}/{INDEX} {wrong}")
         self.verified.add(INDEX)
-        index: Metadata = _Unpickler(io.BytesIO(content)).load()
-        for file in index.storage_data.values():
-            if "/" in file.relative_path:
+        try:
+            index: Metadata = _Unpickler(io.BytesIO(content)).load()
+            names = {str(file.relative_path) for file in index.storage_data.values()}
+        except ValueError:
+            raise
+        except Exception as error:  # a pickle can raise anything
+            problem = f"is not a torch checkpoint index: {type(error).__name__}: {error}"
+            raise CheckpointDamaged(f"{self.path}/{INDEX} {problem}") from error
+        for name in sorted(names):
+            if "/" in name:
                 raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
-            if file.relative_path not in self._files:
-                raise CheckpointDamaged(f"{self.path}/{INDEX} names {file.relative_path}, which is not in the manifest")
+            if name not in self._files:
+                raise CheckpointDamaged(f"{self.path}/{INDEX} names {name}, which is not in the manifest")
         return index
+
+    def _refuse_irregular(self, name: str) -> None:
+        try:
+            refuse_irregular(cast(Any, self.fs).fs, strip_protocol(f"{self.path}/{name}"))
+        except Unreadable as error:
+            raise CheckpointDamaged(str(error)) from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of a plan, in their order within each file.
@@ -119,6 +135,8 @@ class ShardReader(FsspecReader):
         needed: Counter[str] = Counter()
         for index in {item.storage_index for item in items}:
             needed[self.storage_data[index].relative_path] += self.storage_data[index].length
+        for name in needed:
+            self._refuse_irregular(name)
         whole = {name for name, size in needed.items() if size >= self._least_share * self._files[name].bytes}
         self.fs = cast(Any, _Verifying(cast(Any, self.fs).fs, {name: self._files[name] for name in whole}))
         future = super().read_data(replace(plan, items=items), planner)

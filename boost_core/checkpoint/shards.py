@@ -142,10 +142,21 @@ def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) ->
     """``save_chunks`` for a planner's chunks, in a single process; each is created on demand and freed once written.
 
     Each chunk has its own file, because torch keeps all tensors of a file until it is complete.
+
+    Raises:
+        ValueError: Raised by the planner while it created a chunk.
+        OSError: The store does not accept them.
     """
     folder.prepare(step)
-    writer = ChecksummingWriter(folder.step_url(step), folder.is_local, single_file=False, **folder.storage_options)
-    save({}, storage_writer=writer, planner=planner, no_dist=True)
+    url = folder.step_url(step)
+    writer = ChecksummingWriter(url, folder.is_local, single_file=False, **folder.storage_options)
+    try:
+        save({}, storage_writer=writer, planner=planner, no_dist=True)
+    except CheckpointException as failure:  # not a subclass of Exception
+        cause, _ = next(iter(failure.failures.values()))
+        if isinstance(cause.__cause__, ValueError):
+            raise cause.__cause__ from failure
+        raise OSError(f"{url} cannot be written: {_in_words(cause)}") from failure
     return writer.checksums
 
 

@@ -139,7 +139,7 @@ def load_job(path: str | Path) -> JobSpec:
     """
     try:
         content: Any = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a mapping with at least name, model and training")

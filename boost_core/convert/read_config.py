@@ -79,7 +79,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
-        raise ValueError(f"{file}: model_type is {kind!r}{has}; give a model of type {', '.join(_KINDS)}")
+        raise ValueError(f"{file}: model_type is {_short(kind)}{has}; give a model of type {', '.join(_KINDS)}")
     own_fields, defaults, function = _KINDS[kind]
     _refuse(file, _unknown(config, _READ | own_fields, defaults))
     if config.get("model") is not None:  # as in early exports of ours
@@ -193,7 +193,7 @@ def _window_problems(config: dict[str, Any]) -> Iterator[str]:
     if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
         yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
     alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
-    if kinds and set(kinds) != {alike}:
+    if kinds and not (isinstance(kinds, list) and all(kind == alike for kind in kinds)):
         yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
 
 
@@ -227,8 +227,13 @@ def _scaling(rope: Any) -> dict[str, Any] | None:
     """A job's ``rope_scaling``, whose fields have the published names; ``None`` if unscaled or not supported."""
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _SCALED:
         return None
+    return _settings(rope)
+
+
+def _settings(rope: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a scaling method by their newer names, apart from the base."""
     settings = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
-    return {"rope_type": rope.get("type")} | settings
+    return {"rope_type": rope.get("type", "default")} | settings
 
 
 def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
@@ -247,6 +252,9 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
                 f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
                 "this way nor partial"
             )
+    given = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
+    if len(given) == len(_ROPES) and given[0] != given[1]:
+        yield " and ".join(f"{name} is {_short(config[name])}" for name in _ROPES)
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
         yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())

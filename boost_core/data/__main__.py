@@ -10,11 +10,12 @@ import fsspec
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
 from boost_core.config.data import BYTES, SourceConfig
-from boost_core.config.dataset import OnError
+from boost_core.config.dataset import CorpusConfig, OnError
 from boost_core.config.parsing.stores import stores_in_words
 from boost_core.config.sources.files import list_files
-from boost_core.data.corpus_command import add_corpus_options, build, is_corpus, source_of
+from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
 from boost_core.data.documents import documents
+from boost_core.data.inputs import refuse_own_output
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 
@@ -27,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hear_interrupts()
     try:
         with stores_in_words():
-            if is_corpus(given):
-                return build(given, _tokenizer_of(given))
-            plan = _plan(given)
+            several = is_corpus(given)
+            refuse_own_output(source_of(given), given.folder)
+            corpus_of(given, BYTES if given.train_bpe is not None else given.tokenizer)  # before training a tokenizer
+            corpus = corpus_of(given, _tokenizer_of(given))
+            if several:
+                return build(corpus, given)
+            plan = _plan(corpus, given.folder)
             index = tokenize(plan, _show)
     except KeyboardInterrupt:
         print("\ninterrupted; run the same command again to pick up where it left off", file=sys.stderr)
@@ -54,18 +59,19 @@ def _in_words(error: Exception, folder: str) -> str:
     return in_lines(error)
 
 
-def _plan(given: argparse.Namespace) -> TokenizePlan:
-    name, content, source = _tokenizer_of(given), "", source_of(given)
-    tokenizer = open_tokenizer(name, given.end_of_document)
+def _plan(corpus: CorpusConfig, folder: str) -> TokenizePlan:
+    content, tokenizer = "", open_tokenizer(corpus.tokenizer, corpus.end_of_document)
     if isinstance(tokenizer, FileTokenizer):
-        with fsspec.open(name, "r", encoding="utf-8") as stream:
+        with fsspec.open(corpus.tokenizer, "r", encoding="utf-8") as stream:
             content = stream.read()
-    return TokenizePlan(source, given.folder, tokenizer, content, given.validation, given.shard_tokens, given.on_error)
+    return TokenizePlan(
+        corpus.source, folder, tokenizer, content, corpus.validation_fraction, corpus.shard_tokens, corpus.on_error
+    )
 
 
 def _tokenizer_of(given: argparse.Namespace) -> str:
     """The name of the tokenizer, which is trained first if requested."""
-    if not given.train_bpe:
+    if given.train_bpe is None:
         return str(given.tokenizer)
     name = f"{given.folder.rstrip('/')}/{_TRAINED}"
     _train_once(source_of(given), name, given.train_bpe, given.on_error)

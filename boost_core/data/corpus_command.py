@@ -50,18 +50,26 @@ def source_of(given: argparse.Namespace) -> SourceConfig:
     return SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
 
 
-def build(given: argparse.Namespace, tokenizer: str) -> int:
-    """Build the corpus and print what it contains; return 0.
+def corpus_of(given: argparse.Namespace, tokenizer: str) -> CorpusConfig:
+    """How the documents become tokens.
 
     Raises:
-        ValueError, OSError: See ``Build``.
+        ValueError: An option has an invalid value.
     """
-    corpus = CorpusConfig(
+    return CorpusConfig(
         source=source_of(given), tokenizer=tokenizer, end_of_document=given.end_of_document,
         filters=tuple(given.filter), exact_dedup=given.exact_dedup,
         near_dedup=NearDedup() if given.near_dedup else None, seed=given.shuffle or 0,
         validation_fraction=given.validation, shard_tokens=given.shard_tokens, on_error=given.on_error,
     )  # fmt: skip
+
+
+def build(corpus: CorpusConfig, given: argparse.Namespace) -> int:
+    """Build the corpus and print what it contains; return 0.
+
+    Raises:
+        ValueError, OSError: See ``Build``.
+    """
     with _engine(given) as engine:
         lineage = Build(corpus, given.folder, engine, _show).run()
     counts = lineage.counts

@@ -4,6 +4,7 @@ import codecs
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
 _ARROW_FILE = b"ARROW1"  # begins Arrow files, including Feather; streams begin differently
 _ROWS = 1024  # rows decoded at once
+# The types of columns of text, each with the one that reads the same memory as bytes.
+_BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -98,7 +101,8 @@ def _of_text(stream: io.BufferedReader, url: str, source: SourceConfig) -> Itera
         yield from _of_lines(stream, url, source.text_field)
     else:
         content = stream.read(_LONGEST + 1)
-        yield Document(url, "", content, _too_long(content) or _not_utf8(content))
+        problem = _too_long(content) or _not_utf8(content)
+        yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), problem)
 
 
 def _of_lines(stream: io.BufferedReader, url: str, field: str) -> Iterator[Document]:
@@ -152,44 +156,70 @@ def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
 def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
     beginning = stream.read(len(_ARROW_FILE))
     stream.seek(0)
-    if beginning == _ARROW_FILE:
-        file = pa.ipc.open_file(stream)
-        schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
-    else:
-        reader = pa.ipc.open_stream(stream)
-        schema, batches = reader.schema, iter(reader)
-    if problem := _no_text_column(schema, field):
+    with _damage_as_arrows():
+        if beginning == _ARROW_FILE:
+            file = pa.ipc.open_file(stream)
+            schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
+        else:
+            reader = pa.ipc.open_stream(stream)
+            schema, batches = reader.schema, iter(reader)
+        problem = _no_text_column(schema, field)
+    if problem:
         yield Document(url, "", b"", problem)
         return
     row = 0
     try:
-        for batch in batches:
-            yield from _of_rows(batch.column(field), url, "row", row, field)
-            row += len(batch)
+        with _damage_as_arrows():
+            for batch in batches:
+                yield from _of_rows(batch.column(field), url, "row", row, field)
+                row += len(batch)
     except (OSError, pa.ArrowException) as error:
         yield Document(url, f"from row {row} on", b"", _damage(error))
 
 
+@contextmanager
+def _damage_as_arrows() -> Iterator[None]:
+    """Raise Arrow's error where Arrow takes damaged sizes and names at their word, and Python's follow from that."""
+    try:
+        yield
+    except MemoryError as error:
+        raise pa.ArrowInvalid("it claims to hold more than fits into memory") from error
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid("it has names that are not UTF-8") from error
+
+
 def _no_text_column(schema: pa.Schema, field: str) -> str:
-    if field not in schema.names:
-        return f"has no column {field!r}; check text_field"
+    if (count := schema.names.count(field)) != 1:
+        return f"has {count or 'no'} column{'s' if count > 1 else ''} {field!r}; check text_field"
     of_type = schema.field(field).type
     value_type = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
-    if value_type not in (pa.string(), pa.large_string(), pa.string_view()):
+    if value_type not in _BINARY:
         return f"the column {field!r} is {of_type}, not text; check text_field"
     return ""
 
 
 def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> Iterator[Document]:
-    # As binary, because writers are not forced to use UTF-8 in what they call strings.
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    for row, value in enumerate(column.cast(pa.large_binary()), start=first):
+    for row, value in enumerate(_as_bytes(column), start=first):
         content = value.as_py()
         if content is None:
             yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it text")
         else:
             yield Document(url, f"{place} {row}", content, _too_long(content) or _not_utf8(content))
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The texts as bytes, because writers are not forced to use UTF-8 in what they call strings.
+
+    Raises:
+        pa.ArrowException: Their positions are damaged; Arrow itself checks none, and would read beyond its buffers.
+    """
+    if pa.types.is_dictionary(column.type):
+        column.indices.validate(full=True)
+        texts = _as_bytes(column.dictionary)
+        return pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
+    texts = column.view(_BINARY[column.type])
+    texts.validate(full=True)
+    return texts
 
 
 def _too_long(content: bytes) -> str:

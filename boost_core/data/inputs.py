@@ -2,11 +2,30 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from boost_core.config.data import SourceConfig
 from boost_core.config.sources.files import SourceFile
 from boost_core.config.sources.tokenized import Input
 from boost_core.data.documents import Document, documents
+
+
+def refuse_own_output(source: SourceConfig, folder: str) -> None:
+    """Refuse a folder for tokens in a folder of which all files are read, where later runs would read the tokens, too.
+
+    Raises:
+        ValueError: It is one of the source's folders, or in one.
+    """
+    tokens = _absolute(folder)
+    for path in source.paths:
+        documents_in = _absolute(path)
+        if tokens == documents_in or tokens.startswith(f"{documents_in}/"):
+            raise ValueError(f"{folder} is in {path}, of which all files are read; write the tokens to another folder")
+
+
+def _absolute(path: str) -> str:
+    local = path.removeprefix("file://")
+    return local.rstrip("/") if "://" in local else str(Path(local).absolute())
 
 
 class Reading:

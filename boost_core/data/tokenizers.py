@@ -18,6 +18,7 @@ Tokens = npt.NDArray[np.unsignedinteger[Any]]
 # Names of the end-of-document token in published tokenizers.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _END = _ENDS[0]
+_MOST_TOKENS = 1_000_000  # of a model's vocabulary
 
 
 class Tokenizer(Protocol):
@@ -106,12 +107,21 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
     Args:
         documents: UTF-8 documents to train on; pairs of neighbours are counted, the text itself is not kept.
         vocabulary: Maximum number of tokens.
+
+    Raises:
+        ValueError: So many tokens are not possible.
     """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if not len(alphabet) < vocabulary <= _MOST_TOKENS:
+        raise ValueError(
+            f"a byte-level BPE of {vocabulary} tokens: it has one for each of {len(alphabet)} bytes and one that ends "
+            f"documents; give {len(alphabet) + 1} to {_MOST_TOKENS:,}"
+        )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=alphabet,
         show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator((each.decode() for each in documents), trainer)

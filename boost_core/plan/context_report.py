@@ -21,7 +21,7 @@ from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import step_seconds
 from boost_core.plan.work import Work, dealt_tokens
 
-_MOST_CHUNKS = 512  # of a window; planning more takes long
+_MOST_CHUNKS = 512  # of the windows of all sizes that a job may take; planning more takes long
 _GIGA = 1e9
 
 
@@ -90,7 +90,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     job = at(spec, layout)
     dealing = Dealing.of(job, machine)
     sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout, machine)))
-    chunk_sizes = tuple(_chunks(job, dealing))
+    chunk_sizes = tuple(_chunks(job, dealing, _MOST_CHUNKS // _sizes(spec)))
     exchanges = tuple(_exchanges(job, layout, machine))
     return PlannedContext(
         chunk_tokens=dealing.chunk,
@@ -132,13 +132,18 @@ def _size(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedSize:
     )
 
 
-def _chunks(job: JobSpec, dealing: Dealing) -> Iterator[PlannedChunk]:
+def _sizes(spec: JobSpec) -> int:
+    """The number of a job's layouts whose sequences are dealt differently."""
+    return len({(layout.tp, layout.cp) for layout in spec.layouts() if layout.cp > 1}) or 1
+
+
+def _chunks(job: JobSpec, dealing: Dealing, most: int) -> Iterator[PlannedChunk]:
     length = job.training.sequence_length
-    if length // dealing.chunk > _MOST_CHUNKS:
+    if length // dealing.chunk > most:
         return
     half = () if dealing.chunk % 2 else (dealing.chunk // 2,)
     for size in (dealing.chunk, *half, dealing.chunk * 2):
-        if length % (size * dealing.ranks) == 0 and length // size <= _MOST_CHUNKS:
+        if length % (size * dealing.ranks) == 0 and length // size <= most:
             found = _of_one_document(replace(dealing, chunk=size), length)
             yield PlannedChunk(chunk_tokens=size, seconds=found.seconds, imbalance=found.imbalance)
 

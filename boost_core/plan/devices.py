@@ -86,7 +86,7 @@ def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
 def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
     """Explain why none of a job's layouts fits the GPUs it requests, and what to change; ``None`` if one fits.
 
-    Also checks that listed modes match the number of stages of each layout.
+    Also checks that listed modes match the number of stages of each layout, and that a network could hold its ranks.
 
     Args:
         spec: The job.
@@ -95,6 +95,8 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
     jobs = map(spec.at, spec.layouts()) if isinstance(spec.parallelism.recompute, tuple) else ()
     wrong = (miscounted(job.model, job.parallelism, job.training.sequence_length) for job in jobs)
     if problem := next(filter(None, wrong), None):
+        return problem
+    if machine is not None and (problem := _beyond_network(spec, machine)):
         return problem
     device = device_bytes(spec.resources)
     if device is None and (problem := _auto_of_what(spec)):
@@ -114,6 +116,16 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
     if machine is not None and of_hosts:
         return too_large_for_hosts(spec, of_hosts, machine)
     return too_large(spec, needed, device or 0)
+
+
+def _beyond_network(spec: JobSpec, machine: Machine) -> str | None:
+    """Explain that a layout has more ranks than the network has places, so that it can be neither planned nor run."""
+    largest = max(spec.layouts(), key=lambda layout: layout.world_size)
+    try:
+        machine.cluster.rows([largest.world_size])
+    except ValueError as error:
+        return f"{largest}: {error}"
+    return None
 
 
 def _auto_of_what(spec: JobSpec) -> str | None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
-from service.api.exceptions import Forbidden, RateLimited, Unauthenticated
+from service.api.exceptions import AmbiguousHeader, Forbidden, RateLimited, Unauthenticated
 from service.api.middleware.heads import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import DatabaseGone
@@ -82,6 +82,7 @@ class StoreUnavailable(RuntimeError):
 
 # Status and code of the problem for each exception; codes never change. The detail is the exception's message.
 _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
+    AmbiguousHeader: (HTTPStatus.BAD_REQUEST, "ambiguous-header"),
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
     Forbidden: (HTTPStatus.FORBIDDEN, "forbidden"),
     RateLimited: (HTTPStatus.TOO_MANY_REQUESTS, "rate-limited"),

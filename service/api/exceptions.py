@@ -9,6 +9,10 @@ class Forbidden(PermissionError):
     """The sender is known but may not do this, or not in this way."""
 
 
+class AmbiguousHeader(ValueError):
+    """A header that has one value came with several."""
+
+
 class RateLimited(RuntimeError):
     """A limit was exceeded.
 

@@ -28,6 +28,9 @@ class StrictRequest(Request):
             HTTPException: It is larger than ``MOST_BODY_BYTES``.
         """
         if not hasattr(self, "_body"):
+            announced = self.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced) > MOST_BODY_BYTES:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)  # before it arrives
             received = bytearray()
             async for chunk in self.stream():
                 received += chunk

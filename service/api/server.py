@@ -11,7 +11,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.api.deps import Context
 from service.api.middleware.access_log import keep_values_out
-from service.api.middleware.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
+from service.api.middleware.connections import (
+    Listener,
+    Loop,
+    Notes,
+    Protocol,
+    Watch,
+    is_out_of_descriptors,
+    most_connections,
+)
 from service.settings import Settings
 
 GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
@@ -34,7 +42,7 @@ class ApiServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop=f"{Loop.__module__}:{Loop.__name__}",
-                http="h11",  # the implementation that limits headers
+                http=Protocol,  # on h11, the implementation that limits headers
                 ws="none",
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
                 ssl_certfile=settings.tls_cert,

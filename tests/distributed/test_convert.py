@@ -1,12 +1,15 @@
 """Models out of checkpoints and into them again, and cut to low rank no worse than can be."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from boost_core.checkpoint.checksums import _SummedStream
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.convert.__main__ import main, start
@@ -201,6 +204,63 @@ def test_damaged_and_doubled_files_are_refused_by_name(tmp_path: Path) -> None:
         ModelFolder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        ModelFolder(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["dense", "svd"])
+def test_weights_that_are_not_finite_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    config = model(family="dense")
+    published = to_published(config, full_weights(config, torch.float32))
+    published["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    write_published(tmp_path / "model", config, published)
+    job = tiny_job(tmp_path, tmp_path, model=SHAPE | {"family": family, "rank": None if family == "dense" else 8})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    assert main(["start", str(tmp_path / "model"), str(tmp_path / "job.json"), str(tmp_path / "start")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("model.layers.1.mlp.up_proj.weight in ")
+    assert said.endswith("model.safetensors holds values that are not finite; give another model\n")
+    assert CheckpointFolder(f"{tmp_path}/start").steps() == []
+
+
+def test_a_store_that_accepts_no_start_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = model(family="dense")
+    write_published(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)))
+    job = tiny_job(tmp_path, tmp_path, model=SHAPE | {"family": "dense", "rank": None})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_SummedStream, "write", full)
+    assert main(["start", str(tmp_path / "model"), str(tmp_path / "job.json"), str(tmp_path / "start")]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written: " in said and "No space left on device" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_head_that_is_not_the_tied_one_is_refused(tmp_path: Path) -> None:
+    config = model(family="dense", tie_embeddings=True)
+    published = to_published(config, full_weights(config, torch.float32))
+    head = published["model.embed_tokens.weight"].clone()
+    write_published(tmp_path, config, published | {"lm_head.weight": head})
+    assert "lm_head.weight" not in ModelFolder(tmp_path).shapes
+    head[-1, -1] += 1
+    write_published(tmp_path, config, published | {"lm_head.weight": head})
+    with pytest.raises(ValueError, match=r"tie_word_embeddings=true, but lm_head\.weight and .* differ; remove"):
+        ModelFolder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_nobody_waits_at_a_pipe_in_a_models_folder(tmp_path: Path, name: str) -> None:
+    config = model(family="dense")
+    write_published(tmp_path, config, to_published(config, full_weights(config, torch.float32)))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="is not a regular file; check the path"):
         ModelFolder(tmp_path)
 
 

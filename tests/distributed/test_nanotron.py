@@ -218,6 +218,9 @@ def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: P
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no model_config\.json"):
         read_nanotron(tmp_path)
+    (tmp_path / "model_config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"holds no model_config\.json .*RecursionError"):
+        read_nanotron(tmp_path)
     write_nanotron(tmp_path, MODEL, random_model(), TRAINED_ON, 2)
     shard = next(tmp_path.glob("model/model/decoder/1/pp_block/mlp/down_proj/*tp-rank-1*"))
     whole = shard.read_bytes()

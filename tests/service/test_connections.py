@@ -174,6 +174,34 @@ def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: 
         server.stop()
 
 
+CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"), [(b"POST /nowhere", b"404"), (b"POST /session", b"400"), (b"GET /healthz", b"200")]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_stops_speaking_http_is_cut_off_without_a_traceback(
+    api: RunningApi, caplog: pytest.LogCaptureFixture, request_line: bytes, status: bytes, at_once: bool
+) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as client:
+        client.sendall(request_line + b" HTTP/1.1\r\n" + CHUNKED + (b"zz\r\n" if at_once else b""))
+        if not at_once:
+            if status != b"400":  # the others answer without the body
+                assert client.recv(12) == b"HTTP/1.1 " + status
+            client.sendall(b"zz\r\n")
+        _, said = closed_after(client)
+    assert b"HTTP/1.1" not in said or said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 " + status))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(api: RunningApi) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)) as client:
+        client.sendall(b"POST /session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n")
+        client.settimeout(20)
+        assert client.recv(12) == b"HTTP/1.1 413"
+
+
 @pytest.mark.full
 def test_streams_stay_open_unless_nobody_reads_them(
     hurried: None, guarded: RunningApi, client_with: With, store: JobStore

@@ -139,6 +139,18 @@ def test_the_path_and_the_headers_have_a_limit_each(http: httpx.Client) -> None:
     assert problem["code"] == "headers-too-large"
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Idempotency-Key", "If-Match", "Last-Event-ID", "Content-Type"])
+def test_a_header_with_two_values_is_refused_and_one_sent_twice_is_not(client_with: With, name: str) -> None:
+    http = client_with(Scope.READ)
+    key = http.headers["Authorization"]
+    values = (key, "Bearer boost_another") if name == "Authorization" else ("a", "b")
+    for pair in (values, values[::-1]):
+        problem = problem_of(http.get("/v1/jobs", headers=[(name, value) for value in pair]), 400)
+        assert problem["code"] == "ambiguous-header"
+        assert f"several {name} headers" in problem["detail"]
+    assert http.get("/v1/jobs", headers=[(name, values[0])] * 2).status_code == 200
+
+
 def test_a_key_in_the_query_is_refused_and_not_logged(client_with: With, caplog: pytest.LogCaptureFixture) -> None:
     http = client_with(Scope.READ)
     key = http.headers["Authorization"].removeprefix("Bearer ")

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -87,6 +88,7 @@ def test_utf16_is_called_what_it_is(tmp_path: Path, kind: str, mark: bytes, enco
 
 def test_a_utf8_byte_order_mark_is_none_of_the_text(tmp_path: Path) -> None:
     assert found(tmp_path / "a", codecs.BOM_UTF8 + b'{"text": "x"}\n', "jsonl") == (["x"], [])
+    assert found(tmp_path / "a", codecs.BOM_UTF8 + b"x", "text") == (["x"], [])
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
@@ -112,6 +114,52 @@ def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
 def test_a_column_of_a_few_texts_over_and_over_is_text(tmp_path: Path) -> None:
     few = pa.array(["a", "b", "a"]).dictionary_encode()
     assert found(tmp_path / "few", parquet(few), "parquet") == (["a", "b", "a"], [])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_of_a_doubled_name_is_not_guessed(tmp_path: Path, kind: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    written = io.BytesIO()
+    if kind == "parquet":
+        pq.write_table(table, written)
+    else:
+        with pa.ipc.new_stream(written, table.schema) as stream:
+            stream.write_table(table)
+    assert found(tmp_path / "a", written.getvalue(), kind) == ([], [": has 2 columns 'text'; check text_field"])
+
+
+POSITIONS = {  # in a column of texts of 5, 6 and 7 characters, and what damage makes of them
+    "32 bits": (pa.string(), struct.pack("<4i", 0, 5, 11, 18), struct.pack("<4i", 0, 1 << 30, 11, 18)),
+    "64 bits": (pa.large_string(), struct.pack("<4q", 0, 5, 11, 18), struct.pack("<4q", 0, -(1 << 40), 11, 18)),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), struct.pack("<3i", 0, 1, 2), struct.pack("<3i", 0, 1, 99)),
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_damaged_positions_of_texts_are_damage_and_nothing_is_read_beyond_them(tmp_path: Path, kind: str) -> None:
+    column_type, whole, damaged = POSITIONS[kind]
+    written, table = io.BytesIO(), pa.table({"text": pa.array(["fiver", "sixsix", "sevenss"]).cast(column_type)})
+    with pa.ipc.new_file(written, table.schema) as stream:
+        stream.write_table(table)
+    assert written.getvalue().count(whole) == 1
+    good, bad = found(tmp_path / "a", written.getvalue().replace(whole, damaged), "arrow")
+    assert (good, len(bad)) == ([], 1)
+    assert bad[0].startswith(", from row 0 on: is damaged or cut off: ")
+
+
+def test_what_a_damaged_schema_and_size_lead_to_is_damage(tmp_path: Path) -> None:
+    whole = arrow()
+    unnamed = whole.replace(b"text\0", b"\xff\xfe\xfd\xfc\0")
+    assert found(tmp_path / "a", unnamed, "arrow") == (
+        [], [": is damaged or cut off: it has names that are not UTF-8"],
+    )  # fmt: skip
+    first = whole.index(b"\xff\xff\xff\xff", 8)  # begins the first batch; its body's size follows
+    message = pa.ipc.read_message(whole[first:])
+    size = struct.pack("<q", message.body.size)
+    place = whole.index(size, first)
+    vast = whole[:place] + struct.pack("<q", 1 << 62) + whole[place + 8 :]
+    good, bad = found(tmp_path / "a", vast, "arrow")
+    assert (good, bad) == ([], [", from row 0 on: is damaged or cut off: it claims to hold more than fits into memory"])
 
 
 def test_damage_in_one_row_group_of_parquet_leaves_the_others(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
 from boost_core.plan.measured import Basis
 from boost_core.plan.memory import rank_memory
+from boost_core.plan.report import plan
 from service.gang.resources import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -123,6 +124,25 @@ def test_without_a_gpu_nothing_is_recomputed_and_of_one_the_kind_must_be_known()
         problem = nothing_fits(as_it_must(kind=kind))
         assert problem is not None
         assert problem.startswith("recompute=auto needs to know the GPU's memory; set resources.accelerator_type to")
+
+
+@pytest.mark.parametrize("elasticity", [None, {"data_parallel_size": {"min": 65_536, "max": 65_536}, "layouts": PAIRS}])
+def test_a_layout_beyond_any_network_is_refused_where_a_plan_would_be(elasticity: dict[str, Any] | None) -> None:
+    vast = {"tensor_parallel_size": 16, "data_parallel_size": 65_536, "recompute": "latent"}
+    batches = {"steps": 10, "global_batch_size": 65_536, "micro_batch_size": 1, "precision": "bf16"}
+    spec = large("H200", preset="7b", parallelism=vast, training=batches, elasticity=elasticity)
+    machine = Basis().machine(spec)
+    problem = nothing_fits(spec, machine)
+    if elasticity is None:
+        assert problem == (
+            "tp 16 × pp 1 × dp 65536: 1048576 ranks do not fit into 8 (node) × 65536 (fabric); choose smaller sizes, "
+            "or describe a larger network"
+        )
+        with pytest.raises(ValueError, match="1048576 ranks do not fit into"):
+            plan(spec, machine)
+    else:  # with 8 tensor parallel ranks it just fits
+        assert problem is None
+        plan(spec, machine)
 
 
 def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:

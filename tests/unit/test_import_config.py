@@ -137,7 +137,7 @@ def test_a_norm_over_each_ranks_shard_is_another_function(
     ("path", "value", "message"),
     [
         ("model__model_config__mlp_rank", 512, "mlp_rank=512: attention has 1024"),
-        ("model__model_config__rank", 4, "mlp_rank=1024: attention has 1024"),
+        ("model__model_config__rank", 4, "model_config.rank=4: attention has 1024"),
         ("model__model_config__attn_rank", 1.5, "attn_rank=1.5 is not a whole number"),
         ("model__model_config__rope_scaling", {"factor": 8}, "rope_scaling.factor=8: not supported here"),
         ("model__model_config__hidden_act", "gelu", "hidden_act=gelu: it is silu here"),
@@ -297,9 +297,16 @@ def test_the_command_writes_a_job_that_loads_once_its_data_is_set(tmp_path: Path
     assert load_job(job).model.family == "cola"
 
 
-@pytest.mark.parametrize(("content", "message"), [("a: b", "is not a nanotron configuration"), ("a: [", "is not YAML")])
-def test_what_is_no_configuration_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "config.yaml").write_text(content)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: b", "is not a nanotron configuration"),
+        (b"a: [", "config.yaml is not YAML"),
+        (b"a: \xff", "config.yaml is not YAML"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
     result = CliRunner().invoke(app, ["import-config", str(tmp_path / "config.yaml")])
     assert result.exit_code == 2
     assert message in result.stderr

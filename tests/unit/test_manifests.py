@@ -1,6 +1,8 @@
 """What a checkpoint says about itself is believed only as far as it is what was written, and outlives its writer."""
 
 import json
+import os
+import pickle
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -174,7 +176,7 @@ def test_the_format_before_is_read() -> None:
         decode(FORMAT_2.encode(), 6)
 
 
-@pytest.mark.parametrize("name", ["../step-00000001/__0_0.distcp", "\x1b[2Jshard"])
+@pytest.mark.parametrize("name", ["../step-00000001/__0_0.distcp", "\x1b[2Jshard", "..", ".", ""])
 def test_files_of_others_and_names_that_a_terminal_obeys_are_refused(name: str) -> None:
     manifest = a_manifest().model_copy(update={"files": {name: StoredFile(bytes=1, crc32=1)}})
     with pytest.raises(CheckpointDamaged, match="names files that do not belong to a checkpoint"):
@@ -263,6 +265,32 @@ def test_a_shard_of_another_checkpoint_is_noticed_also_where_one_tensor_is_read(
     for step in (1, 2):
         with pytest.raises(CheckpointDamaged, match=f"step-0000000{step}/__0_0.distcp is not what was written"):
             load_whole(folder, folder.manifest(step), {"b": torch.zeros(40, 50)})
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_a_pipe_in_place_of_a_file_is_damage_and_nobody_waits_at_it(folder: CheckpointFolder, name: str) -> None:
+    path = path_of(folder, 2, name)
+    path.unlink()
+    os.mkfifo(path)
+    irregular = f"'{path}' is not a regular file"
+    assert any(problem.startswith(irregular) for problem in folder.damage(2))
+    for same in (folder, CheckpointFolder(f"file://{folder.url}")):
+        with pytest.raises((CheckpointDamaged, OSError), match=irregular):
+            load_whole(same, same.manifest(2), tensors(0.0))
+        load_whole(same, same.manifest(1), tensors(0.0))
+
+
+@pytest.mark.parametrize("index", [b"", b"no pickle", pickle.dumps({"storage_data": 1}), pickle.dumps(torch.float32)])
+def test_an_index_that_is_none_is_damage_even_where_the_manifest_has_its_checksum(
+    folder: CheckpointFolder, index: bytes
+) -> None:
+    manifest, path = folder.manifest(2), path_of(folder, 2, ".metadata")
+    path.write_bytes(index)
+    stored = StoredFile(bytes=len(index), crc32=zlib.crc32(index))
+    folder.commit(manifest.model_copy(update={"files": manifest.files | {".metadata": stored}}))
+    assert "is not a torch checkpoint index" in folder.damage(2)[0]
+    with pytest.raises(CheckpointDamaged, match="is not a torch checkpoint index"):
+        load_whole(folder, folder.manifest(2), tensors(0.0))
 
 
 def test_a_manifest_that_a_disk_does_not_give_is_damage(folder: CheckpointFolder) -> None:

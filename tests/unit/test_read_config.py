@@ -159,6 +159,9 @@ NOT_OURS = [
     ({"rope_parameters": "default"}, "rope_parameters is 'default'"),
     ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
      "rope_theta is 10000.0 and rope_parameters.rope_theta is 500000.0"),
+    ({"rope_scaling": YARN, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+     "rope_parameters is {'rope_type': 'default', 'rope_theta': 10000.0} and rope_scaling is {'rope_type': 'yarn'"),
+    ({"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 2.0}}, " and rope_scaling is {'rope_type': 'yarn'"),
     ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25, and the trainer's models support 1 only"),
     ({"attention_bias": True}, "attention_bias is True, and the trainer's models support False only"),
     ({"mlp_bias": True}, "mlp_bias is True"),
@@ -183,6 +186,8 @@ NOT_OURS = [
         {"model_type": "qwen3", "head_dim": 16, "layer_types": ["full_attention", "sliding_attention"]},
         "layer_types is ['full_attention', 'sliding_attention'], and the trainer's layers are all 'full_attention'",
     ),
+    *(({"model_type": "qwen3", "head_dim": 16, "layer_types": kinds}, "layer_types is ")
+      for kinds in (5, "full_attention", [{}], {"full_attention": 1})),
     ({"model_type": "boost", "rank": 16, "gate_act": "gelu"}, "gate_act is 'gelu', and the trainer's models support"),
     ({"model_type": "boost", "rank": 16, "lax": {"gate": "wide"}}, "config.json: lax.gate: "),
     ({"model_type": "boost", "rank": 16, "lax": "identity"}, "config.json: lax: "),
@@ -190,7 +195,7 @@ NOT_OURS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "says"), NOT_OURS, ids=[says for _, says in NOT_OURS])
+@pytest.mark.parametrize(("changes", "says"), NOT_OURS, ids=[str(changes)[:60] for changes, _ in NOT_OURS])
 def test_what_the_trainer_does_not_have_is_refused(changes: dict, says: str) -> None:
     with pytest.raises(ValueError) as refusal:
         model_of(LLAMA | changes)

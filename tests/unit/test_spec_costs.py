@@ -161,6 +161,25 @@ def test_the_largest_specs_cost_little_time() -> None:
     assert max(planned) <= PLAN_SECONDS, [round(each, 3) for each in planned]
 
 
+def test_plans_of_long_context_cost_little_time_however_many_sizes_there_are() -> None:
+    sizes = [[tensor, 1, context] for tensor in (1, 2, 4, 8) for context in (64, 32, 16, 8)]
+    spec = JobSpec.model_validate({
+        "name": "x", "model": {"preset": "7b", "vocab_size": 32_000},
+        "data": {"source": {"kind": "tokenized", "paths": ["/x"]}},
+        "parallelism": {"context_parallel_size": 64, "context": {"pool": "tasks"}},
+        "training": {
+            "steps": 1, "global_batch_size": 65_536, "micro_batch_size": 1, "sequence_length": 1 << 20,
+            "precision": "bf16",
+        },
+        "elasticity": {"layouts": sizes, "data_parallel_size": {"min": 1, "max": 2}},
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "H200"},
+    })  # fmt: skip
+    begin = time.process_time()
+    planned = plan(spec)
+    assert time.process_time() - begin <= PLAN_SECONDS
+    assert len(planned.shapes) == MOST_LAYOUTS
+
+
 @pytest.mark.parametrize(
     ("section", "content", "words"),
     [

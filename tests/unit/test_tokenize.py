@@ -218,6 +218,40 @@ def test_a_vocabulary_too_large_for_the_model_is_refused_at_the_door(tmp_path: P
         check_data(raw, size - 1, 8)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--validation", "nan"), "validation_fraction: "),
+        (("--validation", "1"), "validation_fraction: should be less than 1"),
+        (("--validation", "-0.1"), "validation_fraction: should be greater than or equal to 0"),
+        (("--shard-tokens", "0"), "shard_tokens: should be greater than or equal to 1"),
+        (("--end-of-document", "<end>"), "end_of_document: "),
+        (("--train-bpe", "256"), "give 257 to 1,000,000"),
+        (("--train-bpe", "-5"), "give 257 to 1,000,000"),
+        (("--train-bpe", "0"), "give 257 to 1,000,000"),
+        (("--train-bpe", str(10**20)), "give 257 to 1,000,000"),
+    ],
+)
+def test_what_no_corpus_can_be_is_refused_before_anything_is_written(
+    tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("into", "status"), [("in", 2), ("in/tokens", 2), ("in and out", 0)])
+def test_tokens_are_not_written_where_documents_are_read(
+    tmp_path: Path, into: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", "jsonl")
+    before = sorted(tmp_path.rglob("*"))
+    assert run(tmp_path / "in", tmp_path / into) == status
+    assert ("all files are read; write the tokens to another folder" in capsys.readouterr().err) == bool(status)
+    assert (sorted(tmp_path.rglob("*")) == before) == bool(status)
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"model": {"vocab": 3}}', "no json"])
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"

@@ -48,7 +48,7 @@ def import_config(path: str | Path) -> Imported:
     """
     try:
         content = read_yaml(Path(path).read_text(encoding="utf-8"), allow_duplicates=True)  # BOOST's own have some
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:
         raise ValueError(f"{path} is not a nanotron configuration: it lacks model and tokens")

@@ -69,10 +69,11 @@ def _family(reader: Reader) -> str:
 def _bottleneck(reader: Reader) -> dict[str, Any]:
     older = reader.whole(f"{_AT}rank", None)  # an earlier class had a single rank
     attention, mlp = (reader.whole(f"{_AT}{name}", older or _RANK) for name in ("attn_rank", "mlp_rank"))
-    if len({attention, mlp, older or attention}) > 1:
-        reader.refuse(
-            f"{_AT}mlp_rank", mlp, f"attention has {attention}; all bottlenecks of a model have one rank here"
-        )
+    for name, size in (("mlp_rank", mlp), ("rank", older or attention)):
+        if size != attention:
+            reader.refuse(
+                f"{_AT}{name}", size, f"attention has {attention}; all bottlenecks of a model have one rank here"
+            )
     _look_at_the_norm(reader)
     gated = reader.flag(f"{_AT}both_act", False)
     return {"rank": attention, "gate_activation": True if gated else None}

@@ -1,4 +1,7 @@
-"""Reading of files that are small by nature, such as an index or a tokenizer, whatever is really at the path."""
+"""Reading of files that are small by nature, such as an index or a tokenizer, whatever is really at the path.
+
+``refuse_irregular`` is for large ones, which are read as a stream.
+"""
 
 import os
 import stat
@@ -37,6 +40,18 @@ def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> by
     _refuse_large(path, size, most_bytes)
     content: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
     return content
+
+
+def refuse_irregular(filesystem: AbstractFileSystem, path: str) -> None:
+    """Refuse what is not a regular file on a local disk, where opening a pipe would wait for a writer.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Unreadable: It is a folder, a pipe, a device or a socket.
+        OSError: It cannot be looked at.
+    """
+    if isinstance(filesystem, LocalFileSystem):
+        _refuse_irregular(path, Path(path).stat())
 
 
 def _read_local(path: str, most_bytes: int) -> bytes:

@@ -59,7 +59,7 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
         neighbours = config.pop("rope_interleaved", True)
         if not config.pop("is_llama_config"):
             raise KeyError("is_llama_config")
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ValueError(f"{folder} holds no {CONFIG} of a nanotron LLaMA: {error!r}") from error
     model = model_of(config | {"model_type": "llama"}, CONFIG)
     published: Tensors = {}

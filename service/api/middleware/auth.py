@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
 from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE, needs_key
-from service.api.exceptions import Forbidden, Unauthenticated
+from service.api.exceptions import AmbiguousHeader, Forbidden, Unauthenticated
 from service.api.middleware.access_log import holds_key
 from service.api.middleware.limits import RateLimits
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
@@ -25,6 +25,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _PROBES = frozenset({"/healthz", "/readyz"})  # must answer an orchestrator even while the rest is flooded
 _PORT = re.compile(r":\d*$")
+# Headers that a request has once, as far as the API reads them.
+_SINGLE = ("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Last-Event-ID", "Origin")
 _SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: the user's own navigation
 
 
@@ -47,12 +49,14 @@ class Gate:
         Raises:
             Unauthenticated: It needs a key and carries no valid one.
             Forbidden: It comes from a page of another origin, or names another host.
+            AmbiguousHeader: It gives a header several values where the API would read one.
             HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
         if scope["type"] == "http":
             request = Request(scope)
             refuse_oversized(request)
+            refuse_ambiguous(request)
             if self._settings.auth:
                 request.state.principal = await self._admit(request)
             else:
@@ -132,6 +136,17 @@ def refuse_oversized(request: Request) -> None:
         raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
     if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
         raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
+def refuse_ambiguous(request: Request) -> None:
+    """Refuse a request that gives a header several values where one would be read: a proxy might read another.
+
+    Raises:
+        AmbiguousHeader: It does.
+    """
+    for name in _SINGLE:
+        if len(set(request.headers.getlist(name))) > 1:
+            raise AmbiguousHeader(f"the request has several {name} headers, and they differ; send one")
 
 
 def _presented(request: Request) -> tuple[str | None, bool]:

@@ -156,6 +156,23 @@ def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddr
             yield ipaddress.ip_network(proxy, strict=False)
 
 
+class Protocol(H11Protocol):
+    """uvicorn's, for clients that stop speaking HTTP in the middle of a request or while it is being answered.
+
+    uvicorn itself would answer them a second time, which is an error with a traceback in the log.
+    """
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 unless an answer has begun, and close the connection."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # whatever the app has yet to say is dropped
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+
 @dataclass
 class _Clocks:
     """What a connection was last seen waiting for, and since when."""
