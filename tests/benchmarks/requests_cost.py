@@ -2,10 +2,11 @@
 
 ``python -m tests.benchmarks.requests_cost`` writes docs/figures/requests_cost.md; it takes two minutes on two cores.
 There are two bare routes: an ``async def`` one, which runs in the event loop, and a ``def`` one, which FastAPI runs in
-a thread. The API reads SQLite in the event loop where that is short, and writes in a thread. All apps run in processes of their own, under uvicorn with
-the same settings. The API is called with a key, has its default settings and SQLite, and schedules nothing, so all CPU
-time of its process is for the requests. Each batch is sent one request after the other over one connection that stays
-open, with a key of its own: a single key may not send as many as all batches together.
+a thread. The API reads SQLite in the event loop where that is short, and writes in a thread. All apps run in processes
+of their own, under uvicorn with the same settings. The API is called with a key, has its default settings and SQLite,
+and schedules nothing, so all CPU time of its process is for the requests. Each batch is sent one request after the
+other over one connection that stays open, with a key of its own: a single key may not send as many as all batches
+together.
 """
 
 import argparse
