@@ -447,14 +447,27 @@ class PipelineRank:
         gone, most, end = 0, 0, stage.layers.stop
         # zero_bubble keeps it until the weight gradients are computed.
         lets_go = self._job.parallelism.pipeline_schedule != "zero_bubble"
+        beside = self._fetches_beside(stage)
         for mode, count in reversed(self._modes(stage)):
             crossed = given = self._job.model.crosses_into(end - 1)
-            most = max(most, self._each.block_backward(crossed, given, mode) - gone)
+            block = self._each.block_backward(crossed, given, mode)
+            block += beside * self._each.segment_fetched(crossed, given, mode)
+            most = max(most, block - gone)
             begin = end - count
             if lets_go and begin > stage.layers.start:
                 gone += self._of_run(range(begin, end), mode)
             end = begin
         return most
+
+    def _fetches_beside(self, stage: Stage) -> bool:
+        """Whether a backward pass has another segment on the device, beside the blocks fetched ahead and in transit.
+
+        Not where it follows its own forward pass: then the block in transit is the one that it begins with.
+        """
+        parallelism, modes = self._job.parallelism, self._modes(stage)
+        if parallelism.stages == 1 or (stage.last and parallelism.pipeline_schedule == "1f1b"):
+            return False
+        return sum(count for mode, count in modes if TRAITS[mode].slices) > self._each.blocks_ahead
 
     def _head(self) -> int:
         if not self._stages[-1].last:
