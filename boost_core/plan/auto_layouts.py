@@ -170,7 +170,7 @@ def _sizes(spec: JobSpec, node: int, gpus: GpuRange, numbers: Sequence[int]) -> 
 
 
 def _timed(spec: JobSpec, layout: Layout, machine: Machine) -> Choice:
-    job = at(spec, layout)
+    job = at(spec, layout, machine)
     memory = rank_memory(job, layout)
     return Choice(job, step_parts(job, layout, machine), memory.total, node_bytes(memory, layout, machine))
 

@@ -16,6 +16,7 @@ from math import inf
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.parallelism import StageModes
+from boost_core.plan.host_memory import room_of_a_rank
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import PipelineRank
 from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes
@@ -60,8 +61,9 @@ class Cuts:
     """
 
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
-        modes = legal_modes(job)
+        modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=modes[0])
+        self._layout, self._machine = layout, machine
         self._size, self._limit, self._modes = layout.pp, limit, modes
         self._step = Step(self._job, layout, machine, order, modes)
         self._costs = BlockCosts(self._step, modes)
@@ -144,13 +146,17 @@ class Cuts:
     def _rank_plan(self, number: int, stages: Sequence[Stage]) -> _RankPlan:
         key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
         if key not in self._ranks:
-            rank, mix = PipelineRank(self._job, number, stages), None
-            runs = [[((mode, size),) for size in rank.sizes] for mode in self._modes]
-            lacks = rank.keeping(runs[0]).memory().total - self._limit
-            if lacks > 0:
-                lacks = min(rank.keeping(each).memory().total for each in runs) - self._limit
-            if lacks <= self._limit * MIXED_LESS:
-                mix = RankMix(rank, self._costs, self._limit).least_costly()
-            head = self._step.of_the_head() if stages[-1].last else 0.0
-            self._ranks[key] = _RankPlan(mix, lacks if mix is None else self._costs.of(mix) + head)
+            self._ranks[key] = self._planned(PipelineRank(self._job, number, stages))
         return self._ranks[key]
+
+    def _planned(self, rank: PipelineRank) -> _RankPlan:
+        modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
+        found = [rank.in_one_mode(mode).memory() for mode in modes]
+        room = room_of_a_rank(found[0].copies, self._layout, self._machine)
+        if min(memory.total for memory in found) <= self._limit * (1 + MIXED_LESS):
+            mix = RankMix(rank, self._costs, self._limit, room).least_costly()
+            if mix is not None:
+                head = self._step.of_the_head() if rank.ends else 0.0
+                return _RankPlan(mix, self._costs.of(mix, rank.ends) + head)
+        in_room = [memory.total for memory in found if memory.host <= max(room, found[0].host)]
+        return _RankPlan(None, min(in_room) - self._limit)

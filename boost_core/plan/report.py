@@ -165,7 +165,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         ValueError: A layout does not fit into the machine's network, or its stages do not match the listed modes.
     """
     machine = machine or machine_of(spec)
-    jobs = {layout: at(spec, layout) for layout in spec.layouts()}
+    jobs = {layout: at(spec, layout, machine) for layout in spec.layouts()}
     for job in jobs.values():
         if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
             raise ValueError(problem)

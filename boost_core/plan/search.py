@@ -36,7 +36,7 @@ from boost_core.plan.devices import SPARE
 from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
-from boost_core.plan.mixes import MIXED_LESS, leanest, least_costly
+from boost_core.plan.mixes import MIXED_LESS, Mixes
 from boost_core.plan.throughput import ORDER, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -355,9 +355,10 @@ class _Search:
     def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
         """Queue the least costly mix of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
-        if not self._may_fit(shape, job, bound):
+        mixes = Mixes(job, layout, self._machine)
+        if not self._may_fit(shape, job, mixes, bound):
             return
-        mixed = least_costly(job, layout, self._limit, self._machine)
+        mixed = mixes.least_costly(self._limit)
         step = Step(mixed, layout, self._machine, self._order)
 
         def look(bound: float) -> None:
@@ -367,16 +368,16 @@ class _Search:
         self._expect(shape, layout, bound)
         self._push(bound, look)
 
-    def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job may fit with some mix, judged by the mode with which it holds least, which is quicker."""
+    def _may_fit(self, shape: _Shape, job: JobSpec, mixes: Mixes, bound: float) -> bool:
+        """Whether a job may fit with some mix, on devices and hosts."""
         layout = Layout.of(job.parallelism)
-        lean, memory = leanest(job, layout)
+        lean, memory = mixes.leanest()
         hosts_lack = self._hosts_lack(shape, job, memory)
-        if memory.total <= self._limit * (1 + MIXED_LESS) and not hosts_lack:
+        if mixes.may_fit(self._limit) and not hosts_lack:
             return True
         step = Step(lean, layout, self._machine, self._order)
         self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
-        if _with_any_replicas(memory, lean) > self._limit * (1 + MIXED_LESS):
+        if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
             self._hopeless.add(shape)
         return False
 

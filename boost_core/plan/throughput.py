@@ -143,7 +143,8 @@ def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> 
 
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
-    return Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision))
+    machine = machine or machine_for(spec.resources, spec.training.precision)
+    return Step(at(spec, layout, machine), layout, machine)
 
 
 def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
@@ -151,9 +152,10 @@ def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
 
     Arguments as in ``step_parts``.
     """
-    if spec.parallelism.optimizer_offload == 0 and not spec.parallelism.keeps_on_host:
+    job = at(spec, layout, machine)
+    if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
         return 0.0
-    return _step(spec, layout, machine).offload_seconds
+    return _step(job, layout, machine).offload_seconds
 
 
 class Step:
@@ -516,6 +518,13 @@ class Step:
         Corrected as ``of_the_head``.
         """
         return self._usual.communication * self._first_gather(mode)
+
+    def first_copy(self, mode: RecomputeMode) -> float:
+        """What a backward pass of a stage that is not last waits for: the first block's tensors from the host.
+
+        Corrected as ``of_the_head``.
+        """
+        return self._usual.rest * self._copy_of(mode)
 
     def _first_gather(self, mode: RecomputeMode) -> float:
         return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers(mode))

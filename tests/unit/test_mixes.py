@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import StageModes
+from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.mixes import least_costly
+from boost_core.plan.mixes import Mixes
 from boost_core.plan.stages import cut
 from boost_core.plan.throughput import step_seconds
 
@@ -56,7 +57,8 @@ def mixed(spec: tuple[Any, ...], share: float) -> tuple[JobSpec, float]:
     least, most = bounds(spec)
     limit = least + share * (most - least)
     own = job(*spec)
-    return least_costly(own, Layout.of(own.parallelism), limit), limit
+    machine = machine_for(own.resources, own.training.precision)
+    return Mixes(own, Layout.of(own.parallelism), machine).least_costly(limit), limit
 
 
 def every_mix(spec: JobSpec) -> Iterator[tuple[float, int]]:
