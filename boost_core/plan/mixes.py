@@ -13,6 +13,7 @@ a mix of the others: as many as the host has room for, or as many as it takes fo
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf
+from typing import NamedTuple
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
@@ -84,23 +85,40 @@ class Mixes:
         return self.lightest.total <= limit * (1 + MIXED_LESS)
 
     def least_costly(self, limit: float) -> JobSpec:
-        """Return the job with the least costly mix that keeps ranks within a limit in bytes; else as ``leanest``."""
-        if self.may_fit(limit):
-            stages = self._mixed(limit, BlockCosts.of_job(self._job, self._layout, self._machine))
-            if stages is not None:
-                return self._job.with_parallelism(recompute=in_one(stages))
-        return self.leanest()[0]
+        """Return the job with the mix that keeps ranks within a limit in bytes and is fastest by the formula."""
+        ways = self.ways(limit)
+        if len(ways) == 1:
+            return ways[0]
+        return min(ways, key=lambda way: Step(way, self._layout, self._machine).parts().total)
 
-    def _mixed(self, limit: float, costs: "BlockCosts") -> list[StageModes] | None:
-        size = self._layout.pp
+    def ways(self, limit: float) -> list[JobSpec]:
+        """Return the job with each rank's least costly mix: on its device, and with the host's memory if that differs.
+
+        If nothing fits, as ``leanest``. What costs a rank less may still lengthen the step, where others wait for it.
+        """
+        found = self._mixed(limit) if self.may_fit(limit) else []
+        return [self._job.with_parallelism(recompute=in_one(stages)) for stages in found] or [self.leanest()[0]]
+
+    def _mixed(self, limit: float) -> list[list[StageModes]]:
+        costs = BlockCosts.of_job(self._job, self._layout, self._machine)
         room = room_of_a_rank(self._memory[self._modes[0]].copies, self._layout, self._machine)
-        mixes = []
-        for rank in pipeline_ranks(self._job, self._layout, range(size)):
-            mix = RankMix(rank, costs, limit, room).least_costly()
-            if mix is None:
-                return None
-            mixes.append(mix)
-        return [mixes[index % size][index // size] for index in range(self._job.parallelism.stages)]
+        both = []
+        for rank in pipeline_ranks(self._job, self._layout, range(self._layout.pp)):
+            both.append(RankMix(rank, costs, limit, room).least_costly())
+            if both[-1].least is None:
+                return []
+        return list(in_each_way(both, self._job.parallelism.stages))
+
+
+def in_each_way(ranks: "Sequence[LeastCostly]", stages: int) -> Iterator[list[StageModes]]:
+    """Yield all stages' modes: with each rank's mix on its device, and with the host's memory if any differs."""
+    size = len(ranks)
+    alone = [rank.on_device for rank in ranks]
+    least = [rank.least for rank in ranks]
+    for mixes in [alone] if alone == least else [alone, least]:
+        found = [mix for mix in mixes if mix is not None]
+        if len(found) == size:
+            yield [found[index % size][index // size] for index in range(stages)]
 
 
 def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
@@ -155,6 +173,18 @@ class BlockCosts:
         return blocks + self._first_gather * sum(stage.shared + stage.offload > 0 for stage in stages)
 
 
+class LeastCostly(NamedTuple):
+    """A rank's least costly mixes; ``None`` where none fits.
+
+    Attributes:
+        on_device: Without the host's memory.
+        least: Of all.
+    """
+
+    on_device: list[StageModes] | None
+    least: list[StageModes] | None
+
+
 class RankMix:
     """The mixes of one rank that stay within a limit.
 
@@ -171,14 +201,16 @@ class RankMix:
         self._best: list[StageModes] | None = None
         self._least = inf
 
-    def least_costly(self) -> list[StageModes] | None:
-        """Return the least costly mix that fits; ``None`` if none does."""
+    def least_costly(self) -> LeastCostly:
+        """Return the least costly mixes that fit."""
         self._mix_others(self._costs, 0)
+        on_device = self._best
         if _ON_HOST in self._costs.modes and (most := self._most_away()):
             self._costs = self._costs.with_host
-            for away in self._numbers_away(most):
-                self._mix_others(self._costs, away)
-        return self._best
+            self._mix_with_host(most)
+            if most < self._blocks:
+                self._mix_others(self._costs, most)
+        return LeastCostly(on_device, self._best)
 
     def _most_away(self) -> int:
         """Most blocks for which the host has room."""
@@ -197,20 +229,21 @@ class RankMix:
             enough, too_many = (count, too_many) if has_room(count) else (enough, count)
         return enough
 
-    def _numbers_away(self, most: int) -> list[int]:
-        """Numbers of blocks on the host worth a look.
-
-        All that there is room for; and for each mode the fewest with which all others can have it, or one less, with
-        a leaner block instead.
-        """
-        numbers = {most, most - 1}
-        for mode in self._others(self._costs):
-            if self._fits({mode: self._blocks}):
+    def _mix_with_host(self, most: int) -> None:
+        """For each other mode, and perhaps one block of a third: take the mix with the fewest blocks on the host."""
+        costs, others = self._costs, self._others(self._costs)
+        for mode in others:
+            if self._at_least(costs, 0, mode, _ON_HOST) >= self._least or self._fits({mode: self._blocks}):
                 break  # those that are costlier are not needed either
-            if pair := self._fewest({}, mode, _ON_HOST, most):
-                self._take(pair)
-                numbers |= {pair[_ON_HOST], pair[_ON_HOST] - 1}
-        return sorted(number for number in numbers if number > 0)
+            pair = self._fewest({}, mode, _ON_HOST, most)
+            if pair is None:
+                continue
+            self._take(pair)
+            for third in others:
+                if third != mode and costs.of_block(third) < costs.of_block(_ON_HOST):
+                    mixed = {**pair, _ON_HOST: pair[_ON_HOST] - 1, third: 1}
+                    if pair[_ON_HOST] and self._fits(mixed):
+                        self._take(mixed)
 
     @staticmethod
     def _others(costs: BlockCosts) -> list[RecomputeMode]:

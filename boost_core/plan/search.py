@@ -21,7 +21,7 @@ for what that does not count. The model, the batch, the precision and the strate
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import gcd, inf, isqrt
@@ -162,14 +162,21 @@ class _Pipeline:
     Attributes:
         job: The job with it, with the default cut and without recomputation.
         step: Its step.
-        expected: Lower bound on its seconds, or, once simulated, its seconds with the recomputation that it needs.
+        bound: Lower bound on its seconds with the recomputation that it needs.
         fits: Whether it is known to fit, or that it may with recomputation.
+        played: The least of its seconds that were simulated.
     """
 
     job: JobSpec
     step: Step
-    expected: float
+    bound: float
     fits: bool = False
+    played: float = inf
+
+    @property
+    def expected(self) -> float:
+        """Seconds that it takes with the default cut, as far as that is known."""
+        return self.bound if self.played == inf else self.played
 
 
 class _Search:
@@ -182,7 +189,7 @@ class _Search:
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
-        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[float], object]]] = []
         self._steps: dict[_Shape, Step] = {}
         self._too_large: set[_Shape] = set()  # without recomputation; then also with any fewer replicas
         self._hopeless: set[_Shape] = set()  # the same, with any recomputation
@@ -278,7 +285,7 @@ class _Search:
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
-    def _push(self, bound: float, look: Callable[[float], None]) -> None:
+    def _push(self, bound: float, look: Callable[[float], object]) -> None:
         heappush(self._queue, (bound, next(self._numbers), look))
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
@@ -329,11 +336,6 @@ class _Search:
         if self._offloads and shape.optimizer_offload < 1:
             self._look_at(replace(shape, optimizer_offload=1.0), replicas)
 
-    def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
-        """Note how long a combination takes with the default cut, as far as that is known."""
-        if each := self._pipelines.get((shape, layout.dp)):
-            each.expected, each.fits = seconds, True
-
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
         """Simulate a job if it fits."""
         layout = Layout.of(job.parallelism)
@@ -341,7 +343,8 @@ class _Search:
         lacks = self._lacks(memory, layout)
         if not lacks:
             total = step.played()
-            self._expect(shape, layout, total)
+            if each := self._pipelines.get((shape, layout.dp)):
+                each.fits, each.played = True, min(each.played, total)
             if total < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
                 self._fastest[shape.way, layout.dp] = total, job, step, memory
             return True
@@ -358,15 +361,13 @@ class _Search:
         mixes = Mixes(job, layout, self._machine)
         if not self._may_fit(shape, job, mixes, bound):
             return
-        mixed = mixes.least_costly(self._limit)
-        step = Step(mixed, layout, self._machine, self._order)
-
-        def look(bound: float) -> None:
-            self._try(shape, mixed, step, bound)
-
-        bound = max(bound, step.at_least())
-        self._expect(shape, layout, bound)
-        self._push(bound, look)
+        bounds = []
+        for mixed in mixes.ways(self._limit):
+            step = Step(mixed, layout, self._machine, self._order)
+            bounds.append(max(bound, step.at_least()))
+            self._push(bounds[-1], partial(self._try, shape, mixed, step))
+        if each := self._pipelines.get((shape, layout.dp)):
+            each.fits, each.bound = True, min(bounds)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, mixes: Mixes, bound: float) -> bool:
         """Whether a job may fit with some mix, on devices and hosts."""
