@@ -206,8 +206,10 @@ class RankMix:
         self._mix_others(self._costs, 0)
         on_device = self._best
         if _ON_HOST in self._costs.modes and (most := self._most_away()):
-            self._costs = self._costs.with_host
+            captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
             self._mix_with_host(most)
+            if captured:
+                self._mix_others(self._costs, 1)  # enough to spare the memory of a graph
             if most < self._blocks:
                 self._mix_others(self._costs, most)
         return LeastCostly(on_device, self._best)
