@@ -2,16 +2,17 @@
 
 Each pipeline rank has its own mix, as the first ranks have the most micro-batches in flight. A mix combines two modes
 and at most one block of a third; the least costly one that fits is found by bisection, as a rank holds less the more of
-its blocks use the leaner mode. Blocks that recompute most come first, also across a rank's two stages, of which the
-first has more in flight.
+its blocks use the leaner mode. Then single blocks get cheaper modes, as long as the rank fits. Blocks that recompute
+most come first, also across a rank's two stages, of which the first has more in flight.
 
-Where the memory of the nodes' hosts is known, a number of blocks may keep their tensors there (``offload``), with such
-a mix of the others: as many as the host has room for, or as many as it takes for all others to keep what they like.
+Where the memory of the nodes' hosts is known, some blocks may keep their tensors there (``offload``): the fewest with
+which all others can have the same mode, or, if the host has too little room for that, as many as it has room for, with
+a mix of the others.
 ``tests/unit/test_mixes.py`` compares the mixes with an exhaustive search.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from math import inf
 from typing import NamedTuple
 
@@ -200,10 +201,12 @@ class RankMix:
         self._blocks = sum(rank.sizes)
         self._best: list[StageModes] | None = None
         self._least = inf
+        self._counts: Counts = {}
 
     def least_costly(self) -> LeastCostly:
         """Return the least costly mixes that fit."""
         self._mix_others(self._costs, 0)
+        self._exchange(0)
         on_device = self._best
         if _ON_HOST in self._costs.modes and (most := self._most_away()):
             captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
@@ -212,6 +215,8 @@ class RankMix:
                 self._mix_others(self._costs, 1)  # enough to spare the memory of a graph
             if most < self._blocks:
                 self._mix_others(self._costs, most)
+            if self._best is not on_device:
+                self._exchange(most)
         return LeastCostly(on_device, self._best)
 
     def _most_away(self) -> int:
@@ -247,6 +252,25 @@ class RankMix:
                     if pair[_ON_HOST] and self._fits(mixed):
                         self._take(mixed)
 
+    def _exchange(self, most: int) -> None:
+        """Give one block of the best mix after the other a cheaper mode, with at most ``most`` on the host."""
+        counts: Counts | None = self._counts
+        while counts is not None:
+            counts = next(filter(self._fits, self._one_cheaper(counts, most)), None)
+            if counts is not None:
+                self._take(counts)
+
+    def _one_cheaper(self, counts: Counts, most: int) -> Iterator[Counts]:
+        """Mixes in which one block has a cheaper mode, beginning with those that save most."""
+        saving = sorted(
+            (self._costs.of_block(after) - self._costs.of_block(before), before, after)
+            for before, after in product(counts, self._costs.modes)
+            if counts[before] and (after != _ON_HOST or counts.get(_ON_HOST, 0) < most)
+        )
+        for saved, before, after in saving:
+            if saved < 0:
+                yield {**counts, before: counts[before] - 1, after: counts.get(after, 0) + 1}
+
     @staticmethod
     def _others(costs: BlockCosts) -> list[RecomputeMode]:
         return [mode for mode in costs.modes if mode != _ON_HOST]
@@ -259,7 +283,7 @@ class RankMix:
     def _take(self, counts: Counts) -> None:
         stages = [StageModes(**dict(runs)) for runs in self._runs(counts)]
         if (cost := self._costs.of(stages, self._rank.ends)) < self._least:
-            self._best, self._least = stages, cost
+            self._best, self._least, self._counts = stages, cost, counts
 
     def _mix_others(self, costs: BlockCosts, away: int) -> None:
         """For each pair of modes, and perhaps one block of a third: take the mix with the fewest of the costlier.

@@ -59,17 +59,17 @@ def machine(
 
 
 @cache
-def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int, float]]:
+def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int, bool]]:
     """Seconds and bytes of every legal way, whatever is used of the GPUs; legal is what a job file may say.
 
-    Of the bytes, those of the fullest rank's device and those of a node's host; and the share of the optimizer's state
-    that is on the host.
+    Of the bytes, those of the fullest rank's device and those of a node's host; and whether state or activations are
+    on the host.
     """
     spec = job(batch=batch)
     return list(_every_way(spec, gpus, machine(spec, node)))
 
 
-def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int, float]]:
+def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int, bool]]:
     content = spec.model_dump(mode="json")
     schedules = ("1f1b", "interleaved_1f1b", "zero_bubble")
     held = ((1, 0), (2, 0), (1, 1))  # ZeRO's stage, and the share of the optimizer's state on the host
@@ -77,7 +77,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
         if tensor * pipeline * replicas > gpus or tensor > on.cluster.levels[0].fan_out:
             continue
         for micro, schedule, recompute, (zero, share) in product(
-            (1, 2, 4), schedules, ("none", "latent", "full"), held
+            (1, 2, 4), schedules, ("none", "latent", "full", "offload"), held
         ):
             parallelism = {
                 "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": replicas,
@@ -93,7 +93,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
             layout = Layout(tensor, pipeline, replicas)
             memory = rank_memory(way, layout)
             of_node = min(layout.world_size, on.cluster.levels[0].fan_out) * (memory.host + memory.copies)
-            yield replayed_parts(way, layout, on).total, memory.total, of_node, share
+            yield replayed_parts(way, layout, on).total, memory.total, of_node, share > 0 or recompute == "offload"
 
 
 @pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), (12, 6, 4)])
@@ -107,8 +107,8 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
         found = search(spec, gpus, machine(spec, node, host=host), device, 1)
         fitting = [
             seconds
-            for seconds, needed, of_node, share in ways
-            if needed <= device * (1 - SPARE) and (share == 0 if host is None else of_node <= host)
+            for seconds, needed, of_node, on_host in ways
+            if needed <= device * (1 - SPARE) and (not on_host if host is None else of_node <= host)
         ]
         assert bool(found.choices) == bool(fitting)
         if fitting:  # with the default cut
@@ -117,9 +117,10 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
             assert host is None or found.choices[0].host <= host
 
 
+@pytest.mark.parametrize("hosts", [False, True])
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 11, 16, 19])
-def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None:
-    small = drawn(seed, layers=6, gpus=8)
+def test_random_instances_are_planned_as_brute_force_has_them(seed: int, hosts: bool) -> None:
+    small = drawn(seed, layers=6, gpus=8, hosts=hosts)
     choices = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
     best = fastest(small, all_cuts=False)
     assert bool(choices) == (best < inf)
