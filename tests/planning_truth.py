@@ -39,7 +39,10 @@ class Instance:
 
 
 def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> Instance:
-    """A random instance of at most so many blocks and GPUs, over two or three levels; with the memory of ``hosts``."""
+    """A random instance of at most so many blocks and GPUs, over two or three levels.
+
+    With ``hosts``, whose memory is known, sequences are long enough to be copied behind a block's passes.
+    """
     random = Random(seed)
     hidden, family = random.choice((1024, 2048, 4096)), random.choice(("cola", "dense", "svd"))
     model = {
@@ -67,6 +70,7 @@ def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> In
     device_bytes = 10 ** random.uniform(9.3, 10.8)
     if hosts:
         machine = replace(machine, node_memory_bytes=int(10 ** random.uniform(10.5, 12)))
+        job = job.model_copy(update={"training": job.training.model_copy(update={"sequence_length": 16_384})})
     return Instance(job, number, machine, device_bytes)
 
 

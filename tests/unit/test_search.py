@@ -117,15 +117,27 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
             assert host is None or found.choices[0].host <= host
 
 
-@pytest.mark.parametrize("hosts", [False, True])
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 11, 16, 19])
-def test_random_instances_are_planned_as_brute_force_has_them(seed: int, hosts: bool) -> None:
-    small = drawn(seed, layers=6, gpus=8, hosts=hosts)
+def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None:
+    small = drawn(seed, layers=6, gpus=8)
     choices = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
     best = fastest(small, all_cuts=False)
     assert bool(choices) == (best < inf)
     if choices:
         assert choices[0].seconds.total <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("seed", "uses"), [(6, False), (7, True), (16, False), (37, True)])
+def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses: bool) -> None:
+    small = drawn(seed, layers=6, gpus=4, hosts=True)
+    (found,) = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
+    assert found.job.parallelism.keeps_on_host == uses
+    assert found.host <= (small.machine.node_memory_bytes or 0)
+    assert found.seconds.total <= fastest(small, all_cuts=False) * (1 + 1e-9)
+    unknown = replace(small.machine, node_memory_bytes=None)
+    for without in search(small.job, small.gpus, unknown, small.device_bytes, 1).choices:
+        assert found.seconds.total <= without.seconds.total
+        assert not without.job.parallelism.keeps_on_host
 
 
 @pytest.mark.parametrize("seed", [7, 16, 25])  # without a cut of their own their plans take 5 to 13 % longer
