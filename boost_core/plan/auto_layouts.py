@@ -31,8 +31,8 @@ from boost_core.plan.machine import NODE_GPUS, Machine
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import units
-from boost_core.plan.search import Choice, largest_part, longer
-from boost_core.plan.throughput import step_parts
+from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
+from boost_core.plan.throughput import Step
 
 MOST_TIMED = 5000  # layouts, a few milliseconds each
 _NAMED = 12  # numbers of replicas
@@ -172,7 +172,8 @@ def _sizes(spec: JobSpec, node: int, gpus: GpuRange, numbers: Sequence[int]) -> 
 def _timed(spec: JobSpec, layout: Layout, machine: Machine) -> Choice:
     job = at(spec, layout, machine)
     memory = rank_memory(job, layout)
-    return Choice(job, step_parts(job, layout, machine), memory.total, node_bytes(memory, layout, machine))
+    step = Step(job, layout, machine)
+    return Choice(job, step.parts(), memory.total, node_bytes(memory, layout, machine), step.host_copies)
 
 
 def _rank(choice: Choice) -> tuple[float, int, Layout]:
@@ -232,7 +233,7 @@ def _reasons(
 ) -> Iterator[str]:
     """Explain why a layout was chosen, compared with those that need no more GPUs."""
     layout, ranks = choice.layout, choice.layout.world_size
-    yield f"most of its step is {largest_part(choice.seconds)}"
+    yield f"most of its step is {largest_part(choice)}"
     others = (other for other in fitting if other.layout.world_size <= ranks and other.layout != layout)
     if other := next(others, None):
         own, its = (units(each, spec.resources.placement)[0] for each in (layout, other.layout))
@@ -240,6 +241,7 @@ def _reasons(
             yield f"{other.layout} is faster, but needs {its} free GPUs on one node at a time, not {own}"
         else:
             yield f"the next best with no more GPUs, {other.layout}, takes {longer(other, choice)}"
+    yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
     faster = [each for each in unfit if each.layout.world_size <= ranks and _rank(each) < _rank(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
         lacks = (misfit.needed - limit) / 1e9

@@ -190,7 +190,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(spec, planned)),
+        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(jobs, planned)),
     )
 
 
@@ -306,11 +306,12 @@ def _offload_notes(planned: Sequence[PlannedShape]) -> list[str]:
     ]
 
 
-def _host_notes(spec: JobSpec, planned: Sequence[PlannedShape]) -> list[str]:
+def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> list[str]:
     """Explain which layouts need more host memory than nodes have, or that this is unknown."""
+    most = max(planned, key=lambda each: each.node_host_bytes)
+    spec = jobs[Layout.of(most)]
     if not spec.resources.gpus_per_worker:
         return []
-    most = max(planned, key=lambda each: each.node_host_bytes)
     needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
     if most.node_memory_bytes is None:
         return [f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"]
