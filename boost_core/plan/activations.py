@@ -150,7 +150,7 @@ class Activations:
         return 2 if self._size > 1 else 1
 
     @_worked_out_once
-    def segment_fetched(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def segment_fetched(self, crossed: bool, mode: RecomputeMode) -> int:
         """Bytes on the device of the segment that is recomputed, beside the blocks fetched ahead of it.
 
         Either a block's first, with the latents of queries, keys and values, or its last, while the residual of the

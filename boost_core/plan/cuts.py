@@ -43,7 +43,7 @@ class CutPlan:
 
 @dataclass(frozen=True)
 class _RankPlan:
-    """What a rank's blocks keep, or ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks."""
+    """What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks."""
 
     mixes: LeastCostly | None
     cost: float

@@ -533,7 +533,7 @@ class PipelineRank:
         for mode, count in reversed(modes):
             crossed = given = self._job.model.crosses_into(end - 1)
             block = self._each.block_backward(crossed, given, mode)
-            block += beside * self._each.segment_fetched(crossed, given, mode)
+            block += beside * self._each.segment_fetched(crossed, mode)
             most = max(most, block - gone)
             begin = end - count
             if lets_go and begin > stage.layers.start:

@@ -44,8 +44,7 @@ def legal_modes(job: JobSpec, machine: Machine) -> list[RecomputeMode]:
     return [
         mode
         for mode in MODES
-        if mode not in left_out
-        and not strategy_problems(job.model, job.with_parallelism(recompute=mode).parallelism)
+        if mode not in left_out and not strategy_problems(job.model, job.with_parallelism(recompute=mode).parallelism)
     ]
 
 
@@ -329,7 +328,7 @@ class RankMix:
         return pair + (away * costs.of_block(_ON_HOST) if away else 0.0)
 
     def _fewest(self, fixed: Counts, cheaper: RecomputeMode, dearer: RecomputeMode, most: int) -> Counts | None:
-        """Return the mix of all but some fixed blocks with the fewest of the dearer mode that fits, at most ``most``."""
+        """Return the mix of two modes, besides fixed blocks, with the fewest of the dearer that fits, or ``most``."""
         rest = self._blocks - sum(fixed.values())
 
         def mix(count: int) -> Counts:

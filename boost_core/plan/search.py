@@ -49,6 +49,7 @@ _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
 _MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
 _MOST_BEGUN = 16  # pipelines for which other cuts are tried
 _WORTH_SAYING = 0.01  # share of a step
+_NO_COPIES = HostCopies()
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Choice:
     seconds: StepSeconds
     needed: int
     host: int = 0
-    copies: HostCopies = HostCopies()
+    copies: HostCopies = _NO_COPIES
 
     @property
     def parts(self) -> dict[str, float]:

@@ -93,7 +93,9 @@ class Demand:
 
     def holding(self, *layouts: Layout | None) -> "Demand":
         """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
-        known = (self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine) for layout in layouts if layout)
+        known = (
+            self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine) for layout in layouts if layout
+        )
         needed = max(known, default=0) if self._any_kind else 0
         return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
 

@@ -344,7 +344,7 @@ def test_what_comes_from_the_host_beside_what_goes_there_is_planned(
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_hidden_layers": layers})})
     first, *_, last = ranks.run(2 * tensor, most_fetched, spec)
     tokens, each = 2 * 16, Activations(spec.model, spec.parallelism, 4, kernels=False)
-    block, besides = (of(False, False, "offload") for of in (each.on_host, each.segment_fetched))
+    block, besides = each.on_host(False, False, "offload"), each.segment_fetched(False, "offload")
     planned = tokens * ((1 + each.blocks_ahead) * block + besides)
     assert first <= planned <= first + tokens * 4 * each.residual
     assert last <= (planned - tokens * besides if schedule == "1f1b" else planned)

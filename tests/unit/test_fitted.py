@@ -245,7 +245,9 @@ def test_modes_are_chosen_by_what_they_cost_with_the_correction() -> None:
     without = costs.of([StageModes(none=layers)], True)
     for mode in modes:
         slower = step_parts(jobs[mode], layout, on).total - step_parts(jobs["none"], layout, on).total
-        assert micro_batches * (costs.of([StageModes(**{mode: layers})], True) - without) == pytest.approx(slower, abs=1e-12)
+        assert micro_batches * (costs.of([StageModes(**{mode: layers})], True) - without) == pytest.approx(
+            slower, abs=1e-12
+        )
 
 
 def test_waiting_for_the_hosts_memory_is_no_communication() -> None:

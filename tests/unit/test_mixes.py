@@ -19,6 +19,7 @@ from boost_core.plan.mixes import Mixes, legal_modes
 from boost_core.plan.stages import cut
 from boost_core.plan.throughput import step_seconds
 
+
 @cache
 def job(family: str, layers: int, tensor: int, pipeline: int, schedule: str = "1f1b", graphs: str = "auto") -> JobSpec:
     return JobSpec.model_validate(
