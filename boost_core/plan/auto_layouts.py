@@ -8,8 +8,9 @@ nodes there are, the fastest kept layout that fits them is as fast as the fastes
 If more are kept than a job may allow, those that gain least are dropped: each must be faster by some share than every
 kept layout that could replace it, and the share is raised until few enough remain.
 
-The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as the job sets them, so losses do not
-depend on the layout that the scheduler takes. Times are the predictions by which the scheduler chooses.
+Layouts that otherwise do not fit have the optimizer's state in the host's memory, if that is known and suffices
+(``devices.at``). The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as the job sets them, so
+losses do not depend on the layout that the scheduler takes. Times are the predictions by which the scheduler chooses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
-from boost_core.plan.devices import SPARE, at, device_bytes, remedies, too_large_for_hosts
+from boost_core.plan.devices import SPARE, at, device_bytes, needed_bytes, remedies, too_large_for_hosts
 from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import NODE_GPUS, Machine
 from boost_core.plan.measured import NOMINAL, Basis
@@ -58,6 +59,9 @@ class ChosenLayout(Config):
     world_size: int
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
+    )
+    optimizer_offload: float = Field(
+        0, description="The resulting parallelism.optimizer_offload: 1 where the layout fits in no other way."
     )
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
     node_host_bytes: int = Field(
@@ -220,6 +224,7 @@ def _reported(
         **layout.sizes,
         world_size=layout.world_size,
         recompute=choice.job.parallelism.recompute_text,
+        optimizer_offload=choice.job.parallelism.optimizer_offload,
         memory_bytes=choice.needed,
         node_host_bytes=choice.host,
         step_seconds=choice.seconds.total,
@@ -241,6 +246,12 @@ def _reasons(
             yield f"{other.layout} is faster, but needs {its} free GPUs on one node at a time, not {own}"
         else:
             yield f"the next best with no more GPUs, {other.layout}, takes {longer(other, choice)}"
+    if choice.job.parallelism.optimizer_offload > spec.parallelism.optimizer_offload:
+        lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
+        yield (
+            f"the optimizer's state is in the host's memory, which takes {choice.copies.state:.3g} s of the bus; "
+            f"without that it lacks {lacks / 1e9:.1f} GB per GPU"
+        )
     yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
     faster = [each for each in unfit if each.layout.world_size <= ranks and _rank(each) < _rank(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):

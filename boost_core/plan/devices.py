@@ -30,8 +30,8 @@ def device_bytes(resources: ResourcesConfig) -> int | None:
 
 def needed_bytes(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> int:
     """Return the device memory needed by the rank that needs most in a layout; ``machine`` as for ``at``."""
-    if spec.parallelism.recompute == "auto":
-        return _recomputing(_Asked.of(spec, layout, machine))[1]
+    if _leaves_open(spec):
+        return _resolved(_Asked.of(spec, layout, machine))[1]
     return rank_memory(spec, layout).total
 
 
@@ -39,7 +39,8 @@ def at(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> JobSpec
     """Return the job as a gang of one layout trains it.
 
     ``recompute: auto`` is replaced by the least costly mix of modes with which every rank fits its GPU (``mixes``), or
-    else by the mode with which the fullest rank holds least. Losses are bit-identical in all modes.
+    else by the mode with which the fullest rank holds least. With ``layouts: auto``, a layout that fits in no other way
+    has all of the optimizer's state on the host, if that makes it fit. Losses are bit-identical in any case.
 
     Args:
         spec: The job.
@@ -47,9 +48,14 @@ def at(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> JobSpec
         machine: What it runs on, whose corrections do not matter; by default what ``machine_for`` returns. Blocks are
             kept in the host's memory only if the machine has a known amount of it.
     """
-    if spec.parallelism.recompute != "auto":
+    if not _leaves_open(spec):
         return spec.at(layout)
-    return spec.model_copy(update={"parallelism": _recomputing(_Asked.of(spec, layout, machine))[0]})
+    return spec.model_copy(update={"parallelism": _resolved(_Asked.of(spec, layout, machine))[0]})
+
+
+def _leaves_open(spec: JobSpec) -> bool:
+    """Whether what a job keeps where depends on its layout."""
+    return spec.parallelism.recompute == "auto" or spec.leaves_layouts
 
 
 @dataclass(frozen=True)
@@ -67,24 +73,39 @@ class _Asked:
         job, device = spec.at(layout), device_bytes(spec.resources) or inf
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
         kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
-        parts = job.model, job.parallelism, job.training, job.optimizer, apart, on_gpu, device, kind, copies
+        facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
+        parts = job.model, job.parallelism, job.training, job.optimizer, *facts
         on = machine or machine_for(job.resources, job.training.precision)
         # Each job has corrections of its own, which say little about modes compared with each other.
         return cls(parts, replace(on, fitted=None), job, layout, device * (1 - SPARE))
 
 
 @lru_cache(4096)  # shared by plans, admission and the scheduler
-def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
-    """Return what replaces ``auto``, and the bytes that a rank then needs."""
+def _resolved(asked: _Asked) -> tuple[ParallelismConfig, int]:
+    """Return what replaces what is left open, and the bytes that a rank then needs."""
+    job, needed = _recomputing(asked.job, asked)
+    knows_hosts = asked.job.resources.gpus_per_worker > 0 and asked.machine.node_memory_bytes is not None
+    if needed > asked.limit and job.leaves_layouts and knows_hosts and job.parallelism.optimizer_offload < 1:
+        offloaded, less = _recomputing(asked.job.with_parallelism(optimizer_offload=1.0), asked)
+        of_node = node_bytes(rank_memory(offloaded, asked.layout), asked.layout, asked.machine)
+        if less <= asked.limit and not lacking(of_node, asked.machine):
+            return offloaded.parallelism, less
+    return job.parallelism, needed
+
+
+def _recomputing(job: JobSpec, asked: _Asked) -> tuple[JobSpec, int]:
+    """Return a job without ``recompute: auto``, and the bytes that a rank then needs."""
     # Imported here to break a cycle: the time of a mix is that of a step, and a step's time depends on its mix.
     from boost_core.plan.mixes import Mixes, legal_modes
 
-    whole = asked.job.with_parallelism(recompute=legal_modes(asked.job, asked.machine)[0])
+    if job.parallelism.recompute != "auto":
+        return job, rank_memory(job, asked.layout).total
+    whole = job.with_parallelism(recompute=legal_modes(job, asked.machine)[0])
     needed = rank_memory(whole, asked.layout).total
     if needed <= asked.limit:
-        return whole.parallelism, needed
-    mixed = Mixes(asked.job, asked.layout, asked.machine).least_costly(asked.limit)
-    return mixed.parallelism, rank_memory(mixed, asked.layout).total
+        return whole, needed
+    mixed = Mixes(job, asked.layout, asked.machine).least_costly(asked.limit)
+    return mixed, rank_memory(mixed, asked.layout).total
 
 
 def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:

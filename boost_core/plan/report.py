@@ -83,6 +83,7 @@ class PlannedShape(Config):
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
+    optimizer_offload: float = Field(0, description="The resulting parallelism.optimizer_offload.")
     layers_per_stage: tuple[int, ...] = Field((), description="Number of blocks in each pipeline stage.")
     memory: Memory
     device_memory_bytes: int | None = Field(
@@ -217,6 +218,7 @@ def _planned(
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
+        optimizer_offload=spec.parallelism.optimizer_offload,
         layers_per_stage=layers_per_stage(spec.model, spec.parallelism, spec.training.sequence_length),
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),

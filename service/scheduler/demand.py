@@ -204,7 +204,7 @@ def _known(same: _Same) -> Demand:
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    # Many jobs differ only in profile or correction, on which bytes do not depend, except on the profile if modes do.
+    # Many jobs differ only in profile or correction, on which bytes do not depend, but modes do on the profile.
     profile = key.basis.profile if key.spec.parallelism.recompute == "auto" else None
     nodes = Basis(profile=profile, node_gpus=key.basis.node_gpus, node_memory_bytes=key.basis.node_memory_bytes)
     if key.basis == nodes:

@@ -162,6 +162,42 @@ def test_chosen_layouts_use_hosts_and_are_no_slower_for_it() -> None:
         choose_layouts(spec, Basis(node_memory_bytes=10**9))
 
 
+def test_a_chosen_layout_that_fits_in_no_other_way_has_the_optimizers_state_on_the_host() -> None:
+    def left(recompute: str, **changes: Any) -> JobSpec:
+        training = job(1, 1).training.model_dump() | {"sequence_length": 4096}
+        elasticity = {"layouts": "auto", "gpus": {"min": 1, "max": 4}}
+        return job(1, 1, recompute=recompute, training=training, elasticity=elasticity, **changes)
+
+    one = Layout(1, 1, 1)
+    for recompute in ("auto", "latent"):
+        spec = left(recompute)
+        on = HOSTS.machine(spec)
+        without, found = (choose_layouts(spec, basis) for basis in (Basis(), HOSTS))
+        assert one not in without.sizes
+        first, *others = found.layouts
+        assert (Layout.of(first), first.optimizer_offload) == (one, 1)
+        assert {each.optimizer_offload for each in others} == {0}, "they fit without"
+        assert first.memory_bytes <= 40e9 * (1 - SPARE)
+        assert any("the optimizer's state is in the host's memory" in why for why in first.why)
+        resolved = spec.with_layouts(found.sizes)
+        expected = at(resolved, one, on)
+        assert expected.parallelism.optimizer_offload == 1
+        assert at(expected, one, on).parallelism == expected.parallelism, "it is the same once it is resolved"
+        assert demand_of(resolved, HOSTS).layouts == found.sizes
+        assert plan(resolved, on).shapes[0].optimizer_offload == 1
+        gang = FakeGang(resolved, Orders(one, (one,), Cause.LIMITS_CHANGED), "ab", HOSTS)
+        gang.wait(START_SECONDS)
+        assert [start.spec.parallelism for start in gang.of(port.StartReplica)] == [expected.parallelism]
+        assert at(resolved, Layout(2, 1, 1), on).parallelism.optimizer_offload == 0
+        assert at(resolved, one).parallelism.optimizer_offload == 0, "hosts are not known"
+    little = Basis(node_memory_bytes=90 * 10**9)  # masters, moments and their copies take 102 GB
+    assert at(spec, one, little.machine(spec)).parallelism.optimizer_offload == 0
+    listed = left("latent").model_copy(update={"elasticity": None})
+    assert at(listed, one, HOSTS.machine(listed)).parallelism.optimizer_offload == 0
+    on_cpus = left("latent", resources={"gpus_per_worker": 0})
+    assert at(on_cpus, one, HOSTS.machine(on_cpus)).parallelism.optimizer_offload == 0
+
+
 def test_explanations_name_the_bus() -> None:
     spec = job(1, 1)
     on = HOSTS.machine(spec)
