@@ -22,7 +22,7 @@ from boost_core.plan import search as module
 from boost_core.plan.fitted import Correction, Fitted, ShapeCorrection, shape_of
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import SPARE, Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
@@ -352,9 +352,9 @@ def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     assert not list(other_orders(spec, 8, machine(spec), 80e9))
 
 
-@pytest.mark.parametrize(("preset", "device"), [("30b", 80e9), ("40b", 40e9)])
+@pytest.mark.parametrize(("preset", "device", "host"), [("30b", 80e9, None), ("40b", 40e9, None), ("40b", 40e9, 2e12)])
 def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
-    preset: str, device: float, monkeypatch: pytest.MonkeyPatch
+    preset: str, device: float, host: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Counter[str] = Counter()
 
@@ -368,13 +368,17 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     monkeypatch.setattr(module, "rank_memory", counted("memory", rank_memory))
     for name in ("__init__", "played"):
         monkeypatch.setattr(Step, name, counted(name, getattr(Step, name)))
+    monkeypatch.setattr(PipelineRank, "memory", counted("rank", PipelineRank.memory))
     spec = job(preset, 4096)
-    found = search(spec, 1024, machine(spec), device)
+    found = search(spec, 1024, machine(spec, host=host), device)
     assert len(found.choices) == 5
     assert found.timed < 500
+    assert calls["rank"] < (8_000 if host is None else 16_000)  # some 30 µs each
     assert calls["__init__"] < 1200  # mixes of modes take one of each mode
     assert calls["memory"] < 300
-    assert calls["played"] < 100  # most of them with other cuts
+    assert calls["played"] < (
+        100 if host is None else 200
+    )  # most of them with other cuts; mixes with hosts and without
 
 
 def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() -> None:
