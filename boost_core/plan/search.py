@@ -496,10 +496,12 @@ def because_of_hosts(
     otherwise = Mixes(choice.job, layout, without).least_costly(limit)
     needed = rank_memory(otherwise, layout).total
     if needed > limit:
-        instead = f"without the host's memory it lacks {(needed - limit) / 1e9:.1f} GB per GPU"
+        instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"
     else:
         takes = seconds(Step(otherwise, layout, machine))
-        instead = f"without the host's memory it takes {takes:.3g} s, recompute {otherwise.parallelism.recompute_text}"
+        instead = (
+            f"with all of it on the GPU, a step takes {takes:.3g} s, recompute {otherwise.parallelism.recompute_text}"
+        )
     yield (
         f"what blocks keep in the host's memory crosses the bus in {choice.copies.crossing:.3g} s, at "
         f"{machine.profile.host_bandwidth / 1e9:.3g} GB/s, of which passes hide all but "
