@@ -2,12 +2,12 @@
 
 Each pipeline rank has its own mix, as the first ranks have the most micro-batches in flight. A mix combines two modes
 and at most one block of a third; the least costly one that fits is found by bisection, as a rank holds less the more of
-its blocks use the leaner mode. Then single blocks get cheaper modes, as long as the rank fits. Blocks that recompute
-most come first, also across a rank's two stages, of which the first has more in flight.
+its blocks use the leaner mode. Blocks that recompute most come first, also across a rank's two stages, of which the
+first has more in flight.
 
 Where the memory of the nodes' hosts is known, some blocks may keep their tensors there (``offload``): the fewest with
 which all others can have the same mode, or, if the host has too little room for that, as many as it has room for, with
-a mix of the others.
+a mix of the others. Then single blocks get cheaper modes, as long as the rank fits.
 ``tests/unit/test_mixes.py`` compares the mixes with an exhaustive search.
 """
 
@@ -205,7 +205,6 @@ class RankMix:
     def least_costly(self) -> LeastCostly:
         """Return the least costly mixes that fit."""
         self._mix_others(self._costs, 0)
-        self._exchange(0)
         on_device = self._best
         if _ON_HOST in self._costs.modes and (most := self._most_away()):
             captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
