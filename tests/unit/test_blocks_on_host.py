@@ -13,7 +13,7 @@ from boost_core.plan.auto_layouts import NothingFits, choose_layouts
 from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
 from boost_core.plan.fitted import shape_of
 from boost_core.plan.host_memory import node_bytes
-from boost_core.plan.measured import Basis
+from boost_core.plan.measured import Basis, MeasuredProfile
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import plan
 from boost_core.plan.search import largest_part, reasons, search, sensitivities
@@ -106,6 +106,23 @@ def test_recovery_copies_and_ranks_of_a_node_leave_less_room() -> None:
     assert away(160, fault_tolerance={"memory_copy_every_steps": None}) == 28
     replicas = {"parallelism": {"tensor_parallel_size": 2, "data_parallel_size": 4, "recompute": "auto"}}
     assert away(160, **replicas) < away(300, **replicas)  # eight ranks of a node keep four times as much
+
+
+def test_a_measured_bus_decides() -> None:
+    spec, layout = job(2, 2), Layout(2, 1, 1)
+    found = {}
+    for bandwidth in (25e9, 2e9):
+        measured = MeasuredProfile(
+            device="an A100", commit="0", torch_version="2", triton_version="3", precision="bf16", cores=1, cases=(),
+            product_flops=2.3e14, attention_flops=1.5e14, bandwidth=1.4e12, start_seconds=1e-6, block_seconds=1e-4,
+            correction=1.0, spread=0.1, host_bandwidth=bandwidth,
+        )  # fmt: skip
+        basis = Basis(profile=measured, node_memory_bytes=10**12)
+        (shape,) = plan(spec, basis.machine(spec)).shapes
+        assert demand_of(spec, basis).seconds(layout) == shape.step_seconds
+        found[bandwidth] = shape.recompute
+    assert found[25e9].startswith("offload 28 + ")
+    assert found[2e9].startswith("full 29 + ")
 
 
 def test_all_parts_of_the_service_have_the_same_modes() -> None:
