@@ -1,7 +1,7 @@
 """The best plan by brute force: every size, schedule, micro-batch, mode and cut of small models on few GPUs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import inf
 from random import Random
@@ -9,6 +9,7 @@ from random import Random
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
 from boost_core.plan.devices import SPARE
+from boost_core.plan.host_memory import lacking, node_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import PipelineRank
@@ -17,7 +18,7 @@ from boost_core.plan.stages import Stage, cut
 from boost_core.plan.throughput import Step
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
-MODES = tuple(product(("none", "latent", "shared", "full"), (1, 2)))
+MODES = tuple(product(("none", "latent", "shared", "full", "offload"), (1, 2)))
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Instance:
     device_bytes: float
 
 
-def drawn(seed: int, layers: int = 8, gpus: int = 16) -> Instance:
-    """A random instance of at most so many blocks and GPUs, over two or three levels."""
+def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> Instance:
+    """A random instance of at most so many blocks and GPUs, over two or three levels.
+
+    With ``hosts``, whose memory is known, sequences are long enough to be copied behind a block's passes.
+    """
     random = Random(seed)
     hidden, family = random.choice((1024, 2048, 4096)), random.choice(("cola", "dense", "svd"))
     model = {
@@ -62,7 +66,12 @@ def drawn(seed: int, layers: int = 8, gpus: int = 16) -> Instance:
         for number, (fan_out, bandwidth) in enumerate(zip(fan_outs, bandwidths, strict=False))
     ]
     network = NetworkConfig.model_validate({"levels": levels}).cluster()
-    return Instance(job, random.randint(2, gpus), machine_of(job, cluster=network), 10 ** random.uniform(9.3, 10.8))
+    machine, number = machine_of(job, cluster=network), random.randint(2, gpus)
+    device_bytes = 10 ** random.uniform(9.3, 10.8)
+    if hosts:
+        machine = replace(machine, node_memory_bytes=int(10 ** random.uniform(10.5, 12)))
+        job = job.model_copy(update={"training": job.training.model_copy(update={"sequence_length": 16_384})})
+    return Instance(job, number, machine, device_bytes)
 
 
 def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> float:
@@ -82,7 +91,7 @@ def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> fl
         for stages in _cuts(job) if all_cuts else [cut(job.model, job.parallelism, job.training.sequence_length)]:
             step = Step(job, layout, instance.machine)
             step._stages = [list(stages[rank :: layout.pp]) for rank in range(layout.pp)]
-            if (seconds := step.played()) < best and _needed(job, stages) <= limit:
+            if (seconds := step.played()) < best and _fits(job, stages, limit, instance.machine):
                 best = seconds
     return best
 
@@ -96,6 +105,8 @@ def _ways(instance: Instance) -> Iterator[JobSpec]:
         layout = Layout(tensor, pipeline, replicas)
         for micro_batch, schedule, (recompute, zero) in product((1, 2, 4, 8, 16, 32), SCHEDULES, MODES):
             if job.training.global_batch_size % (micro_batch * replicas):
+                continue
+            if recompute == "offload" and instance.machine.node_memory_bytes is None:
                 continue
             changes = {**layout.sizes, "pipeline_schedule": schedule, "recompute": recompute, "zero_stage": zero}
             parallelism = job.parallelism.model_copy(update=changes)
@@ -113,6 +124,9 @@ def _cuts(job: JobSpec) -> Iterator[Sequence[Stage]]:
         ]
 
 
-def _needed(job: JobSpec, stages: Sequence[Stage]) -> int:
+def _fits(job: JobSpec, stages: Sequence[Stage], limit: float, machine: Machine) -> bool:
     size = job.parallelism.pipeline_parallel_size
-    return max(PipelineRank(job, rank, stages[rank::size]).memory().total for rank in range(size))
+    found = [PipelineRank(job, rank, stages[rank::size]).memory() for rank in range(size)]
+    most = replace(found[0], host=max(each.host for each in found), copies=max(each.copies for each in found))
+    of_node = node_bytes(most, Layout.of(job.parallelism), machine)
+    return max(each.total for each in found) <= limit and not lacking(of_node, machine)

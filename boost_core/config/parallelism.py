@@ -177,8 +177,9 @@ class ParallelismConfig(Config):
         "attention's output, and recompute everything else without collectives; for btp. shared: as latent, but each "
         "tensor parallel rank keeps its slice of the latents, and the backward pass gathers them a block ahead. full: "
         "recompute every block from its input, collectives included. offload: as shared, or as latent on one tensor "
-        "parallel rank, but what is kept, residual included, is in the host's memory; a last resort. auto: in each "
-        "layout the cheapest mix of none, latent, shared and full that fits the GPU, whose kind the job has to name. "
+        "parallel rank, but what is kept, residual included, is in the host's memory. auto: in each layout the "
+        "cheapest mix of these that fits the GPU, whose kind the job has to name; offload only if the memory of the "
+        "nodes' hosts is known and suffices. "
         "A list has an entry for each pipeline stage, such as {full: 2, latent: 6}: the number of blocks in each mode, "
         "those that keep least on the GPU first.",
     )
@@ -244,7 +245,7 @@ class ParallelismConfig(Config):
 
     @property
     def keeps_on_host(self) -> bool:
-        """Whether any block keeps tensors for its backward pass on the host; ``auto`` never chooses such a mode."""
+        """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``devices.at``)."""
         named = self.recompute
         modes = {named} if isinstance(named, str) else {mode for stage in named for mode, _ in stage.runs}
         return any(mode != "auto" and TRAITS[mode].on_host for mode in modes)

@@ -147,15 +147,36 @@ class Activations:
         return self._segments(crossed, given, mode) if TRAITS[mode].on_host else 0
 
     @property
+    def blocks_ahead(self) -> int:
+        """Blocks of which what the host has is fetched ahead: one more where it is then gathered, too."""
+        return 2 if self._size > 1 else 1
+
+    @_worked_out_once
+    def segment_fetched(self, crossed: bool, mode: RecomputeMode) -> int:
+        """Bytes on the device of the segment that is recomputed, beside the blocks fetched ahead of it.
+
+        Either a block's first, with the latents of queries, keys and values, or its last, while the residual of the
+        next block's first has not been released. Arguments as in ``block``.
+        """
+        if not TRAITS[mode].on_host:
+            return 0
+        latent = (2 if crossed else 1) * self.latent // self._size
+        widest = max(self.residual + self._projections_together * latent, 2 * self.residual + latent)
+        return widest * self.element_bytes + self._block_statistics
+
+    @property
+    def _block_statistics(self) -> int:
+        """Bytes of a block's statistics: on one rank nothing is sent, and norms read the residual's own."""
+        return self._first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE
+
+    @property
     def _first_squares(self) -> int:
         return PRECISE if self.sharding.residual else 0
 
     @_worked_out_once
     def _segments(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
-        kept = 2 * self.residual * self.element_bytes
-        # On one rank nothing is sent: each norm reads the residual's own sums of squares.
-        kept += self._first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE
+        kept = 2 * self.residual * self.element_bytes + self._block_statistics
         kept += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
             return kept + self.shared(crossed) * self.element_bytes
@@ -180,8 +201,7 @@ class Activations:
         traits = TRAITS[mode]
         if traits.again == "nothing":
             return gradients
-        # By then those of two more blocks are on the device where they are gathered in between, otherwise of one.
-        gradients += (2 if self._size > 1 else 1) * self.on_host(crossed, given, mode)
+        gradients += self.blocks_ahead * self.on_host(crossed, given, mode)
         if traits.slices and self._size > 1:
             # Gathered latents: of a block and one more segment, while the slices still exist.
             gradients += (

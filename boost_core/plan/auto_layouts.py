@@ -8,8 +8,9 @@ nodes there are, the fastest kept layout that fits them is as fast as the fastes
 If more are kept than a job may allow, those that gain least are dropped: each must be faster by some share than every
 kept layout that could replace it, and the share is raised until few enough remain.
 
-The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as the job sets them, so losses do not
-depend on the layout that the scheduler takes. Times are the predictions by which the scheduler chooses.
+Layouts that otherwise do not fit have the optimizer's state in the host's memory, if that is known and suffices
+(``devices.at``). The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as the job sets them, so
+losses do not depend on the layout that the scheduler takes. Times are the predictions by which the scheduler chooses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,14 +26,14 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
-from boost_core.plan.devices import SPARE, at, device_bytes, remedies, too_large_for_hosts
+from boost_core.plan.devices import SPARE, at, device_bytes, needed_bytes, remedies, too_large_for_hosts
 from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import NODE_GPUS, Machine
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import units
-from boost_core.plan.search import Choice, largest_part, longer
-from boost_core.plan.throughput import step_parts
+from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
+from boost_core.plan.throughput import Step
 
 MOST_TIMED = 5000  # layouts, a few milliseconds each
 _NAMED = 12  # numbers of replicas
@@ -58,6 +59,9 @@ class ChosenLayout(Config):
     world_size: int
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
+    )
+    optimizer_offload: float = Field(
+        0, description="The resulting parallelism.optimizer_offload: 1 where the layout fits in no other way."
     )
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
     node_host_bytes: int = Field(
@@ -170,9 +174,10 @@ def _sizes(spec: JobSpec, node: int, gpus: GpuRange, numbers: Sequence[int]) -> 
 
 
 def _timed(spec: JobSpec, layout: Layout, machine: Machine) -> Choice:
-    job = at(spec, layout)
+    job = at(spec, layout, machine)
     memory = rank_memory(job, layout)
-    return Choice(job, step_parts(job, layout, machine), memory.total, node_bytes(memory, layout, machine))
+    step = Step(job, layout, machine)
+    return Choice(job, step.parts(), memory.total, node_bytes(memory, layout, machine), step.host_copies)
 
 
 def _rank(choice: Choice) -> tuple[float, int, Layout]:
@@ -219,6 +224,7 @@ def _reported(
         **layout.sizes,
         world_size=layout.world_size,
         recompute=choice.job.parallelism.recompute_text,
+        optimizer_offload=choice.job.parallelism.optimizer_offload,
         memory_bytes=choice.needed,
         node_host_bytes=choice.host,
         step_seconds=choice.seconds.total,
@@ -232,7 +238,7 @@ def _reasons(
 ) -> Iterator[str]:
     """Explain why a layout was chosen, compared with those that need no more GPUs."""
     layout, ranks = choice.layout, choice.layout.world_size
-    yield f"most of its step is {largest_part(choice.seconds)}"
+    yield f"most of its step is {largest_part(choice)}"
     others = (other for other in fitting if other.layout.world_size <= ranks and other.layout != layout)
     if other := next(others, None):
         own, its = (units(each, spec.resources.placement)[0] for each in (layout, other.layout))
@@ -240,6 +246,13 @@ def _reasons(
             yield f"{other.layout} is faster, but needs {its} free GPUs on one node at a time, not {own}"
         else:
             yield f"the next best with no more GPUs, {other.layout}, takes {longer(other, choice)}"
+    if choice.job.parallelism.optimizer_offload > spec.parallelism.optimizer_offload:
+        lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
+        yield (
+            f"the optimizer's state is in the host's memory, which takes {choice.copies.state:.3g} s of the bus; "
+            f"without that it lacks {lacks / 1e9:.1f} GB per GPU"
+        )
+    yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
     faster = [each for each in unfit if each.layout.world_size <= ranks and _rank(each) < _rank(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
         lacks = (misfit.needed - limit) / 1e9

@@ -87,7 +87,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     """
     if layout.cp == 1:
         return None
-    job = at(spec, layout)
+    job = at(spec, layout, machine)
     dealing = Dealing.of(job, machine)
     sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout, machine)))
     chunk_sizes = tuple(_chunks(job, dealing, _MOST_CHUNKS // _sizes(spec)))
@@ -122,7 +122,7 @@ def _beside(spec: JobSpec, layout: Layout, machine: Machine) -> Iterator[Layout]
 
 
 def _size(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedSize:
-    needed, device = rank_memory(at(spec, layout), layout).total, device_bytes(spec.resources)
+    needed, device = rank_memory(at(spec, layout, machine), layout).total, device_bytes(spec.resources)
     return PlannedSize(
         context_parallel_size=layout.cp,
         world_size=layout.world_size,

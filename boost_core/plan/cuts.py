@@ -16,9 +16,10 @@ from math import inf
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.parallelism import StageModes
+from boost_core.plan.host_memory import room_of_a_rank
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import PipelineRank
-from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes
+from boost_core.plan.mixes import MIXED_LESS, BlockCosts, LeastCostly, RankMix, in_each_way, in_one, legal_modes
 from boost_core.plan.stages import Stage, layers_per_stage, stages_of
 from boost_core.plan.throughput import Step
 
@@ -42,9 +43,9 @@ class CutPlan:
 
 @dataclass(frozen=True)
 class _RankPlan:
-    """What a rank's blocks keep, or ``None`` if nothing fits; and its seconds, or else the bytes that it lacks."""
+    """What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks."""
 
-    mix: Sequence[StageModes] | None
+    mixes: LeastCostly | None
     cost: float
 
 
@@ -60,8 +61,9 @@ class Cuts:
     """
 
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
-        modes = legal_modes(job)
+        modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=modes[0])
+        self._layout, self._machine = layout, machine
         self._size, self._limit, self._modes = layout.pp, limit, modes
         self._step = Step(self._job, layout, machine, order, modes)
         self._costs = BlockCosts(self._step, modes)
@@ -103,7 +105,7 @@ class Cuts:
     def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cuts with one block moved from a stage of the limiting ranks to any other stage."""
         plans = self._rank_plans(sizes)
-        unfit = [rank for rank, plan in enumerate(plans) if plan.mix is None]
+        unfit = [rank for rank, plan in enumerate(plans) if plan.mixes is None]
         for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank].cost):
             for source in range(rank, len(sizes), self._size):
                 for target in range(len(sizes)):
@@ -122,17 +124,18 @@ class Cuts:
 
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
-        return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mix is None)
+        return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mixes is None)
 
     def _plan(self, sizes: Sequence[int]) -> CutPlan | None:
-        plans = self._rank_plans(sizes)
-        mixes = [plan.mix for plan in plans if plan.mix is not None]
-        if len(mixes) < len(plans):
+        mixes = [plan.mixes for plan in self._rank_plans(sizes) if plan.mixes is not None]
+        if len(mixes) < self._size:
             return None
-        modes = [mixes[stage % self._size][stage // self._size] for stage in range(len(sizes))]
-        job = self._with(sizes, modes)
-        step = self._step.keeping(job)
-        return CutPlan(job, step, step.played())
+        plans = []
+        for modes in in_each_way(mixes, len(sizes)):
+            job = self._with(sizes, modes)
+            step = self._step.keeping(job)
+            plans.append(CutPlan(job, step, step.played()))
+        return min(plans, key=lambda plan: plan.seconds)
 
     def _with(self, sizes: Sequence[int], modes: Sequence[StageModes]) -> JobSpec:
         return self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
@@ -144,13 +147,17 @@ class Cuts:
     def _rank_plan(self, number: int, stages: Sequence[Stage]) -> _RankPlan:
         key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
         if key not in self._ranks:
-            rank, mix = PipelineRank(self._job, number, stages), None
-            runs = [[((mode, size),) for size in rank.sizes] for mode in self._modes]
-            lacks = rank.keeping(runs[0]).memory().total - self._limit
-            if lacks > 0:
-                lacks = min(rank.keeping(each).memory().total for each in runs) - self._limit
-            if lacks <= self._limit * MIXED_LESS:
-                mix = RankMix(rank, self._costs, self._limit).least_costly()
-            head = self._step.of_the_head() if stages[-1].last else 0.0
-            self._ranks[key] = _RankPlan(mix, lacks if mix is None else self._costs.of(mix) + head)
+            self._ranks[key] = self._planned(PipelineRank(self._job, number, stages))
         return self._ranks[key]
+
+    def _planned(self, rank: PipelineRank) -> _RankPlan:
+        modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
+        found = [rank.in_one_mode(mode).memory() for mode in modes]
+        room = room_of_a_rank(found[0].copies, self._layout, self._machine)
+        if min(memory.total for memory in found) <= self._limit * (1 + MIXED_LESS):
+            mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
+            if mixes.least is not None:
+                head = self._step.of_the_head() if rank.ends else 0.0
+                return _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
+        in_room = [memory.total for memory in found if memory.host <= max(room, found[0].host)]
+        return _RankPlan(None, min(in_room) - self._limit)

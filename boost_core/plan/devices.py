@@ -6,7 +6,7 @@ report, about 6 % more.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
@@ -15,7 +15,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.host_memory import host_remedies, kept_on_host, lack_in_words, lacking, node_bytes
-from boost_core.plan.machine import Machine, kind_of_gpu
+from boost_core.plan.machine import Machine, kind_of_gpu, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.stages import miscounted
 
@@ -28,22 +28,34 @@ def device_bytes(resources: ResourcesConfig) -> int | None:
     return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
 
 
-def needed_bytes(spec: JobSpec, layout: Layout) -> int:
-    """Return the device memory needed by the rank that needs most in a layout."""
-    if spec.parallelism.recompute == "auto":
-        return _recomputing(_Asked.of(spec, layout))[1]
+def needed_bytes(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> int:
+    """Return the device memory needed by the rank that needs most in a layout; ``machine`` as for ``at``."""
+    if _leaves_open(spec):
+        return _resolved(_Asked.of(spec, layout, machine))[1]
     return rank_memory(spec, layout).total
 
 
-def at(spec: JobSpec, layout: Layout) -> JobSpec:
+def at(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> JobSpec:
     """Return the job as a gang of one layout trains it.
 
     ``recompute: auto`` is replaced by the least costly mix of modes with which every rank fits its GPU (``mixes``), or
-    else by the mode with which the fullest rank holds least. Losses are bit-identical in all modes.
+    else by the mode with which the fullest rank holds least. With ``layouts: auto``, a layout that fits in no other way
+    has all of the optimizer's state on the host, if that makes it fit. Losses are bit-identical in any case.
+
+    Args:
+        spec: The job.
+        layout: One of ``spec.layouts()``.
+        machine: What it runs on, whose corrections do not matter; by default what ``machine_for`` returns. Blocks are
+            kept in the host's memory only if the machine has a known amount of it.
     """
-    if spec.parallelism.recompute != "auto":
+    if not _leaves_open(spec):
         return spec.at(layout)
-    return spec.model_copy(update={"parallelism": _recomputing(_Asked.of(spec, layout))[0]})
+    return spec.model_copy(update={"parallelism": _resolved(_Asked.of(spec, layout, machine))[0]})
+
+
+def _leaves_open(spec: JobSpec) -> bool:
+    """Whether what a job keeps where depends on its layout."""
+    return spec.parallelism.recompute == "auto" or spec.leaves_layouts
 
 
 @dataclass(frozen=True)
@@ -51,36 +63,54 @@ class _Asked:
     """A job at a layout, compared by the parts that affect its memory and time; others cannot be hashed."""
 
     parts: tuple[Hashable, ...]
+    machine: Machine
     job: JobSpec = field(compare=False)
     layout: Layout = field(compare=False)
     limit: float = field(compare=False)
 
     @classmethod
-    def of(cls, spec: JobSpec, layout: Layout) -> "_Asked":
+    def of(cls, spec: JobSpec, layout: Layout, machine: Machine | None) -> "_Asked":
         job, device = spec.at(layout), device_bytes(spec.resources) or inf
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
-        kind = kind_of_gpu(job.resources)
-        parts = job.model, job.parallelism, job.training, job.optimizer, apart, on_gpu, device, kind
-        return cls(parts, job, layout, device * (1 - SPARE))
+        kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
+        facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
+        parts = job.model, job.parallelism, job.training, job.optimizer, *facts
+        on = machine or machine_for(job.resources, job.training.precision)
+        # Each job has corrections of its own, which say little about modes compared with each other.
+        return cls(parts, replace(on, fitted=None), job, layout, device * (1 - SPARE))
 
 
 @lru_cache(4096)  # shared by plans, admission and the scheduler
-def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
-    """Return what replaces ``auto``, and the bytes that a rank then needs."""
-    # Imported here to break a cycle: the time of a mix is that of a step, and a step's time depends on its mix.
-    from boost_core.plan.mixes import least_costly, legal_modes
+def _resolved(asked: _Asked) -> tuple[ParallelismConfig, int]:
+    """Return what replaces what is left open, and the bytes that a rank then needs."""
+    job, needed = _recomputing(asked.job, asked)
+    knows_hosts = asked.job.resources.gpus_per_worker > 0 and asked.machine.node_memory_bytes is not None
+    if needed > asked.limit and job.leaves_layouts and knows_hosts and job.parallelism.optimizer_offload < 1:
+        offloaded, less = _recomputing(asked.job.with_parallelism(optimizer_offload=1.0), asked)
+        of_node = node_bytes(rank_memory(offloaded, asked.layout), asked.layout, asked.machine)
+        if less <= asked.limit and not lacking(of_node, asked.machine):
+            return offloaded.parallelism, less
+    return job.parallelism, needed
 
-    whole = asked.job.with_parallelism(recompute=legal_modes(asked.job)[0])
+
+def _recomputing(job: JobSpec, asked: _Asked) -> tuple[JobSpec, int]:
+    """Return a job without ``recompute: auto``, and the bytes that a rank then needs."""
+    # Imported here to break a cycle: the time of a mix is that of a step, and a step's time depends on its mix.
+    from boost_core.plan.mixes import Mixes, legal_modes
+
+    if job.parallelism.recompute != "auto":
+        return job, rank_memory(job, asked.layout).total
+    whole = job.with_parallelism(recompute=legal_modes(job, asked.machine)[0])
     needed = rank_memory(whole, asked.layout).total
     if needed <= asked.limit:
-        return whole.parallelism, needed
-    mixed = least_costly(asked.job, asked.layout, asked.limit)
-    return mixed.parallelism, rank_memory(mixed, asked.layout).total
+        return whole, needed
+    mixed = Mixes(job, asked.layout, asked.machine).least_costly(asked.limit)
+    return mixed, rank_memory(mixed, asked.layout).total
 
 
 def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
     """Return the host memory that a node's ranks need in one layout."""
-    return node_bytes(rank_memory(at(spec, layout), layout), layout, machine)
+    return node_bytes(rank_memory(at(spec, layout, machine), layout), layout, machine)
 
 
 def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
@@ -106,7 +136,7 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
         return None
     needed, of_hosts = {}, {}
     for layout in reversed(spec.layouts()):  # usually the largest fits if any does
-        needed[layout] = 0 if device is None else needed_bytes(spec, layout)
+        needed[layout] = 0 if device is None else needed_bytes(spec, layout, machine)
         if needed[layout] <= (device or 0):
             if machine is None or not checks_hosts:
                 return None

@@ -22,7 +22,24 @@ def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
         layout: The gang's layout.
         machine: What it runs on.
     """
-    return min(layout.world_size, machine.cluster.levels[0].fan_out) * (memory.host + memory.copies)
+    return _ranks_of_a_node(layout, machine) * (memory.host + memory.copies)
+
+
+def room_of_a_rank(copies: int, layout: Layout, machine: Machine) -> float:
+    """Return the bytes of a host's memory that a rank may fill with state and what blocks keep; none if unknown.
+
+    Args:
+        copies: Bytes of a rank's copies of the state.
+        layout: The gang's layout.
+        machine: What it runs on.
+    """
+    if machine.node_memory_bytes is None:
+        return 0
+    return machine.node_memory_bytes // _ranks_of_a_node(layout, machine) - copies
+
+
+def _ranks_of_a_node(layout: Layout, machine: Machine) -> int:
+    return min(layout.world_size, machine.cluster.levels[0].fan_out)
 
 
 def lacking(needed: int, machine: Machine) -> int:

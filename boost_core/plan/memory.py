@@ -28,11 +28,12 @@ CPU's matrix products, or the allocator's fragmentation.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
+from typing import NamedTuple
 
 from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
@@ -92,8 +93,22 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     """
     job = spec.at(layout)
     by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = range(layout.pp) if by_stage else _extremes(job.model, _stages(job), layout.pp)
-    found = [rank.memory() for rank in pipeline_ranks(job, layout, ranks)]
+    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else _fullest(job, layout)
+    return _most_of([rank.memory() for rank in ranks])
+
+
+def memory_in_each(spec: JobSpec, layout: Layout, modes: Iterable[RecomputeMode]) -> dict[RecomputeMode, RankMemory]:
+    """Return the same with all blocks in each of several modes, which takes less time than one by one."""
+    ranks = _fullest(spec.at(layout), layout)
+    return {mode: _most_of([rank.in_one_mode(mode).memory() for rank in ranks]) for mode in modes}
+
+
+def _fullest(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
+    """The ranks that may need most if all blocks have one mode."""
+    return pipeline_ranks(job, layout, _extremes(job.model, _stages(job), layout.pp))
+
+
+def _most_of(found: Sequence[RankMemory]) -> RankMemory:
     fullest = max(found, key=lambda memory: memory.total)
     return replace(fullest, host=max(each.host for each in found), copies=max(each.copies for each in found))
 
@@ -153,6 +168,42 @@ def _load(model: ModelConfig, stage: Stage) -> tuple[int, ...]:
     return len(stage.layers), crossed, *ends, stage.first, -stage.first, stage.last, -stage.last
 
 
+class _Fixed(NamedTuple):
+    """Bytes of a rank that do not depend on what its blocks keep.
+
+    Attributes:
+        weights: As in ``RankMemory``.
+        gradients: Gradient accumulators.
+        optimizer: As in ``RankMemory``.
+        under_way: Gradients being sent during the backward pass.
+        ahead: What is sent ahead of it.
+        held: Buffers, the batch and rotary angles.
+        beside_block: As ``_beside_block`` returns it.
+        embedding: The embedding's gradient.
+        head: Memory of the head and the loss.
+        head_norm: Backward pass through the final norm.
+        update: What LORO's or Muon's update takes.
+        starting: Peak at the start.
+        host: State in the host's memory.
+        copies: As in ``RankMemory``.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    under_way: int
+    ahead: int
+    held: int
+    beside_block: int
+    embedding: int
+    head: int
+    head_norm: int
+    update: int
+    starting: int
+    host: int
+    copies: int
+
+
 class PipelineRank:
     """One pipeline rank.
 
@@ -176,41 +227,72 @@ class PipelineRank:
         """Number of blocks of each stage; the first has more micro-batches in flight."""
         return [len(stage.layers) for stage in self._stages]
 
+    @property
+    def ends(self) -> bool:
+        """Whether it has the model's last stage."""
+        return self._stages[-1].last
+
     def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
         """Return the rank with its stages' blocks in these modes; what does not depend on them is computed once."""
-        _ = self._state, self._starting, self._moments, self._owed_by_stages, self._largest_weight
+        _ = self._fixed, self._moments, self._owed_by_stages, self._stage_bytes, self._may_capture
         other = copy(self)
         other._runs = tuple(modes)
         return other
 
+    def in_one_mode(self, mode: RecomputeMode) -> "PipelineRank":
+        """Return the rank with all blocks in one mode."""
+        return self.keeping([((mode, size),) for size in self.sizes])
+
     def memory(self) -> RankMemory:
         """Return the rank's peak memory."""
+        fixed = self._fixed
+        state = fixed.weights + fixed.gradients + fixed.optimizer
+        block = self._tokens * max(map(self._blocks_backward, self._stages, self._runs))
+        kept, backward = self._kept(), max(block + fixed.beside_block, fixed.embedding, fixed.head_norm)
+        step = state + kept + max(backward + fixed.under_way, fixed.head + fixed.ahead)
+        if self._captures:
+            step += max(fixed.update, self._evaluation())
+        total = max(step, fixed.starting, state + fixed.update)
+        return RankMemory(
+            fixed.weights, fixed.gradients + fixed.under_way, fixed.optimizer, kept + backward, fixed.head, total,
+            fixed.host + self._on_host(), fixed.copies,
+        )  # fmt: skip
+
+    @property
+    def _captures(self) -> bool:
+        """Whether steps are captured; the only rank of a pipeline has all modes."""
+        return self._may_capture and not _on_host(self._runs)
+
+    @cached_property
+    def _may_capture(self) -> bool:
+        return captures_steps(self._job)
+
+    @cached_property
+    def _fixed(self) -> "_Fixed":
         groups = self._state
-        weights, gradients, optimizer = (
-            sum(sizes)
-            for sizes in zip(*((each.weights, each.gradients, each.optimizer) for each in groups), strict=True)
+        weights = sum(each.weights for each in groups)
+        return _Fixed(
+            weights=weights,
+            gradients=sum(each.gradients for each in groups),
+            optimizer=sum(each.optimizer for each in groups) + staging_bytes(groups),
+            under_way=sum(each.under_way for each in groups),
+            ahead=sum(each.ahead for each in groups),
+            held=self._buffers() + self._batch() + self._rotary(),
+            beside_block=self._beside_block(),
+            embedding=self._embedding_gradient(),
+            head=self._head(),
+            head_norm=self._head_norm(),
+            update=self._update(weights // self._element),
+            starting=starting_peak(groups) + self._rotary(),
+            host=sum(each.host for each in groups),
+            copies=self._copies(),
         )
-        optimizer += staging_bytes(groups)
-        kept, backward, head = self._kept(), max(self._backward(), self._head_norm()), self._head()
-        under_way, ahead = sum(each.under_way for each in groups), sum(each.ahead for each in groups)
-        step = weights + gradients + optimizer + kept + max(backward + under_way, head + ahead)
-        update = self._update(weights // self._element)
-        if captures_steps(self._job):
-            step += max(update, self._evaluation())
-        update += weights + gradients + optimizer
-        total = max(step, self._starting, update)
-        host = sum(each.host for each in groups) + self._on_host()
-        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total, host, self._copies())
 
     def _copies(self) -> int:
         number = 1
         if self._job.fault_tolerance.memory_copy_every_steps:
             number = _OWN_COPIES if self._job.parallelism.world_size == 1 else 2 * _OWN_COPIES
         return number * sum(each.copy for each in self._state)
-
-    @cached_property
-    def _starting(self) -> int:
-        return starting_peak(self._state) + self._rotary()
 
     @cached_property
     def _largest_weight(self) -> int:
@@ -224,23 +306,26 @@ class PipelineRank:
         """Peak of a forward pass: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
         block = self._tokens * (self._each.block(crossed, given, "none") + self._each.residual * self._element)
-        return block + self._by_itself(self._stages[0]) + self._tokens * self._each.head() + self._logits()
+        return block + self._by_itself(self._runs[0]) + self._tokens * self._each.head() + self._logits()
 
     def _kept(self) -> int:
         """Activations once the last of the micro-batches in flight has gone through."""
-        of_stages = [self._of_stage(stage) for stage in self._stages]
+        of_stages = list(map(self._of_stage, self._stages, self._runs, self._stage_bytes))
         most = max(_bytes(moment, of_stages, self._owed_by_stages) for moment in self._moments)
-        return most + max(map(self._leaving, self._stages)) + self._buffers() + self._batch() + self._rotary()
+        return most + max(map(self._leaving, self._stages, self._runs)) + self._fixed.held
 
     def _on_host(self) -> int:
         """Bytes on the host for all micro-batches in flight: ``parallel.host_memory``."""
-        of_stages = [self._tokens * self._of_blocks(stage, self._modes(stage), on_host=True) for stage in self._stages]
+        if not _on_host(self._runs):
+            return 0
+        stages = zip(self._stages, self._runs, strict=True)
+        of_stages = [self._tokens * self._of_blocks(stage, modes, on_host=True) for stage, modes in stages]
         return max(_bytes(moment, of_stages, (0,) * len(of_stages)) for moment in self._moments)
 
-    def _leaving(self, stage: Stage) -> int:
+    def _leaving(self, stage: Stage, modes: ModeRuns) -> int:
         """Bytes in transit to the host at a time: those of a stage's last block that offloads."""
         begin, a_token = stage.layers.start, 0
-        for mode, count in self._modes(stage):
+        for mode, count in modes:
             if TRAITS[mode].on_host:
                 last = begin + count - 1
                 crossed = given = self._job.model.crosses_into(last)
@@ -264,27 +349,30 @@ class PipelineRank:
             return frozenset({((1, 0), (0, 0))})
         return in_hand(self._job.parallelism, self._rank, self._micro_batches)
 
-    def _of_stage(self, stage: Stage) -> int:
-        """Bytes that a stage keeps of a micro-batch, without the head."""
-        each = self._each
-        modes = self._modes(stage)
+    def _of_stage(self, stage: Stage, modes: ModeRuns, besides: int) -> int:
+        """Bytes that a stage keeps of a micro-batch, without the head; ``besides`` its blocks."""
         a_token = self._of_blocks(stage, modes)
         if TRAITS[modes[0][0]].on_host:
             a_token += self._begins(stage)
-        if stage.first:
-            a_token += each.embedding()
-        else:
-            a_token -= each.residual * self._element  # its input is in a buffer
+        return a_token * self._tokens + self._by_itself(modes) + besides
+
+    @cached_property
+    def _stage_bytes(self) -> list[int]:
+        """Bytes that each stage keeps of a micro-batch besides its blocks."""
+        return list(map(self._besides_blocks, self._stages))
+
+    def _besides_blocks(self, stage: Stage) -> int:
+        each = self._each
+        a_token = each.embedding() if stage.first else -each.residual * self._element  # its input is in a buffer
         if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # otherwise among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
-        indexes = len(stage.layers) * index_bytes(self._job, self._heads)
-        return a_token * self._tokens + self._by_itself(stage) + indexes
+        return a_token * self._tokens + len(stage.layers) * index_bytes(self._job, self._heads)
 
     def _crossing(self, layer: int) -> int:
         """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
         return self._each.carried if self._job.model.crosses_into(layer) else 0
 
-    def _by_itself(self, stage: Stage) -> int:
+    def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""
         job = self._job
         some_sparsely = job.training.attention is not None and job.data.documents_apart
@@ -296,7 +384,7 @@ class PipelineRank:
             return 0
         window, length = job.model.sliding_window, job.training.sequence_length
         seen = 0 if window is None or window >= length else 2 * window
-        at_once = max(1, sum(count for mode, count in self._modes(stage) if mode == "none"))
+        at_once = max(1, sum(count for mode, count in modes if mode == "none"))
         return self._tokens * at_once * (self._each.query * self._element + seen * (self._element + 1))
 
     def _owed(self, stage: Stage) -> int:
@@ -305,9 +393,6 @@ class PipelineRank:
         About what a block keeps without recomputation.
         """
         return self._tokens * self._of_blocks(stage, (("none", len(stage.layers)),))
-
-    def _modes(self, stage: Stage) -> ModeRuns:
-        return self._runs[self._stages.index(stage)]
 
     def _of_blocks(self, stage: Stage, modes: ModeRuns, on_host: bool = False) -> int:
         """Bytes per token that a stage's blocks keep, on the device or on the host; many blocks are alike."""
@@ -424,37 +509,47 @@ class PipelineRank:
         own = self._tokens * 2 * rank * (1 + PRECISE // self._element)
         return self._element * (shares + stage * whole + own) + 2 * PRECISE * 2 * rank * self._each.key_value
 
-    def _backward(self) -> int:
-        """Bytes of a block's backward pass, with a weight's gradient; or of the embedding's gradient."""
-        block = self._tokens * max(map(self._blocks_backward, self._stages))
-        largest = self._largest_weight
-        gradient = (2 * self._element + PRECISE) * largest
+    def _beside_block(self) -> int:
+        """Bytes of a block's backward pass besides activations: of context parallelism, and a weight's gradient."""
+        largest, besides = self._largest_weight, self._context() + head_bytes(self._job)
         if self._job.training.precision == "fp8" and self._each.kernels:  # 8-bit operands, for one product at a time
-            block += self._tokens * self._each.fp8_operand() + largest
-        embedding = (
-            (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
-        )
-        block += self._context() + head_bytes(self._job)
-        return max(block + gradient, embedding)
+            besides += self._tokens * self._each.fp8_operand() + largest
+        return besides + (2 * self._element + PRECISE) * largest
+
+    def _embedding_gradient(self) -> int:
+        return (self._element + self._copied()) * self._table() if self._stages[0].first else 0
 
     @property
     def _heads(self) -> int:
         """Number of query heads on this rank."""
         return self._each.query // self._job.model.head_size
 
-    def _blocks_backward(self, stage: Stage) -> int:
+    def _blocks_backward(self, stage: Stage, modes: ModeRuns) -> int:
         """Bytes per token in the fullest of a stage's blocks, less what later blocks have already freed."""
         gone, most, end = 0, 0, stage.layers.stop
         # zero_bubble keeps it until the weight gradients are computed.
         lets_go = self._job.parallelism.pipeline_schedule != "zero_bubble"
-        for mode, count in reversed(self._modes(stage)):
+        beside = self._fetches_beside(stage, modes)
+        for mode, count in reversed(modes):
             crossed = given = self._job.model.crosses_into(end - 1)
-            most = max(most, self._each.block_backward(crossed, given, mode) - gone)
+            block = self._each.block_backward(crossed, given, mode)
+            block += beside * self._each.segment_fetched(crossed, mode)
+            most = max(most, block - gone)
             begin = end - count
             if lets_go and begin > stage.layers.start:
                 gone += self._of_run(range(begin, end), mode)
             end = begin
         return most
+
+    def _fetches_beside(self, stage: Stage, modes: ModeRuns) -> bool:
+        """Whether a backward pass has another segment on the device, beside the blocks fetched ahead and in transit.
+
+        Not where it follows its own forward pass: then the block in transit is the one that it begins with.
+        """
+        parallelism = self._job.parallelism
+        if parallelism.stages == 1 or (stage.last and parallelism.pipeline_schedule == "1f1b"):
+            return False
+        return sum(count for mode, count in modes if TRAITS[mode].slices) > self._each.blocks_ahead
 
     def _head(self) -> int:
         if not self._stages[-1].last:
@@ -523,6 +618,11 @@ def _alike_with_lax(
     return tuple(entry for entry in counts.items() if entry[1])
 
 
+def _on_host(runs: Iterable[ModeRuns]) -> bool:
+    return any(TRAITS[mode].on_host for modes in runs for mode, _ in modes)
+
+
 def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:
-    counts = zip(moment, (kept, owed), strict=True)
-    return sum(count * size for pair, sizes in counts for count, size in zip(pair, sizes, strict=False))
+    (first, second), (owes_first, owes_second) = moment
+    of_first = first * kept[0] + owes_first * owed[0]
+    return of_first if len(kept) == 1 else of_first + second * kept[1] + owes_second * owed[1]

@@ -83,6 +83,7 @@ class PlannedShape(Config):
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
+    optimizer_offload: float = Field(0, description="The resulting parallelism.optimizer_offload.")
     layers_per_stage: tuple[int, ...] = Field((), description="Number of blocks in each pipeline stage.")
     memory: Memory
     device_memory_bytes: int | None = Field(
@@ -165,7 +166,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         ValueError: A layout does not fit into the machine's network, or its stages do not match the listed modes.
     """
     machine = machine or machine_of(spec)
-    jobs = {layout: at(spec, layout) for layout in spec.layouts()}
+    jobs = {layout: at(spec, layout, machine) for layout in spec.layouts()}
     for job in jobs.values():
         if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
             raise ValueError(problem)
@@ -190,7 +191,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(spec, planned)),
+        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(jobs, planned)),
     )
 
 
@@ -217,6 +218,7 @@ def _planned(
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
+        optimizer_offload=spec.parallelism.optimizer_offload,
         layers_per_stage=layers_per_stage(spec.model, spec.parallelism, spec.training.sequence_length),
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
@@ -306,11 +308,12 @@ def _offload_notes(planned: Sequence[PlannedShape]) -> list[str]:
     ]
 
 
-def _host_notes(spec: JobSpec, planned: Sequence[PlannedShape]) -> list[str]:
+def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> list[str]:
     """Explain which layouts need more host memory than nodes have, or that this is unknown."""
+    most = max(planned, key=lambda each: each.node_host_bytes)
+    spec = jobs[Layout.of(most)]
     if not spec.resources.gpus_per_worker:
         return []
-    most = max(planned, key=lambda each: each.node_host_bytes)
     needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
     if most.node_memory_bytes is None:
         return [f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"]

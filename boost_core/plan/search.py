@@ -20,11 +20,12 @@ for what that does not count. The model, the batch, the precision and the strate
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import gcd, inf, isqrt
+from operator import itemgetter
 from typing import Any
 
 from boost_core.config.job import JobSpec
@@ -36,8 +37,8 @@ from boost_core.plan.devices import SPARE
 from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
-from boost_core.plan.mixes import MIXED_LESS, leanest, least_costly
-from boost_core.plan.throughput import ORDER, Step, StepSeconds
+from boost_core.plan.mixes import MIXED_LESS, Mixes
+from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
 _FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank
@@ -48,6 +49,7 @@ _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
 _MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
 _MOST_BEGUN = 16  # pipelines for which other cuts are tried
 _WORTH_SAYING = 0.01  # share of a step
+_NO_COPIES = HostCopies()
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,23 @@ class Choice:
         seconds: Seconds of a step.
         needed: Device bytes of the rank that needs most.
         host: Bytes of host memory that a node's ranks need.
+        copies: Copies over the bus to that memory.
     """
 
     job: JobSpec
     seconds: StepSeconds
     needed: int
     host: int = 0
+    copies: HostCopies = _NO_COPIES
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part, with those that only the bus takes apart from the rest."""
+        parts = asdict(self.seconds)
+        exposed = min(self.copies.exposed, parts["arithmetic"])
+        parts["arithmetic"] -= exposed
+        parts["update"] -= self.copies.state
+        return parts | {"copies over the bus": exposed + self.copies.state}
 
     @property
     def layout(self) -> Layout:
@@ -162,14 +175,21 @@ class _Pipeline:
     Attributes:
         job: The job with it, with the default cut and without recomputation.
         step: Its step.
-        expected: Lower bound on its seconds, or, once simulated, its seconds with the recomputation that it needs.
+        bound: Lower bound on its seconds with the recomputation that it needs.
         fits: Whether it is known to fit, or that it may with recomputation.
+        played: The least of its seconds that were simulated.
     """
 
     job: JobSpec
     step: Step
-    expected: float
+    bound: float
     fits: bool = False
+    played: float = inf
+
+    @property
+    def expected(self) -> float:
+        """Seconds that it takes with the default cut, as far as that is known."""
+        return self.bound if self.played == inf else self.played
 
 
 class _Search:
@@ -182,7 +202,7 @@ class _Search:
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
-        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[float], object]]] = []
         self._steps: dict[_Shape, Step] = {}
         self._too_large: set[_Shape] = set()  # without recomputation; then also with any fewer replicas
         self._hopeless: set[_Shape] = set()  # the same, with any recomputation
@@ -253,7 +273,8 @@ class _Search:
 
     def _choice(self, job: JobSpec, step: Step, memory: RankMemory) -> Choice:
         layout = Layout.of(job.parallelism)
-        return Choice(job, step.replayed(), memory.total, node_bytes(memory, layout, self._machine))
+        of_node = node_bytes(memory, layout, self._machine)
+        return Choice(job, step.replayed(), memory.total, of_node, step.host_copies)
 
     def _lacks(self, memory: RankMemory, layout: Layout) -> float:
         """Bytes that a rank lacks on its device, plus those that its node's host lacks; 0 if it fits."""
@@ -278,7 +299,7 @@ class _Search:
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
-    def _push(self, bound: float, look: Callable[[float], None]) -> None:
+    def _push(self, bound: float, look: Callable[[float], object]) -> None:
         heappush(self._queue, (bound, next(self._numbers), look))
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
@@ -329,11 +350,6 @@ class _Search:
         if self._offloads and shape.optimizer_offload < 1:
             self._look_at(replace(shape, optimizer_offload=1.0), replicas)
 
-    def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
-        """Note how long a combination takes with the default cut, as far as that is known."""
-        if each := self._pipelines.get((shape, layout.dp)):
-            each.expected, each.fits = seconds, True
-
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
         """Simulate a job if it fits."""
         layout = Layout.of(job.parallelism)
@@ -341,7 +357,8 @@ class _Search:
         lacks = self._lacks(memory, layout)
         if not lacks:
             total = step.played()
-            self._expect(shape, layout, total)
+            if each := self._pipelines.get((shape, layout.dp)):
+                each.fits, each.played = True, min(each.played, total)
             if total < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
                 self._fastest[shape.way, layout.dp] = total, job, step, memory
             return True
@@ -355,28 +372,27 @@ class _Search:
     def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
         """Queue the least costly mix of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
-        if not self._may_fit(shape, job, bound):
+        mixes = Mixes(job, layout, self._machine)
+        if not self._may_fit(shape, job, mixes, bound):
             return
-        mixed = least_costly(job, layout, self._limit, self._machine)
-        step = Step(mixed, layout, self._machine, self._order)
+        bounds = []
+        for mixed in mixes.ways(self._limit):
+            step = Step(mixed, layout, self._machine, self._order)
+            bounds.append(max(bound, step.at_least()))
+            self._push(bounds[-1], partial(self._try, shape, mixed, step))
+        if each := self._pipelines.get((shape, layout.dp)):
+            each.fits, each.bound = True, min(bounds)
 
-        def look(bound: float) -> None:
-            self._try(shape, mixed, step, bound)
-
-        bound = max(bound, step.at_least())
-        self._expect(shape, layout, bound)
-        self._push(bound, look)
-
-    def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job may fit with some mix, judged by the mode with which it holds least, which is quicker."""
+    def _may_fit(self, shape: _Shape, job: JobSpec, mixes: Mixes, bound: float) -> bool:
+        """Whether a job may fit with some mix, on devices and hosts."""
         layout = Layout.of(job.parallelism)
-        lean, memory = leanest(job, layout)
+        lean, memory = mixes.leanest()
         hosts_lack = self._hosts_lack(shape, job, memory)
-        if memory.total <= self._limit * (1 + MIXED_LESS) and not hosts_lack:
+        if mixes.may_fit(self._limit) and not hosts_lack:
             return True
         step = Step(lean, layout, self._machine, self._order)
         self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
-        if _with_any_replicas(memory, lean) > self._limit * (1 + MIXED_LESS):
+        if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
             self._hopeless.add(shape)
         return False
 
@@ -450,9 +466,10 @@ def reasons(found: Found, device_bytes: float, machine: Machine) -> Iterator[str
     """Explain why the first choice is the best."""
     if found.choices:
         first, *others = found.choices
-        yield f"most of its step is {largest_part(first.seconds)}"
+        yield f"most of its step is {largest_part(first)}"
         if others:
             yield f"the next best, {others[0]}, takes {longer(others[0], first)}"
+        yield from because_of_hosts(first, device_bytes * (1 - SPARE), machine)
     if found.misfit is not None:
         lacks = found.misfit.needed - device_bytes * (1 - SPARE)
         if lacks > 0:
@@ -462,18 +479,46 @@ def reasons(found: Found, device_bytes: float, machine: Machine) -> Iterator[str
         yield f"{found.misfit} would take {found.misfit.seconds.total:.3g} s, but {what}"
 
 
-def largest_part(seconds: StepSeconds) -> str:
+def because_of_hosts(
+    choice: Choice, limit: float, machine: Machine, seconds: Callable[[Step], float] = Step.played
+) -> Iterator[str]:
+    """Explain why blocks are kept in the host's memory, if any are: what the bus takes, and what they would do instead.
+
+    Args:
+        choice: The choice.
+        limit: Usable bytes of a device.
+        machine: What it runs on.
+        seconds: How choices are timed.
+    """
+    if not choice.job.parallelism.keeps_on_host:
+        return
+    layout, without = choice.layout, replace(machine, node_memory_bytes=None)
+    otherwise = Mixes(choice.job, layout, without).least_costly(limit)
+    needed = rank_memory(otherwise, layout).total
+    if needed > limit:
+        instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"
+    else:
+        takes = seconds(Step(otherwise, layout, machine))
+        instead = (
+            f"with all of it on the GPU, a step takes {takes:.3g} s, recompute {otherwise.parallelism.recompute_text}"
+        )
+    yield (
+        f"what blocks keep in the host's memory crosses the bus in {choice.copies.crossing:.3g} s, at "
+        f"{machine.profile.host_bandwidth / 1e9:.3g} GB/s, of which passes hide all but "
+        f"{choice.copies.exposed:.3g} s; {instead}"
+    )
+
+
+def largest_part(choice: Choice) -> str:
     """Name the largest part of a step and its share."""
-    name = max(fields(seconds), key=lambda field: getattr(seconds, field.name)).name
-    return f"{name} ({getattr(seconds, name) / seconds.total:.0%})"
+    name, seconds = max(choice.parts.items(), key=itemgetter(1))
+    return f"{name} ({seconds / choice.seconds.total:.0%})"
 
 
 def longer(other: Choice, first: Choice) -> str:
     """Say by how much one choice is slower, and which part contributes most."""
-    more = {
-        field.name: there - here
-        for field, there, here in zip(fields(StepSeconds), astuple(other.seconds), astuple(first.seconds), strict=True)
-    }
+    parts = first.parts
+    more = {name: there - parts[name] for name, there in other.parts.items()}
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
     return f"{ratio:.1%} longer: {more[name]:.3g} s more of {name}" if more[name] > 0 else "as long"
@@ -510,26 +555,34 @@ def _first(found: Found) -> str | None:
     return str(found.choices[0]) if found.choices else None
 
 
+_ARITHMETIC, _BANDWIDTH, _DEVICES, _BUS, _HOSTS = (
+    "the rate of arithmetic", "the memory's bandwidth", "the memory's size", "the bandwidth of the bus to hosts",
+    "the size of hosts' memory",
+)  # fmt: skip
+
+
 def _inputs(machine: Machine) -> list[str]:
     links = [f"the link of a {level.name}" for level in machine.cluster.levels]
-    return ["the rate of arithmetic", "the memory's bandwidth", *links, "the memory's size"]
+    of_hosts = [] if machine.node_memory_bytes is None else [_BUS, _HOSTS]
+    return [_ARITHMETIC, _BANDWIDTH, *links, _DEVICES, *of_hosts]
 
 
 def _scaled(machine: Machine, device_bytes: float, name: str, factor: float) -> tuple[Machine, float]:
     profile, levels = machine.profile, list(machine.cluster.levels)
-    match _inputs(machine).index(name):
-        case 0:
-            profile = replace(
-                profile,
-                product_flops=profile.product_flops * factor,
-                attention_flops=profile.attention_flops * factor,
-            )
-        case 1:
-            profile = replace(profile, bandwidth=profile.bandwidth * factor)
-        case index if index < 2 + len(levels):
-            level = levels[index - 2]
-            link = replace(level.link, bytes_per_second=level.link.bytes_per_second * factor)
-            levels[index - 2] = replace(level, link=link)
-        case _:
-            return machine, device_bytes * factor
+    if name == _DEVICES:
+        return machine, device_bytes * factor
+    if name == _HOSTS:
+        return replace(machine, node_memory_bytes=int((machine.node_memory_bytes or 0) * factor)), device_bytes
+    if name == _ARITHMETIC:
+        products, attention = profile.product_flops * factor, profile.attention_flops * factor
+        profile = replace(profile, product_flops=products, attention_flops=attention)
+    elif name == _BANDWIDTH:
+        profile = replace(profile, bandwidth=profile.bandwidth * factor)
+    elif name == _BUS:
+        profile = replace(profile, host_bandwidth=profile.host_bandwidth * factor)
+    else:
+        index = _inputs(machine).index(name) - 2
+        level = levels[index]
+        link = replace(level.link, bytes_per_second=level.link.bytes_per_second * factor)
+        levels[index] = replace(level, link=link)
     return replace(machine, profile=profile, cluster=replace(machine.cluster, levels=tuple(levels))), device_bytes

@@ -93,6 +93,21 @@ class StepSeconds:
 
 
 @dataclass(frozen=True)
+class HostCopies:
+    """A step's copies over the bus to the host's memory and back.
+
+    Attributes:
+        crossing: Seconds of those of what blocks keep.
+        exposed: Seconds of these that nothing hides; part of ``StepSeconds.arithmetic``.
+        state: Seconds of those of the optimizer's state; part of ``StepSeconds.update``.
+    """
+
+    crossing: float = 0.0
+    exposed: float = 0.0
+    state: float = 0.0
+
+
+@dataclass(frozen=True)
 class _MicroBatch:
     """Seconds of a pipeline rank for a micro-batch."""
 
@@ -143,7 +158,8 @@ def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> 
 
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
-    return Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision))
+    machine = machine or machine_for(spec.resources, spec.training.precision)
+    return Step(at(spec, layout, machine), layout, machine)
 
 
 def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
@@ -151,9 +167,10 @@ def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
 
     Arguments as in ``step_parts``.
     """
-    if spec.parallelism.optimizer_offload == 0 and not spec.parallelism.keeps_on_host:
+    job = at(spec, layout, machine)
+    if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
         return 0.0
-    return _step(spec, layout, machine).offload_seconds
+    return _step(job, layout, machine).offload_seconds
 
 
 class Step:
@@ -341,9 +358,25 @@ class Step:
 
     @property
     def offload_seconds(self) -> float:
-        """What copies take of what the host has of the optimizer's state, and of what blocks keep."""
-        kept = (sum(count * sum(self._copies[mode]) for mode, count in modes.items()) for modes in self._rank_modes)
-        return self._factors.rest * (self._offload + self._micro_batches * max(kept))
+        """What exposed copies take of what the host has of the optimizer's state, and of what blocks keep."""
+        copies = self.host_copies
+        return copies.state + copies.exposed
+
+    @property
+    def host_copies(self) -> "HostCopies":
+        """A step's copies to and from the host's memory; those of what blocks keep on the rank with most of each."""
+        rest, stages = self._factors.rest, self._stages
+        waits = [sum(map(self._copies_before_backward, own)) for own in stages]
+        exposed = [
+            wait + sum(count * sum(self._copies[mode]) for mode, count in modes.items())
+            for wait, modes in zip(waits, self._rank_modes, strict=True)
+        ]
+        crossing = [
+            sum(2 * count * self._copy_of(mode) for mode, count in modes.items() if TRAITS[mode].on_host)
+            for modes in self._rank_modes
+        ]
+        of_a_step = rest * self._micro_batches
+        return HostCopies(of_a_step * max(crossing), of_a_step * max(exposed), rest * self._offload)
 
     @property
     def _offload(self) -> float:
@@ -516,6 +549,13 @@ class Step:
         Corrected as ``of_the_head``.
         """
         return self._usual.communication * self._first_gather(mode)
+
+    def first_copy(self, mode: RecomputeMode) -> float:
+        """What a backward pass of a stage that is not last waits for: the first block's tensors from the host.
+
+        Corrected as ``of_the_head``.
+        """
+        return self._usual.rest * self._copy_of(mode)
 
     def _first_gather(self, mode: RecomputeMode) -> float:
         return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers(mode))

@@ -88,7 +88,8 @@ class Comparison:
     def _report(self) -> ComparisonReport:
         self._told_next = max(_FIRST_TIMED, 2 * self._timed)
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
-        job, machine = at(spec, layout), self._basis.machine(spec)
+        machine = self._basis.machine(spec)
+        job = at(spec, layout, machine)
         predicted, communication = step_parts(job, layout, machine), predicted_communication(job, layout, machine)
         factor = machine.correction(job).factors.communication
         return ComparisonReport(

@@ -73,7 +73,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     ratios = _ratios(report, whole)
     if ratios is None or not plausible(whole):
         return None
-    job = at(record.spec, Layout.of(report))
+    job = at(record.spec, Layout.of(report), record.basis.machine(record.spec))
     return {
         "job_id": record.id, "shape": shape_of(job), "tenant": record.tenant, "kind": kind,
         "precision": job.training.precision, "base": _base(record.basis.profile, record.node_gpus),

@@ -68,7 +68,7 @@ class Demand:
         self._any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
         allowed = spec.layouts()
         if not needed and (self._any_kind or self.limit < inf):
-            needed = {layout: needed_bytes(spec, layout) for layout in allowed}
+            needed = {layout: needed_bytes(spec, layout, self._machine) for layout in allowed}
         if beyond is None:
             beyond = self._beyond_hosts(allowed)
         self.layouts = tuple(
@@ -93,7 +93,9 @@ class Demand:
 
     def holding(self, *layouts: Layout | None) -> "Demand":
         """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
-        known = (self._needed.get(layout) or needed_bytes(self._spec, layout) for layout in layouts if layout)
+        known = (
+            self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine) for layout in layouts if layout
+        )
         needed = max(known, default=0) if self._any_kind else 0
         return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
 
@@ -202,8 +204,9 @@ def _known(same: _Same) -> Demand:
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    # Many jobs differ only in profile or correction, on which bytes do not depend.
-    nodes = Basis(node_gpus=key.basis.node_gpus, node_memory_bytes=key.basis.node_memory_bytes)
+    # Many jobs differ only in profile or correction, on which bytes do not depend, but modes do on the profile.
+    profile = key.basis.profile if key.spec.parallelism.recompute == "auto" else None
+    nodes = Basis(profile=profile, node_gpus=key.basis.node_gpus, node_memory_bytes=key.basis.node_memory_bytes)
     if key.basis == nodes:
         return Demand(key.spec, basis=nodes)
     same = _remembered(replace(key, basis=nodes))

@@ -67,7 +67,7 @@ class Judged:
         slowest = max(self.others.values(), key=lambda other: other.seconds.total)
         return [
             self.cluster, str(self.sequences), self.model, str(self.gpus), str(self.ours),
-            f"{self.ours.seconds.total:.4g}", largest_part(self.ours.seconds),
+            f"{self.ours.seconds.total:.4g}", largest_part(self.ours),
             *("" if each is None else f"{each:.3f}" for each in ratios), longer(slowest, self.ours).partition(": ")[2],
         ]  # fmt: skip
 

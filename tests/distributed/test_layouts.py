@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from boost_core.config import JobSpec
 from boost_core.config.layout import Layout as Shape
@@ -18,6 +19,8 @@ from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.optim import group
 from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.parallel.host_memory import HostCopy
+from boost_core.plan.activations import Activations
 from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.inputs import StepInputs
@@ -295,6 +298,56 @@ def test_what_micro_batches_in_hand_keep_on_the_host_changes_no_bit(
         assert losses == expected[0]
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
         assert buffers == planned > 0
+
+
+def most_fetched(spec: JobSpec) -> int:
+    """The most bytes of the device at a time that are on their way to the host, or have come from it."""
+    state = TrainState.initial(spec, CPU)
+    sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)
+    sizes, copies, most = dict[StorageWeakRef, int](), list[HostCopy](), 0
+    begin, fetch = HostCopy.__init__, HostCopy.fetch
+
+    def look() -> None:
+        nonlocal most, sizes, copies
+        sizes = {storage: size for storage, size in sizes.items() if not storage.expired()}
+        copies = [copy for copy in copies if copy.leaves]
+        leaving = sum(copy._leaving.nbytes for copy in copies if copy._leaving is not None)
+        most = max(most, sum(sizes.values()) + leaving)
+
+    def begun(self: HostCopy, *arguments: Any) -> None:
+        begin(self, *arguments)
+        copies.append(self)
+        look()
+
+    def fetched(self: HostCopy) -> None:
+        comes = self._come is None and self._leaving is None
+        fetch(self)
+        if comes and self._come is not None:
+            sizes[StorageWeakRef(self._come.untyped_storage())] = self._come.nbytes
+        look()
+
+    with patch.object(HostCopy, "__init__", begun), patch.object(HostCopy, "fetch", fetched):
+        training_step(state, sampler)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("tensor", "layers", "schedule"),
+    [(1, 6, "1f1b"), (1, 12, "interleaved_1f1b"), pytest.param(2, 8, "1f1b", marks=pytest.mark.full)],
+)
+def test_what_comes_from_the_host_beside_what_goes_there_is_planned(
+    ranks: Ranks, corpus: Path, tensor: int, layers: int, schedule: str
+) -> None:
+    """A rank that is not last has a block of the newest micro-batch on its way when another's backward pass begins."""
+    layout = {"tensor_parallel_size": tensor, "pipeline_parallel_size": 2, "pipeline_schedule": schedule}
+    spec = job(corpus, "cola", 2, layout | {"recompute": "offload"})
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_hidden_layers": layers})})
+    first, *_, last = ranks.run(2 * tensor, most_fetched, spec)
+    tokens, each = 2 * 16, Activations(spec.model, spec.parallelism, 4, kernels=False)
+    block, besides = each.on_host(False, False, "offload"), each.segment_fetched(False, "offload")
+    planned = tokens * ((1 + each.blocks_ahead) * block + besides)
+    assert first <= planned <= first + tokens * 4 * each.residual
+    assert last <= (planned - tokens * besides if schedule == "1f1b" else planned)
 
 
 def _of_documents(spec: JobSpec) -> JobSpec:

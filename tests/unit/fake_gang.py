@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from boost_core.config import JobSpec
 from boost_core.messages.reports import Cause, InterruptionReport, Report
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.control import port
@@ -54,7 +55,7 @@ class FakeGang:
         decisions: All that it has decided.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, nodes: str) -> None:
+    def __init__(self, spec: JobSpec, orders: Orders, nodes: str, basis: Basis = NOMINAL) -> None:
         self.nodes, self._known = set(nodes), set(nodes)
         self.leaving: dict[str, float | None] = {}
         self.fail_starts, self.free_memory = False, 2**40
@@ -62,7 +63,7 @@ class FakeGang:
         self.decisions: list[port.Decision] = []
         self.now, self.step, self.training = 1000.0, 0, None
         self.record = GangRecord(self._moment())
-        self.controller = GangController(spec, orders, self.record)
+        self.controller = GangController(spec, orders, self.record, basis)
         self.copies_to_spare = True
         self.spare: FakeWorker | None = None
         self.spare_failure: str | None = None

@@ -22,7 +22,7 @@ from boost_core.plan import search as module
 from boost_core.plan.fitted import Correction, Fitted, ShapeCorrection, shape_of
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import SPARE, Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
@@ -59,17 +59,17 @@ def machine(
 
 
 @cache
-def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int, float]]:
+def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int, int, bool]]:
     """Seconds and bytes of every legal way, whatever is used of the GPUs; legal is what a job file may say.
 
-    Of the bytes, those of the fullest rank's device and those of a node's host; and the share of the optimizer's state
-    that is on the host.
+    Of the bytes, those of the fullest rank's device and those of a node's host; and whether state or activations are
+    on the host.
     """
     spec = job(batch=batch)
     return list(_every_way(spec, gpus, machine(spec, node)))
 
 
-def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int, float]]:
+def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int, int, bool]]:
     content = spec.model_dump(mode="json")
     schedules = ("1f1b", "interleaved_1f1b", "zero_bubble")
     held = ((1, 0), (2, 0), (1, 1))  # ZeRO's stage, and the share of the optimizer's state on the host
@@ -77,7 +77,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
         if tensor * pipeline * replicas > gpus or tensor > on.cluster.levels[0].fan_out:
             continue
         for micro, schedule, recompute, (zero, share) in product(
-            (1, 2, 4), schedules, ("none", "latent", "full"), held
+            (1, 2, 4), schedules, ("none", "latent", "full", "offload"), held
         ):
             parallelism = {
                 "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": replicas,
@@ -93,7 +93,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
             layout = Layout(tensor, pipeline, replicas)
             memory = rank_memory(way, layout)
             of_node = min(layout.world_size, on.cluster.levels[0].fan_out) * (memory.host + memory.copies)
-            yield replayed_parts(way, layout, on).total, memory.total, of_node, share
+            yield replayed_parts(way, layout, on).total, memory.total, of_node, share > 0 or recompute == "offload"
 
 
 @pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), (12, 6, 4)])
@@ -107,8 +107,8 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
         found = search(spec, gpus, machine(spec, node, host=host), device, 1)
         fitting = [
             seconds
-            for seconds, needed, of_node, share in ways
-            if needed <= device * (1 - SPARE) and (share == 0 if host is None else of_node <= host)
+            for seconds, needed, of_node, on_host in ways
+            if needed <= device * (1 - SPARE) and (not on_host if host is None else of_node <= host)
         ]
         assert bool(found.choices) == bool(fitting)
         if fitting:  # with the default cut
@@ -125,6 +125,19 @@ def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None
     assert bool(choices) == (best < inf)
     if choices:
         assert choices[0].seconds.total <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("seed", "uses"), [(6, False), (7, True), (16, False), (37, True)])
+def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses: bool) -> None:
+    small = drawn(seed, layers=6, gpus=4, hosts=True)
+    (found,) = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
+    assert found.job.parallelism.keeps_on_host == uses
+    assert found.host <= (small.machine.node_memory_bytes or 0)
+    assert found.seconds.total <= fastest(small, all_cuts=False) * (1 + 1e-9)
+    unknown = replace(small.machine, node_memory_bytes=None)
+    for without in search(small.job, small.gpus, unknown, small.device_bytes, 1).choices:
+        assert found.seconds.total <= without.seconds.total
+        assert not without.job.parallelism.keeps_on_host
 
 
 @pytest.mark.parametrize("seed", [7, 16, 25])  # without a cut of their own their plans take 5 to 13 % longer
@@ -339,9 +352,9 @@ def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     assert not list(other_orders(spec, 8, machine(spec), 80e9))
 
 
-@pytest.mark.parametrize(("preset", "device"), [("30b", 80e9), ("40b", 40e9)])
+@pytest.mark.parametrize(("preset", "device", "host"), [("30b", 80e9, None), ("40b", 40e9, None), ("40b", 40e9, 2e12)])
 def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
-    preset: str, device: float, monkeypatch: pytest.MonkeyPatch
+    preset: str, device: float, host: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Counter[str] = Counter()
 
@@ -355,13 +368,17 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     monkeypatch.setattr(module, "rank_memory", counted("memory", rank_memory))
     for name in ("__init__", "played"):
         monkeypatch.setattr(Step, name, counted(name, getattr(Step, name)))
+    monkeypatch.setattr(PipelineRank, "memory", counted("rank", PipelineRank.memory))
     spec = job(preset, 4096)
-    found = search(spec, 1024, machine(spec), device)
+    found = search(spec, 1024, machine(spec, host=host), device)
     assert len(found.choices) == 5
     assert found.timed < 500
+    assert calls["rank"] < (8_000 if host is None else 16_000)  # some 30 µs each
     assert calls["__init__"] < 1200  # mixes of modes take one of each mode
     assert calls["memory"] < 300
-    assert calls["played"] < 100  # most of them with other cuts
+    assert calls["played"] < (
+        100 if host is None else 200
+    )  # most of them with other cuts; mixes with hosts and without
 
 
 def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() -> None:

@@ -32,7 +32,7 @@ CLUSTER = [
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
     memory._alike_with_lax, activations, work._block_work, demand._remembered,
-    demand._known, devices._recomputing,
+    demand._known, devices._resolved,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ

@@ -20,6 +20,7 @@ from boost_core.config.base import counted
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.devices import at
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
 from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace, visible_gpus
 from service.gang.control import port
@@ -62,10 +63,11 @@ class GangController:
         spec: The job.
         orders: The first orders.
         record: Records what happens.
+        basis: What the scheduler plans the job for.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord) -> None:
-        self._spec, self._record = spec, record
+    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, basis: Basis = NOMINAL) -> None:
+        self._spec, self._record, self._machine = spec, record, basis.machine(spec)
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
         self._state: State = Idle()
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
@@ -250,7 +252,7 @@ class GangController:
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
             number, target = next(self._replica_numbers), view.orders.target
             self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
-            yield port.StartReplica(number, at(self._spec, target), selector, keep_on)
+            yield port.StartReplica(number, at(self._spec, target, self._machine), selector, keep_on)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
@@ -295,7 +297,8 @@ class GangController:
             self._interrupt(reason, self._now)
             yield self._check(None, self._now, reason, frozenset())
             return
-        spec, recovery = at(self._spec, form.layout), newest_whole_state(event.snapshots.items())
+        spec = at(self._spec, form.layout, self._machine)
+        recovery = newest_whole_state(event.snapshots.items())
         if recovery is not None and recovery.step < self._record.stored_step:
             recovery = None
         if self._keep_on:

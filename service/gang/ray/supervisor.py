@@ -41,7 +41,7 @@ class Supervisor:
         self._tag = context.tag
         self._changed = threading.Condition()  # guards the controller and the record
         self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
-        self._controller = GangController(spec, orders, self._record)
+        self._controller = GangController(spec, orders, self._record, context.basis)
         self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
 
