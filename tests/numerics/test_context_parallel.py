@@ -427,6 +427,10 @@ def planned_of_moved(case: Case) -> dict[str, int]:
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
     forward = moved * (2 if case.recompute == "full" else 1)
+    if case.exchange == "latents":
+        ways = {"query latents": forward, "output latents": forward}
+        ways |= {"output latent gradients": moved, "query latent gradients": moved}
+        return {purpose: tokens * layer.share_bytes for purpose, tokens in ways.items()}
     return {
         "queries": forward * layer.asking_bytes(backward=False),
         "outputs": forward * layer.answering_bytes(backward=False),
