@@ -125,7 +125,9 @@ def test_moved_tasks_as_latents_send_a_share_each_way_and_keep_what_they_compute
     of_wire = CHUNK * (busiest_keys * LAYER.key_bytes + 2 * busiest_queries * share) / slow
     assert on_wires.forward_seconds == pytest.approx(of_wire)
     in_node = [figures(plan, LAYER, Rates(instant, slow, instant), moved="latents")]
-    in_node += [figures(plan, LAYER, replace(RATES, node_bytes=instant, fabric_bytes=instant), moved=how) for how in HOW]
+    in_node += [
+        figures(plan, LAYER, replace(RATES, node_bytes=instant, fabric_bytes=instant), moved=how) for how in HOW
+    ]
     gathered, made, unmade = ((each.forward_seconds, each.backward_seconds) for each in in_node)
     assert gathered == pytest.approx([foreign * CHUNK * 7 * share * times / slow for times in (2, 3)])
     products = foreign * CHUNK * 2 * 1024 * 512 / RATES.flops

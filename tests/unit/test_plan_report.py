@@ -254,7 +254,9 @@ def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_compute
     assert added == 8192 * of_tokens + 32768 * (512 + 2048) + 2 * 1024 * 2048
     # Each of 32 blocks keeps outputs, log-sum-exps and shares.
     assert kept - added == 32 * 8192 * (2048 + 32 + 512)
-    assert said.endswith("latents of their queries and outputs are 0.00839 GB per layer forward and 0.00839 GB backward")
+    assert said.endswith(
+        "latents of their queries and outputs are 0.00839 GB per layer forward and 0.00839 GB backward"
+    )
 
 
 def _moving(exchange: str, recompute: str) -> tuple[int, str]:

@@ -6,7 +6,8 @@
 * ``stage`` is one stage on a rank: what it sends and receives, and the attention to it;
 * ``sums`` are attention and gradients added up over stages;
 * ``exchange`` sends chunks of keys and values, or of latents, and returns their gradients;
-* ``moved`` sends queries to where their attention is computed, and returns the outputs;
+* ``moved`` sends queries to where their attention is computed, and returns the outputs; ``moved_latents`` sends the
+  latents of both instead;
 * ``latents`` computes keys and values from received latents;
 * ``pieces`` is the attention of one stage, by torch's kernels.
 
