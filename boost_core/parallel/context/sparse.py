@@ -24,7 +24,8 @@ from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.active_keys import ActiveKeys
 from boost_core.parallel.context.arrivals import Arrivals
-from boost_core.parallel.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
+from boost_core.parallel.context.attention import ContextAttention, InFlight, ReturningGradients
+from boost_core.parallel.context.layer import LayerAttention
 from boost_core.parallel.context.long_document import LongDocument, long_documents
 from boost_core.parallel.context.moved import Attended, OutputGradients, Returning
 from boost_core.parallel.context.sparse_index import SparseIndex
