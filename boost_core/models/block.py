@@ -20,7 +20,9 @@ from boost_core.nn.attention import (
     DealtAttention,
     KeyLatents,
     KeyMaker,
+    QueryLatents,
     Rotation,
+    TaskMaker,
     causal_attention,
     normed_heads,
     start_dealt_attention,
@@ -115,6 +117,8 @@ class Block(nn.Module):
             attended_The = yield functools.partial(dealt.finish, query_The)
             made = self.output.down_project(attended_The.flatten(1))
         partial, beside = made
+        if dealt is not None and dealt.moves_latents:
+            partial = [(dealt.with_returned(query_The, latent_Tr), squares_T) for latent_Tr, squares_T in partial]
         shared, run = self._sharing(lookahead) if shares else whole
         wait = self.output.start(partial, shared)
         latents = (yield wait) if dealt is None else wait()
@@ -159,7 +163,8 @@ class Block(nn.Module):
             projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
         if dealt is not None:
             made_of = self._key_latents(crossed) if dealt.sends_latents else None
-            return start_dealt_attention(projected, rotation, dealt, self.head_size, made_of), crossed
+            of_queries = self._query_latents(crossed) if dealt.moves_latents else None
+            return start_dealt_attention(projected, rotation, dealt, self.head_size, made_of, of_queries), crossed
         attended_Td = causal_attention(projected, rotation, self.head_size)
         return self.output.down_project(attended_Td), crossed
 
@@ -180,6 +185,23 @@ class Block(nn.Module):
         turned = rotary([key_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(key_nd.dtype))
         key_nje, value_nje = (x_nd.view(len(x_nd), -1, self.head_size) for x_nd in turned)
         return key_nje, value_nje
+
+    def _query_latents(self, latents: Crossed) -> QueryLatents:
+        query_Tr = latents[0][0]
+        of: Bottleneck = self.query_key_value  # type: ignore[assignment]
+        scale = [of.declared("query_scale")] if self.qk_norm else []
+        down_dr = self.output.declared("down").flatten(1)
+        return QueryLatents(query_Tr, TaskMaker([of.up_of(0), *scale], self._queries_of, down_dr))
+
+    def _queries_of(self, latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotation: Rotation) -> torch.Tensor:
+        """Queries of other ranks' tokens, likewise."""
+        up_rd, *scale = weights
+        query_nd = latent_nr @ up_rd
+        for scale_e in scale:
+            query_nd = normed_heads(query_nd, scale_e, self.query_key_value.norm_epsilon)
+        no_values_1n0 = query_nd.new_empty(1, len(query_nd), 0)
+        query_nd, _ = rotary([query_nd.unsqueeze(0), no_values_1n0], *rotation.angles(query_nd.dtype))
+        return query_nd.view(len(query_nd), -1, self.head_size)
 
     def _add_attended(
         self, latents: Whole, carried: Into, stream_Td: torch.Tensor, *beside: torch.Tensor

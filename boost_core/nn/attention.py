@@ -51,6 +51,34 @@ class KeyLatents:
     maker: KeyMaker
 
 
+@dataclass(frozen=True)
+class TaskMaker:
+    """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
+
+    Attributes:
+        weights: What queries are made with: parameters, or parts of them.
+        make: From latents, ``[n, r]``, such weights and the tokens' rotation: rotated queries, ``[n, h, e]``.
+        down: The weight that turns outputs into latents, ``[h·e, r]``: a parameter, or a view of one.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[torch.Tensor, Sequence[torch.Tensor], "Rotation"], torch.Tensor]
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class QueryLatents:
+    """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
+
+    Attributes:
+        of_queries: ``[T, r]``.
+        maker: Makes them, and turns their outputs into latents.
+    """
+
+    of_queries: torch.Tensor
+    maker: TaskMaker
+
+
 class Attend(Protocol):
     """A custom way for the tokens of whole sequences to attend."""
 
@@ -66,21 +94,35 @@ class DealtAttention(Protocol):
 
     Attributes:
         sends_latents: Whether ``start`` needs what keys and values are made from.
+        moves_latents: Whether ``start`` needs what queries are made from; the output's latents are then incomplete
+            without ``with_returned``.
     """
 
     @property
     def sends_latents(self) -> bool: ...  # noqa: D102
 
+    @property
+    def moves_latents(self) -> bool: ...  # noqa: D102
+
     def for_layer(self) -> "DealtAttention":
         """Return one for a single layer, whose forward pass and recomputation call it."""
 
     def start(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None
-    ) -> torch.Tensor:
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None,
+        of_queries: QueryLatents | None,
+    ) -> torch.Tensor:  # fmt: skip
         """Start to exchange keys, and return the queries for ``finish``; may be recomputed, without sending again."""
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
         """Wait for the keys, and compute attention, ``[T, h, e]``, which is kept for the backward pass."""
+
+    def with_returned(self, query_The: torch.Tensor, latent_Tr: torch.Tensor) -> torch.Tensor:
+        """Put what other ranks have computed of this rank's outputs into their latents, in place.
+
+        Args:
+            query_The: What ``start`` has returned.
+            latent_Tr: This rank's part of the latents, from what ``finish`` has returned.
+        """
 
     def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
         """Let the backward pass send keys again as soon as it has the gradient of the block's output.
@@ -120,8 +162,9 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
 
 
 def start_dealt_attention(
-    parts: list[torch.Tensor], rotation: "Rotation", dealt: DealtAttention, head_size: int, latents: KeyLatents | None
-) -> torch.Tensor:
+    parts: list[torch.Tensor], rotation: "Rotation", dealt: DealtAttention, head_size: int, latents: KeyLatents | None,
+    of_queries: QueryLatents | None,
+) -> torch.Tensor:  # fmt: skip
     """Start attention whose keys are exchanged; returns the rotated queries, ``[T, h, e]``, for ``dealt.finish``.
 
     Args:
@@ -130,10 +173,11 @@ def start_dealt_attention(
         dealt: Exchanges keys and attends.
         head_size: Width of a head.
         latents: What keys and values are made from, if ``dealt`` sends it.
+        of_queries: What queries are made from, likewise.
     """
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
     query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-    return dealt.start(query, key, value, latents)
+    return dealt.start(query, key, value, latents, of_queries)
 
 
 def with_normed_heads(

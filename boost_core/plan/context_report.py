@@ -13,7 +13,7 @@ from boost_core.config.legality import cannot_send_latents, layout_problems
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.cost import Exchange
 from boost_core.plan.context.dealt import STAGES, Dealing, most_moved
-from boost_core.plan.context.figures import Figures, figures
+from boost_core.plan.context.figures import Figures
 from boost_core.plan.context.wire import wire
 from boost_core.plan.devices import at, device_bytes
 from boost_core.plan.machine import Machine
@@ -151,7 +151,7 @@ def _chunks(job: JobSpec, dealing: Dealing, most: int) -> Iterator[PlannedChunk]
 @lru_cache(256)  # shared by a job's layouts
 def _of_one_document(dealing: Dealing, tokens: int) -> Figures:
     plan = dealing.plan((tokens,))
-    return figures(plan, dealing.layer, dealing.rates, dealing.exchange, dealing.node_ranks)
+    return dealing.figures(plan)
 
 
 def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[PlannedExchange]:
@@ -236,10 +236,11 @@ def _why_moved(job: JobSpec, dealing: Dealing) -> Iterator[str]:
     """Explain what may be computed on other ranks, and what that costs."""
     if count := _moved_chunks(job, dealing):
         layer, tokens = attention_layer(job), count * dealing.chunk
-        ways = [layer.asking_bytes(backward) + layer.answering_bytes(backward) for backward in (False, True)]
+        ways = [sum(layer.moved_bytes(backward, dealing.moved)) for backward in (False, True)]
+        what = "latents of their queries and outputs" if dealing.moves_latents else "their queries and results"
         yield (
             f"the attention of up to {count} of a rank's chunks is computed by other ranks where that is faster; "
-            f"their queries and results are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
+            f"{what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
             f"{tokens * ways[1] / _GIGA:.3g} GB backward"
         )
 

@@ -12,6 +12,7 @@ batch      32 bytes per token of a replica's step: ids as the host sends them, 6
            and weights
 rotary     24 bytes per position and pair of a head's elements: angles in fp64 and fp32
 context    attention on a context parallel rank, which has its share of a micro-batch's tokens: see ``_context``
+tasks      as in ``moved_memory``: what moved tasks take in a block, and, as latents, what blocks keep of them
 documents  where they are separate, or with a sliding window, if attention takes each by itself, as on a CPU: a second
            copy of each block's output, and the masks of windows, in the compute type and in bytes
 sparse     as in ``sparse_memory``: the indexes of all blocks, and the temporaries of one document's head
@@ -43,9 +44,10 @@ from boost_core.config.parallelism import TRAITS, ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
-from boost_core.plan.context.dealt import STAGES, head_groups, most_moved
+from boost_core.plan.context.dealt import STAGES, head_groups
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
+from boost_core.plan.moved_memory import kept_bytes, moved_as_latents, moved_tokens, task_bytes
 from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import GroupBytes, largest_weight, staging_bytes, starting_peak, state_bytes
@@ -354,7 +356,8 @@ class PipelineRank:
         a_token = self._of_blocks(stage, modes)
         if TRAITS[modes[0][0]].on_host:
             a_token += self._begins(stage)
-        return a_token * self._tokens + self._by_itself(modes) + besides
+        keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
+        return a_token * self._tokens + self._by_itself(modes) + keep_attention * self._foreign_tasks + besides
 
     @cached_property
     def _stage_bytes(self) -> list[int]:
@@ -367,6 +370,10 @@ class PipelineRank:
         if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # otherwise among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
         return a_token * self._tokens + len(stage.layers) * index_bytes(self._job, self._heads)
+
+    @cached_property
+    def _foreign_tasks(self) -> int:
+        return kept_bytes(self._job)
 
     def _crossing(self, layer: int) -> int:
         """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
@@ -422,9 +429,11 @@ class PipelineRank:
 
     def _rotary(self) -> int:
         training, model = self._job.training, self._job.model
-        # Context parallel ranks have separate angles for their tokens, and for the keys that they compute from latents.
+        # Context parallel ranks have separate angles for their tokens, and for the keys and queries that they compute
+        # from latents.
         ranks = self._job.parallelism.context_parallel_size
         own = 0 if ranks == 1 else self._tokens * (ranks if self._sends_latents else 1)
+        own += sum(moved_tokens(self._job)) if moved_as_latents(self._job) else 0
         if self._job.parallelism.pipeline_parallel_size > 1 and self._job.data.documents_apart:
             own *= self._micro_batches  # each is then dealt differently, and all at once
         return 24 * (training.sequence_length + own) * model.head_size // 2
@@ -438,7 +447,7 @@ class PipelineRank:
         half's last gradients go back and come back. This is sized for a single document; separate documents need less.
         On a GPU a call of flash attention has its own keys and their gradients. With sparse attention also the lists of
         keys sent and received. Where latents may be sent: the latents, with the gradients of a stage's, and of the
-        weights that keys are computed with. Where tasks may move, the gradients of their queries.
+        weights that keys are computed with. Where tasks may move, as in ``moved_memory``.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
@@ -448,20 +457,7 @@ class PipelineRank:
         in_calls = max(self._dealt_tokens, stage) * 2 * keys * element if self._each.kernels else 0
         active = active_bytes(self._job, keys // (2 * self._job.model.head_size))
         of_keys = stage * keys * (self._stage_buffers * element + 2 * PRECISE)
-        return own + of_keys + in_calls + active + self._key_latents() + self._moved_queries()
-
-    def _moved_queries(self) -> int:
-        """For the most tokens that may move: what is sent and received, what is received again in parts, and gradients.
-
-        Three tensors as wide as the queries are sent and received, and log-sum-exps. Gradients are computed in fp32,
-        sent back and received.
-        """
-        if self._job.parallelism.context.pool == "none":
-            return 0
-        size = chunk_tokens(self._job.training.sequence_length, self._job.parallelism.context_parallel_size)
-        query, moved = self._each.query, most_moved(self._dealt_tokens // size) * size
-        asking = 3 * query * self._element + self._heads * PRECISE
-        return moved * (3 * asking + query * (PRECISE + 4 * self._element))
+        return own + of_keys + in_calls + active + self._key_latents() + task_bytes(self._job, self._each.kernels)
 
     @property
     def _dealt_tokens(self) -> int:

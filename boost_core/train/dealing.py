@@ -112,8 +112,7 @@ class Dealer:
         self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
-        nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
-        self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
+        self._route = self._latent_route(_nodes_of_latents(spec, self._dealing, groups.context, device), groups.tensor)
 
     def begin_step(self) -> None:
         """Reset the counts for a new step."""
@@ -181,6 +180,13 @@ class Dealer:
             return ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
         return SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
 
+    def _latent_route(self, nodes: Sequence[int] | None, tensor: Communicator) -> LatentRoute | None:
+        """How latents travel between nodes; ``None`` if none do."""
+        if nodes is None:
+            return None
+        of_keys = nodes if self._dealing.exchange == "latents" else None
+        return LatentRoute(of_keys, self._dealing.moves_latents, tensor, self._at)
+
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""
         return self.rotation.of_tokens(self._places(chunks) % self.rotation.sequence_length)
@@ -195,8 +201,8 @@ class Dealer:
 def _nodes_of_latents(
     spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
 ) -> Sequence[int] | None:
-    """The node of each context parallel rank, between which latents are sent; ``None`` if none are."""
-    if ranks.size == 1 or dealing.exchange == "keys":
+    """The node of each context parallel rank, if latents are sent and there are several; ``None`` if not."""
+    if ranks.size == 1 or (dealing.exchange == "keys" and not dealing.moves_latents):
         return None
     if spec.parallelism.context.exchange == "latents":
         return range(ranks.size)

@@ -54,7 +54,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cola": {"family": "cola", "num_key_value_heads": 2, "sliding_window": 11},
     "lax": {"family": "lax", "lax": {"gate": "tensor"}, "qk_norm": True},
     "vanilla": {"family": "cola"},
+    "grouped": {"family": "cola", "num_key_value_heads": 1, "qk_norm": True},
 }
+STEPPED = ("dense", "svd", "cola", "lax", "vanilla")
 ONE = Layout(1, 1, 1)
 LAYOUTS = [Layout(1, 1, 1, cp=2), Layout(1, 1, 1, cp=4), Layout(2, 1, 1, cp=2), Layout(1, 1, 2, cp=2)]
 
@@ -115,7 +117,7 @@ class Case:
 CASES = pairwise(
     [
         Case(family, layout, documents, recompute, micro_batch, exchange=exchange)
-        for family in FAMILIES
+        for family in STEPPED
         for layout in LAYOUTS
         for documents in (0, 1, 6)
         for recompute in ("none", "latent", "shared", "full")
@@ -203,18 +205,20 @@ def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
 
 
 def rounded(cases: list[Case], alone: bool) -> list[Found]:
-    """In bf16."""
+    """In bf16, with as many moved tasks as there may be."""
     specs = [case.spec(ONE if alone else case.layout) for case in cases]
     in_bf16 = [
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
     ]
-    return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
+    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+        return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
 def test_in_bf16_ranks_that_share_sequences_are_hardly_further_off_than_one(ranks: Ranks) -> None:
     """At most 1.5 times as far from fp64, which is the project's rule."""
     layout = Layout(1, 1, 1, cp=4)
     cases = [Case("cola", layout, 2, "none", 1, exchange=each) for each in ("keys", "latents")]
+    cases += [replace(case, pool="tasks") for case in cases]
     (exact,), (alone,) = ranks.run(1, stepped, cases, True), ranks.run(1, rounded, cases, True)
     shared, *_ = ranks.run(layout.world_size, rounded, cases, False)
     for case, true, one, several in zip(cases, exact, alone, shared, strict=True):
@@ -317,6 +321,10 @@ MOVED = [
     Case("vanilla", Layout(2, 1, 1, cp=2), 1, "none", 1, pool="tasks"),
     Case("lax", Layout(1, 2, 1, cp=2), 1, "none", 1, exchange="latents", schedule="zero_bubble", pool="tasks"),
     Case("cola", Layout(1, 2, 1, cp=2), 6, "latent", 2, pool="tasks"),
+    Case("svd", Layout(1, 1, 1, cp=4), 1, "none", 1, optimizer="loro", exchange="latents", pool="tasks"),
+    Case("lax", Layout(2, 1, 1, cp=2), 0, "shared", 1, exchange="latents", pool="tasks"),
+    Case("cola", Layout(2, 1, 1, cp=2), 6, "offload", 2, exchange="latents", pool="tasks"),
+    Case("lax", Layout(1, 1, 2, cp=2), 0, "latent", 1, exchange="latents", pool="tasks"),
 ]
 
 
@@ -348,11 +356,36 @@ def steps_with_moved_tasks(ranks: Ranks, cases: list[Case]) -> Iterator[tuple[Ca
         yield case, sent
 
 
+SHORT = 35
+
+
+def in_some_micro_batches(case: Case, layout: Layout) -> tuple[list[float], int]:
+    """As ``after_steps``, where tasks move if the first document is short."""
+
+    def seconds(_: Dealing, plan: ContextPlan) -> int:
+        return len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1)
+
+    with patch.object(Dealing, "_seconds", seconds):
+        return after_steps(case, layout)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2])
+def test_gradients_are_sent_when_all_are_there_whether_or_not_tasks_move(ranks: Ranks, zero_stage: int) -> None:
+    """From the second step on, as soon as the last has come: a weight has as many in each micro-batch."""
+    case = Case("lax", Layout(1, 1, 1, cp=2), 1, "none", 1, zero_stage, exchange="latents", pool="tasks")
+    rows = Drawn(case.documents).tokens[:, :-1].reshape(3, BATCH, LENGTH)
+    assert [sum(_lengths(row, True)[0] < SHORT for row in of_step) for of_step in rows] == [3, 1, 2]
+    (expected, _), *_ = ranks.run(1, after_steps, case, ONE)
+    for losses, _ in ranks.run(2, in_some_micro_batches, case, case.layout):
+        assert losses == pytest.approx(expected, rel=1e-8)
+
+
 HALVES = [
     Case("cola", Layout(1, 1, 1, cp=4), 6, "latent", 4, exchange="latents", pool="tasks", split=True),
     Case("svd", Layout(2, 1, 1, cp=2), 1, "none", 2, pool="tasks", split=True),
     Case("lax", Layout(2, 1, 1, cp=2), 6, "shared", 4, exchange="latents", split=True),
     Case("lax", Layout(1, 1, 2, cp=2), 0, "none", 2, exchange="latents", split=True),
+    Case("lax", Layout(2, 1, 1, cp=2), 0, "latent", 2, exchange="latents", pool="tasks", split=True),
     Case("cola", Layout(2, 1, 1, cp=2), 0, "offload", 2, split=True),
     Case("svd", Layout(1, 1, 1, cp=4), 1, "shared", 2, split=True),
 ]
@@ -427,6 +460,10 @@ def planned_of_moved(case: Case) -> dict[str, int]:
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
     forward = moved * (2 if case.recompute == "full" else 1)
+    if case.exchange == "latents":
+        ways = {"query latents": forward, "output latents": forward}
+        ways |= {"output latent gradients": moved, "query latent gradients": moved}
+        return {purpose: tokens * layer.share_bytes for purpose, tokens in ways.items()}
     return {
         "queries": forward * layer.asking_bytes(backward=False),
         "outputs": forward * layer.answering_bytes(backward=False),
@@ -444,6 +481,22 @@ def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
         for one in found:
             assert {line.purpose for line in one.sent} >= {"keys", "key latents"}
         expect_same(case, its, found)
+
+
+def most_moved_on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
+    """As both say."""
+    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+        return on_two_nodes(cases, alone)
+
+
+def test_tasks_move_as_latents_where_keys_are_no_wider_than_latents(ranks: Ranks) -> None:
+    """With a head of keys to four of queries, of 8 each: a latent, too, has 8."""
+    case = Case("grouped", Layout(1, 1, 1, cp=4), 0, "latent", 1, exchange="auto", pool="tasks")
+    ((expected,),) = ranks.run(1, stepped, [case], True)
+    found = [one for (one,) in ranks.run(4, most_moved_on_two_nodes, [case], False)]
+    expect_same(case, expected, found)
+    sent = {line.purpose for one in found for line in one.sent}
+    assert sent == {"keys", "key gradients", "nodes", *planned_of_moved(replace(case, exchange="latents"))}
 
 
 def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:

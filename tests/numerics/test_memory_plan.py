@@ -4,6 +4,7 @@ One rank of the trainer runs among ranks that are not there. Triton's kernels ar
 that torch has given them and ask for none themselves.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from triton.runtime.jit import KernelInterface
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
+from boost_core.config.chunks import chunk_tokens
 from boost_core.config.layout import Layout
 from boost_core.config.parallelism import RecomputeMode
 from boost_core.kernels import fp8_product
@@ -31,8 +33,11 @@ from boost_core.optim.host_tier import host_zeros
 from boost_core.parallel import host_memory
 from boost_core.parallel.host_memory import host_bytes
 from boost_core.plan.activations import Activations
+from boost_core.plan.context.between import attention_layer
+from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.in_flight import in_hand
 from boost_core.plan.memory import PipelineRank, rank_memory
+from boost_core.plan.moved_memory import kept_bytes, moved_tokens
 from boost_core.plan.stages import block_modes, cut
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.train.batch import Batch
@@ -557,6 +562,48 @@ def test_real_ranks_are_given_no_more_than_planned_and_hardly_less(
     peak, planned = max(ranks.run(4, allocated_by_rank, spec)), rank_memory(spec, Layout.of(spec.parallelism)).total
     # Of attention with a mask, the plan counts more than a CPU takes at this size.
     assert peak <= planned <= 1.4 * peak, f"{planned / peak:.3f} of {peak:,}"
+
+
+LENGTH_WITH_CHUNKS = 1024
+
+
+def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
+    """By plans that move as many tasks as they may: a step's peak; what a forward pass leaves; and tokens that come."""
+    sequences = RandomTokens(spec).sequences()[:1]
+    batch = Batch.of(sequences, None, CPU)
+    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
+        state = TrainState.initial(spec, CPU, draw_weights)
+        training_step(state, RandomTokens(spec))
+        own = state.dealer.deal(batch, sequences)
+        tokens, targets = own.of(batch.tokens), own.of(batch.targets)
+        gc.collect()
+        before = live.alive_bytes()
+        loss_T = state.model(tokens, targets, own.rotation)
+        gc.collect()
+        left = live.alive_bytes() - before - bytes_of(loss_T)
+        queries = state.dealer._plan((LENGTH_WITH_CHUNKS,), densely=True).queries
+    received = sum(each.receiver == state.process_groups.context.rank for each in queries)
+    return live.peak, left, received * chunk_tokens(LENGTH_WITH_CHUNKS, 2)
+
+
+@pytest.mark.parametrize("recompute", ["latent", pytest.param("none", marks=pytest.mark.full)])
+def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recompute: str) -> None:
+    """Where outputs come back as latents: they stay, with log-sum-exps and a share of the queries' latents."""
+    choice = {"tensor_parallel_size": 2, "context_parallel_size": 2, "recompute": recompute}
+    long = {"micro_batch_size": 1, "sequence_length": LENGTH_WITH_CHUNKS}
+    kept = {}
+    for exchange, pool in (("keys", "tasks"), ("latents", "none"), ("latents", "tasks")):
+        context = {"exchange": exchange, "pool": pool}
+        spec = job(COLA, choice | {"context": context}, training=long)
+        found = ranks.run(4, by_most_moved, spec)
+        assert max(peak for peak, _, _ in found) <= rank_memory(spec, Layout.of(spec.parallelism)).total
+        kept[exchange, pool] = found
+    layer = attention_layer(spec)
+    most = max(tokens for _, _, tokens in found)
+    assert most == sum(moved_tokens(spec)) > 0
+    assert most * layer.foreign_bytes == kept_bytes(spec)
+    for (_, still, _), (_, moving, tokens) in zip(kept["latents", "none"], kept["latents", "tasks"], strict=True):
+        assert moving - still == pytest.approx(3 * tokens * layer.foreign_bytes, rel=0.05)
 
 
 @dataclass(frozen=True)

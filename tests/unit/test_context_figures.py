@@ -20,6 +20,7 @@ LAYER = AttentionLayer(hidden_size=4096, key_size=4096, heads=32, rank=1024, ten
 GROUPED = AttentionLayer(hidden_size=8192, key_size=1024, heads=64)
 RATES = Rates(flops=400e12, node_bytes=400e9, fabric_bytes=50e9)
 CHUNK = 4096  # at which attention is at its full rate
+ENDS, HOW = ("sender", "receiver"), ("latents", "keys")
 
 
 def one_document(ranks: int, stages: int = 1, chunks: int = 2) -> ContextPlan:
@@ -102,6 +103,55 @@ def test_moved_queries_go_and_outputs_come_back() -> None:
     most = max(sum(areas) for areas in plan.stage_areas)
     free = figures(plan, LAYER, replace(RATES, fabric_bytes=instant))
     assert free.forward_seconds == pytest.approx(LAYER.flops(most) / RATES.flops)
+
+
+def test_moved_tasks_as_latents_send_a_share_each_way_and_keep_what_they_computed() -> None:
+    window = Window((2 * CHUNK, *[CHUNK // 8] * 16), CHUNK)
+    placement = place(window, 2, "contiguous")
+    plan = ContextPlan(window, 2, placement, moved_tasks(window, placement, 2), 1)
+    wide, latents = figures(plan, LAYER, RATES), figures(plan, LAYER, RATES, moved="latents")
+    of_keys = CHUNK * len(plan.keys) * LAYER.key_bytes
+    share = 1024 * 2 // 8
+    assert latents.fabric_bytes - of_keys == CHUNK * len(plan.queries) * 2 * share
+    assert wide.fabric_bytes - of_keys == CHUNK * len(plan.queries) * (2 * 4096 * 2 // 8 + 4 * 32 // 8)
+    foreign = max(sum(each.receiver == rank for each in plan.queries) for rank in range(2))
+    assert latents.kept_bytes - wide.kept_bytes == foreign * CHUNK * (LAYER.kept_bytes + share)
+    # Where computing takes no time: on the wires, shares; and the other ranks' in the node, as often backward again for
+    # the queries' latents. Where wires take none, two products forward, five backward.
+    slow, instant = 1e6, 1e30
+    on_wires = figures(plan, LAYER, Rates(instant, instant, slow), moved="latents")
+    busiest_keys = max(sum(getattr(each, end) == rank for each in plan.keys) for rank in (0, 1) for end in ENDS)
+    busiest_queries = max(sum(getattr(each, end) == rank for each in plan.queries) for rank in (0, 1) for end in ENDS)
+    of_wire = CHUNK * (busiest_keys * LAYER.key_bytes + 2 * busiest_queries * share) / slow
+    assert on_wires.forward_seconds == pytest.approx(of_wire)
+    in_node = [figures(plan, LAYER, Rates(instant, slow, instant), moved="latents")]
+    in_node += [
+        figures(plan, LAYER, replace(RATES, node_bytes=instant, fabric_bytes=instant), moved=how) for how in HOW
+    ]
+    gathered, made, unmade = ((each.forward_seconds, each.backward_seconds) for each in in_node)
+    assert gathered == pytest.approx([foreign * CHUNK * 7 * share * times / slow for times in (2, 3)])
+    products = foreign * CHUNK * 2 * 1024 * 512 / RATES.flops
+    least = [made[number] - unmade[number] for number in (0, 1)]
+    assert all(0 < less <= most * 1.0001 for less, most in zip(least, (2 * products, 5 * products), strict=True))
+
+
+def test_queries_may_travel_as_latents_where_few_heads_of_keys_do_not() -> None:
+    spec = {
+        "name": "long", "model": {"preset": "7b", "num_key_value_heads": 8}, "resources": {"gpus_per_worker": 1},
+        "parallelism": {"tensor_parallel_size": 4, "context_parallel_size": 4, "context": {"pool": "tasks"}},
+        "training": {"steps": 1, "sequence_length": 131072, "global_batch_size": 1, "micro_batch_size": 1,
+                     "precision": "bf16"},
+    }  # fmt: skip
+    for changes, sent in (
+        ({}, ("keys", "latents")),
+        ({"context": {"pool": "tasks", "exchange": "keys"}}, ("keys", "keys")),
+        ({"context": {"pool": "tasks", "exchange": "latents"}}, ("latents", "latents")),
+        ({"strategy": "vanilla"}, ("keys", "keys")),
+    ):
+        job = JobSpec.model_validate(spec | {"parallelism": spec["parallelism"] | changes})
+        found = Dealing.of(job, machine_for(job.resources, "bf16"))
+        assert (found.exchange, found.moved) == sent
+        assert found.moves_latents == (sent[1] == "latents")
 
 
 def test_stages_hide_more() -> None:

@@ -240,17 +240,38 @@ def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> Non
 
 
 def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None:
+    added, said = _moving(exchange="keys", recompute="full")
+    # Of two chunks of 4K tokens, with 8 heads of 128: what goes, what comes, its parts, and the queries' gradients.
+    assert added == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
+    assert said.endswith("their queries and results are 0.0338 GB per layer forward and 0.0674 GB backward")
+
+
+def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_computed() -> None:
+    (added, said), (kept, _) = (_moving(exchange="auto", recompute=each) for each in ("full", "latent"))
+    # Shares of 256 columns and latents of 1024, queries and their gradients in bf16 and fp32; the gradients of all
+    # tokens' latents; of two weights; and angles.
+    of_tokens = 6 * 512 + 6 * 2048 + 4 * 2048 + 4096 + 24 * 64
+    assert added == 8192 * of_tokens + 32768 * (512 + 2048) + 2 * 1024 * 2048
+    # Each of 32 blocks keeps outputs, log-sum-exps and shares.
+    assert kept - added == 32 * 8192 * (2048 + 32 + 512)
+    assert said.endswith(
+        "latents of their queries and outputs are 0.00839 GB per layer forward and 0.00839 GB backward"
+    )
+
+
+def _moving(exchange: str, recompute: str) -> tuple[int, str]:
+    """What is added to memory if tasks may move, and what is said of it."""
     sections = {name: dict(section) for name, section in LONG.items()}
+    sections["parallelism"] |= {"context": {"exchange": exchange}, "recompute": recompute}
     (fixed,) = plan(job(**sections)).shapes
-    sections["parallelism"]["context"] = {"pool": "tasks"}
+    sections["parallelism"]["context"] = {"exchange": exchange, "pool": "tasks"}
     (moving,) = plan(job(**sections)).shapes
     assert fixed.context is not None
     assert moving.context is not None
     assert (fixed.context.moved_chunks, moving.context.moved_chunks) == (0, 2)
-    # Of two chunks of 4K tokens, with 8 heads of 128: what goes, what comes, its parts, and the queries' gradients.
-    assert moving.memory.total - fixed.memory.total == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
     *_, why = moving.context.why
     assert why.startswith("the attention of up to 2 of a rank's chunks is computed by other ranks where that is faster")
+    return moving.memory.total - fixed.memory.total, why
 
 
 def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> None:

@@ -22,8 +22,8 @@ def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Te
 
     Args:
         parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them: ``[3, T, d]``,
-            or ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone. Owned by this call: their
-            memory may be reused for the result.
+            or ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone, or queries with values of no
+            width. Owned by this call: their memory may be reused for the result.
         cosine_se: Cosines of each position's angles, ``[s, e/2]``, at least fp32; T is a multiple of s.
         sine_se: Their sines.
 

@@ -29,43 +29,47 @@ class LatentRoute:
     """How latents travel.
 
     Attributes:
-        nodes: The node of each context parallel rank. Within a node, keys and values are sent.
+        nodes: The node of each context parallel rank, between which latents are sent and within which keys and values
+            are; ``None`` if these are sent everywhere.
+        moves: Whether the queries and outputs of moved tasks travel as latents.
         tensor: The tensor parallel group.
         at: Returns the rotation of the tokens of some chunks.
     """
 
-    nodes: Sequence[int]
+    nodes: Sequence[int] | None
+    moves: bool
     tensor: Communicator
     at: Callable[[Sequence[int]], Rotation]
 
-    def share(self, key_Tr: torch.Tensor, value_Tr: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of both latents, ``[T, c]``."""
-        return torch.cat(
-            [x_Tr.tensor_split(self.tensor.size, dim=1)[self.tensor.rank] for x_Tr in (key_Tr, value_Tr)], 1
-        )
+    def columns(self, x_Tr: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of a latent: a view."""
+        return x_Tr.tensor_split(self.tensor.size, dim=1)[self.tensor.rank]
 
-    def in_place(self, share_Tc: torch.Tensor) -> Sequence[torch.Tensor]:
-        """A share's gradients as those of both latents, ``[T, r]`` each: zeros in the columns of other ranks."""
-        whole_2Tr = [share_Tc.new_zeros(len(share_Tc), share_Tc.shape[1] // 2 * self.tensor.size) for _ in range(2)]
-        for whole_Tr, part in zip(whole_2Tr, share_Tc.chunk(2, dim=1), strict=True):
-            whole_Tr.tensor_split(self.tensor.size, dim=1)[self.tensor.rank].copy_(part)
-        return whole_2Tr
+    def share(self, *latents_Tr: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of some latents, side by side, ``[T, c]``."""
+        return torch.cat([self.columns(x_Tr) for x_Tr in latents_Tr], 1)
 
-    def gathered(self, came_nc: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Both latents whole, ``[n, r]`` each, from every rank's share of what has come."""
+    def in_place(self, share_Tc: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        """A share's gradients as those of so many latents, ``[T, r]`` each: zeros in the columns of other ranks."""
+        parts = share_Tc.chunk(count, dim=1)
+        whole_Tr = [part.new_zeros(len(part), part.shape[1] * self.tensor.size) for part in parts]
+        for whole, part in zip(whole_Tr, parts, strict=True):
+            self.columns(whole).copy_(part)
+        return whole_Tr
+
+    def gathered(self, came_nc: torch.Tensor, count: int, purpose: str) -> Sequence[torch.Tensor]:
+        """So many latents whole, ``[n, r]`` each, from every rank's share of what has come."""
         if self.tensor.size == 1:
-            return came_nc.chunk(2, dim=1)
-        shares_pnc = self.tensor.all_gather(came_nc, "key latents")
-        return [half.transpose(0, 1).flatten(1) for half in shares_pnc.chunk(2, dim=2)]
+            return came_nc.chunk(count, dim=1)
+        shares_pnc = self.tensor.all_gather(came_nc.contiguous(), purpose)
+        return [part.transpose(0, 1).flatten(1) for part in shares_pnc.chunk(count, dim=2)]
 
-    def scattered(self, gradients_nr: Sequence[torch.Tensor]) -> torch.Tensor:
-        """This rank's share, ``[n, c]``, of the latents' gradients summed over every rank's heads."""
+    def scattered(self, parts_nr: Sequence[torch.Tensor], purpose: str) -> torch.Tensor:
+        """This rank's share, ``[n, c]``, of the sums over every rank's heads: of latents, or of their gradients."""
         if self.tensor.size == 1:
-            return torch.cat(list(gradients_nr), dim=1)
-        parts = zip(*(x_nr.chunk(self.tensor.size, dim=1) for x_nr in gradients_nr), strict=True)
-        return self.tensor.reduce_scatter(
-            torch.stack([torch.cat(part, dim=1) for part in parts]), "key latent gradients"
-        )
+            return torch.cat(list(parts_nr), dim=1)
+        parts = zip(*(x_nr.chunk(self.tensor.size, dim=1) for x_nr in parts_nr), strict=True)
+        return self.tensor.reduce_scatter(torch.stack([torch.cat(part, dim=1) for part in parts]), purpose)
 
 
 class Made:
@@ -134,7 +138,7 @@ class LatentExchange:
         """Compute keys and values from what has come; ``None`` if nothing has."""
         if self._rotation is None:
             return None
-        return Made(maker, self._route.gathered(came_nc), self._rotation, backward)
+        return Made(maker, self._route.gathered(came_nc, 2, "key latents"), self._rotation, backward)
 
     def start_back(
         self, made: Made | None, dkeys_nsje: torch.Tensor, gradients: LatentGradients
@@ -145,4 +149,4 @@ class LatentExchange:
         of_latents, of_weights = made.gradients(dkeys_nsje)
         for whole, part in zip(gradients.weights, of_weights, strict=True):
             whole += part
-        return self.exchange.start_back(self._route.scattered(of_latents))
+        return self.exchange.start_back(self._route.scattered(of_latents, "key latent gradients"))

@@ -24,8 +24,10 @@ from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.active_keys import ActiveKeys
 from boost_core.parallel.context.arrivals import Arrivals
-from boost_core.parallel.context.attention import ContextAttention, InFlight, LayerAttention, Returning
+from boost_core.parallel.context.attention import ContextAttention, InFlight, ReturningGradients
+from boost_core.parallel.context.layer import LayerAttention
 from boost_core.parallel.context.long_document import LongDocument, long_documents
+from boost_core.parallel.context.moved import Attended, OutputGradients, Returning
 from boost_core.parallel.context.sparse_index import SparseIndex
 from boost_core.parallel.context.stage import Own
 from boost_core.plan.context.dealt import head_groups
@@ -59,12 +61,13 @@ class SparseContextAttention(ContextAttention):
         own._lines = None
         return LayerAttention(own)
 
-    def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least; the lines of the first call."""
+    def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[Attended, Returning | None]:
+        """As in ``ContextAttention``; by the lines of the first call."""
         own = in_flight.keys.own
-        out_The, lse_Th = super().forward(query_The, in_flight)
+        attended, returning = super().forward(query_The, in_flight)
+        out_The, lse_Th = attended.out, attended.lse
         if not self._documents:
-            return out_The, lse_Th
+            return attended, returning
         if self._lines is None:
             self._lines = self._index.find(query_The, own.keys[:, 0], self._tally)
         for coming in self._coming(own, self._lines):
@@ -74,24 +77,23 @@ class SparseContextAttention(ContextAttention):
                 out_bke, lse_bk = head_forward(query_bke, each.keys)
                 out_The[document.rows, head] = document.out_of_blocks(out_bke).to(out_The.dtype)
                 lse_Th[document.rows, head] = document.out_of_blocks(lse_bk)
-        return out_The, lse_Th
+        return attended, returning
 
     def backward(
-        self, dout_The: torch.Tensor, query_The: torch.Tensor, keys: Arrivals, out_The: torch.Tensor,
-        lse_Th: torch.Tensor,
-    ) -> tuple[torch.Tensor, Returning]:  # fmt: skip
+        self, of_outputs: OutputGradients, query_The: torch.Tensor, keys: Arrivals, attended: Attended
+    ) -> tuple[torch.Tensor, ReturningGradients]:
         """Gradients of the queries, and of what the rank sent to others."""
-        dquery_The, returning = super().backward(dout_The, query_The, keys, out_The, lse_Th)
+        dquery_The, returning = super().backward(of_outputs, query_The, keys, attended)
         if self._lines is None:
             return dquery_The, returning
-        own, gradients = keys.own, returning.whole()
+        own, gradients, lse_Th = keys.own, returning.whole(), attended.lse
         dtype, add_returned = lse_Th.dtype, None
         for coming in self._coming(own, self._lines):
             dkeys_iNse = torch.zeros_like(coming.keys, dtype=dtype)
             for each in self._heads(coming, self._lines, dtype):
                 document, head = each.document, each.head
                 query_bke, dout_bke, lse_bk = (
-                    document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, dout_The, lse_Th)
+                    document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, of_outputs.dout, lse_Th)
                 )
                 dkey_nke, dvalue_nke = _in_blocks(dkeys_iNse[each.number, each.where])
                 dquery_bke = head_backward(query_bke, dout_bke, lse_bk, each.keys, dkey_nke, dvalue_nke)
@@ -99,7 +101,7 @@ class SparseContextAttention(ContextAttention):
             if add_returned:
                 add_returned(gradients.keys)
             add_returned = coming.active.start_back(dkeys_iNse, coming.group, own.keys.dtype)
-        return dquery_The, Returning(gradients, add_returned and partial(add_returned, gradients.keys))
+        return dquery_The, ReturningGradients(gradients, add_returned and partial(add_returned, gradients.keys))
 
     def _coming(self, own: Own, lines: Sequence[Sequence[Lines]]) -> Iterator["_Coming"]:
         """The keys of each group of heads, while the next group's are in flight."""

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from boost_core.nn.attention import KeyMaker
+from boost_core.nn.attention import KeyMaker, QueryLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.exchange import ChunkExchange
 from boost_core.parallel.context.latents import LatentExchange, LatentGradients, LatentRoute, Made
@@ -28,12 +28,14 @@ class Own:
         share: Its share of their latents, ``[T, c]``; ``None`` if none are sent.
         maker: Computes keys and values from latents.
         backward: Whether gradients come back.
+        of_queries: The latents of its queries; ``None`` if none are sent.
     """
 
     keys: torch.Tensor
     share: torch.Tensor | None = None
     maker: KeyMaker | None = None
     backward: bool = False
+    of_queries: QueryLatents | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What context parallel ranks send each other: keys and values, or the latents from which these are computed."""
+"""What context parallel ranks send each other: keys and values, or latents; and the same for moved queries."""
+
+from collections.abc import Callable
 
 from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
@@ -28,11 +30,40 @@ def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
         job: The job at a layout.
         cluster: The network of its ranks.
     """
+    return _faster(job, cluster, lambda layer: (layer.key_bytes, layer.latent_bytes, layer.gathered_bytes))
+
+
+def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
+    """What the queries and outputs of a job's moved tasks travel as: latents, or ``keys`` for what they are.
+
+    By the same rule, for all that is sent for a token, forward and backward. It may differ from what is sent of keys:
+    with few heads of keys, these are no wider than latents, but queries are.
+
+    Args:
+        job: The job at a layout.
+        cluster: The network of its ranks.
+    """
+
+    def sizes(layer: AttentionLayer) -> tuple[int, int, int]:
+        """Bytes of all passes and ways, as they are, as latents, and within a node for these."""
+        passes = (False, True)
+        wide, latents = (sum(sum(layer.moved_bytes(each, how)) for each in passes) for how in _HOW)
+        return wide, latents, sum(layer.asking_gathered_bytes(each) + layer.answering_summed_bytes for each in passes)
+
+    return _faster(job, cluster, sizes)
+
+
+_HOW: tuple[Exchange, ...] = ("keys", "latents")
+
+
+def _faster(job: JobSpec, cluster: Cluster, sizes: Callable[[AttentionLayer], tuple[int, int, int]]) -> Exchange:
+    """The job's choice; or what takes less time, by a token's bytes wide, as latents, and within a node for these."""
     chosen = job.parallelism.context.exchange
     if chosen != "auto":
         return chosen
     if len(cluster.levels) == 1 or cannot_send_latents(job.model, job.parallelism, job.training):
         return "keys"
-    layer, node, fabric = attention_layer(job), cluster.levels[0].link, cluster.levels[-1].link
-    latents = layer.latent_bytes / fabric.bytes_per_second + layer.gathered_bytes / node.bytes_per_second
-    return "latents" if latents < layer.key_bytes / fabric.bytes_per_second else "keys"
+    node, fabric = cluster.levels[0].link, cluster.levels[-1].link
+    wide, latents, in_node = sizes(attention_layer(job))
+    by_latents = latents / fabric.bytes_per_second + in_node / node.bytes_per_second
+    return "latents" if by_latents < wide / fabric.bytes_per_second else "keys"

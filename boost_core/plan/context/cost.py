@@ -7,7 +7,7 @@ from typing import Literal
 
 from boost_core.hardware import BYTES
 
-Exchange = Literal["keys", "latents"]  # what goes between nodes
+Exchange = Literal["keys", "latents"]  # what goes between nodes; or keys for queries and outputs as they are
 
 BACKWARD = 2.5  # products of attention's backward pass for each forward: five for two
 
@@ -49,9 +49,18 @@ class AttentionLayer:
         Raises:
             ValueError: This layer does not compute keys and values from latents.
         """
+        return 2 * self.share_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of a rank's share of one latent of a token.
+
+        Raises:
+            ValueError: As for ``latent_bytes``.
+        """
         if self.rank is None:
             raise ValueError("a layer without a rank has no latents to send; send keys")
-        return 2 * self.rank * self.element_bytes // self.tensor_parallel_size
+        return self.rank * self.element_bytes // self.tensor_parallel_size
 
     @property
     def gathered_bytes(self) -> int:
@@ -68,16 +77,49 @@ class AttentionLayer:
         """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
-    def asking_bytes(self, backward: bool) -> int:
+    def asking_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
         """Bytes sent per token whose attention is computed elsewhere.
 
-        Forward, its queries; backward, also the output's gradient and what is kept.
+        Forward, its queries; backward, also the output's gradient and what is kept. As latents, a share of one either
+        way, as what is kept stays where it is computed.
         """
+        if moved == "latents":
+            return self.share_bytes
         return 2 * self.query_bytes + self.kept_bytes if backward else self.query_bytes
 
-    def answering_bytes(self, backward: bool) -> int:
-        """Bytes sent back per such token: what is kept, or the gradient of its queries."""
+    def answering_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
+        """Bytes sent back per such token: what is kept, or the gradient of its queries; or a share of a latent."""
+        if moved == "latents":
+            return self.share_bytes
         return self.query_bytes if backward else self.kept_bytes
+
+    def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
+        """Bytes sent per such token, and sent back."""
+        return self.asking_bytes(backward, moved), self.answering_bytes(backward, moved)
+
+    def asking_gathered_bytes(self, backward: bool) -> int:
+        """Bytes that the node's other ranks contribute to what is sent of such a token as latents.
+
+        Backward, the latents of its queries are gathered again.
+        """
+        return (2 if backward else 1) * self.answering_summed_bytes
+
+    @property
+    def answering_summed_bytes(self) -> int:
+        """Bytes that they contribute to the sum that is sent back."""
+        return (self.tensor_parallel_size - 1) * self.share_bytes
+
+    def moved_flops(self, backward: bool) -> float:
+        """FLOPs per such token to make queries from latents and latents from outputs.
+
+        Backward, queries are made again; then come the gradients of both products' inputs and weights.
+        """
+        return (10 if backward else 4) * (self.rank or 0) * self.hidden_size / self.tensor_parallel_size
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Bytes kept per such token where it is computed, if latents travel: what is kept, and a share of latents."""
+        return self.kept_bytes + self.share_bytes
 
     def sent_bytes(self, exchange: Exchange) -> int:
         """Bytes of a token that is sent to another node."""

@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
-from boost_core.plan.context.between import attention_layer, sent_between_nodes
+from boost_core.plan.context.between import attention_layer, moved_as, sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
-from boost_core.plan.context.figures import ContextPlan, figures
+from boost_core.plan.context.figures import ContextPlan, Figures, figures
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
@@ -59,6 +59,7 @@ class Dealing:
         sparse_from: Tokens from which documents use sparse attention in training; ``None``: none does.
         sparse_share: Share of their pairs that is expected to be seen.
         moves_tasks: Whether attention may be computed by ranks other than those that hold the tokens.
+        moved: What their queries and outputs then travel as.
     """
 
     ranks: int
@@ -71,6 +72,7 @@ class Dealing:
     sparse_from: int | None = None
     sparse_share: float = 1.0
     moves_tasks: bool = False
+    moved: Exchange = "keys"
 
     @classmethod
     def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
@@ -89,8 +91,17 @@ class Dealing:
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),
             1 if parallelism.context.exchange == "latents" else row[0],
             job.training.attention.from_length if job.training.attention else None, job.training.attended_share,
-            parallelism.context.pool == "tasks",
+            parallelism.context.pool == "tasks", moved_as(job, machine.cluster),
         )  # fmt: skip
+
+    @property
+    def moves_latents(self) -> bool:
+        """Whether tasks move, and their queries and outputs travel as latents."""
+        return self.moves_tasks and self.moved == "latents"
+
+    def figures(self, plan: ContextPlan) -> Figures:
+        """What a plan costs one layer."""
+        return figures(plan, self.layer, self.rates, self.exchange, self.node_ranks, self.moved)
 
     def plan(self, documents: Sequence[int], densely: bool = False) -> ContextPlan:
         """The plan of a micro-batch of these documents, sequence after sequence; the same on all ranks.
@@ -116,4 +127,4 @@ class Dealing:
                 yield moved
 
     def _seconds(self, plan: ContextPlan) -> float:
-        return figures(plan, self.layer, self.rates, self.exchange, self.node_ranks).seconds
+        return self.figures(plan).seconds

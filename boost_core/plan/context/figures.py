@@ -1,5 +1,6 @@
 """The cost of a plan: balance, bytes by level, rounds, and seconds."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +76,7 @@ class Figures:
         rounds: Number of chunks of keys that the busiest rank sends or receives.
         node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
         fabric_bytes: The same, between nodes.
-        kept_bytes: Bytes that each rank keeps until the backward pass, so that attention is not recomputed.
+        kept_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
         forward_seconds: Forward seconds of the slowest rank.
         backward_seconds: Its backward seconds, likewise.
     """
@@ -95,14 +96,16 @@ class Figures:
 
 
 def figures(
-    plan: ContextPlan, layer: AttentionLayer, rates: Rates, exchange: Exchange = "keys", node_ranks: int = 1
-) -> Figures:
+    plan: ContextPlan, layer: AttentionLayer, rates: Rates, exchange: Exchange = "keys", node_ranks: int = 1,
+    moved: Exchange = "keys",
+) -> Figures:  # fmt: skip
     """What a plan costs one layer.
 
     A rank attends to the keys of one stage while those of the next are in flight, so that each stage takes the longer
     of the two. In the backward pass keys are sent again and their gradients are sent back, and latents are projected
     again. Moved queries arrive with the first keys, in the backward pass together with everything that their gradients
-    need; nothing hides the transfer of their results.
+    need; nothing hides the transfer of their results. As latents, the rank that receives them makes queries from them,
+    and latents from their outputs.
 
     Args:
         plan: The plan.
@@ -110,21 +113,25 @@ def figures(
         rates: What ranks do in a second.
         exchange: What is sent between nodes.
         node_ranks: Number of context parallel ranks per node; they are adjacent.
+        moved: What moved queries and their outputs travel as, within nodes, too.
 
     Raises:
         ValueError: Latents are to be sent, but the layer has none.
     """
-    size, costs = plan.window.chunk_tokens, _Costs(layer, rates, exchange, node_ranks, plan.window.chunk_tokens)
+    size = plan.window.chunk_tokens
+    costs = _Costs(layer, rates, exchange, node_ranks, size, moved)
     crossing = [[costs.crosses(transfer) for transfer in sent] for sent in (plan.keys, plan.queries)]
     keys, queries = (sum(crosses) for crosses in crossing)
-    moved = size * (layer.asking_bytes(backward=False) + layer.answering_bytes(backward=False))
+    a_query = size * sum(layer.moved_bytes(backward=False, moved=moved))
+    foreign = max(Counter(transfer.receiver for transfer in plan.queries).values(), default=0)
     traffic = _traffic(plan, costs)
     return Figures(
         imbalance=max(plan.loads) * plan.ranks / plan.window.area,
         rounds=busiest(plan.keys),
-        node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * moved,
-        fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * moved,
-        kept_bytes=plan.window.tokens // plan.ranks * layer.kept_bytes,
+        node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query,
+        fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * a_query,
+        kept_bytes=plan.window.tokens // plan.ranks * layer.kept_bytes
+        + (foreign * size * layer.foreign_bytes if moved == "latents" else 0),
         forward_seconds=max(
             _seconds(costs, plan.stage_areas[rank], traffic[rank], backward=False) for rank in range(plan.ranks)
         ),
@@ -138,10 +145,11 @@ class _Costs:
     """Seconds to move and process a chunk."""
 
     def __init__(
-        self, layer: AttentionLayer, rates: Rates, exchange: Exchange, node_ranks: int, chunk_tokens: int
-    ) -> None:
+        self, layer: AttentionLayer, rates: Rates, exchange: Exchange, node_ranks: int, chunk_tokens: int,
+        moved: Exchange,
+    ) -> None:  # fmt: skip
         self._layer, self._rates, self._exchange, self._node_ranks = layer, rates, exchange, node_ranks
-        self._tokens = chunk_tokens
+        self._tokens, self._moved = chunk_tokens, moved
         self._attention_flops = rates.flops * (efficiency(chunk_tokens) if rates.by_piece else 1.0)
 
     def crosses(self, transfer: Transfer) -> bool:
@@ -161,9 +169,21 @@ class _Costs:
         """Sending a byte of each of its tokens."""
         return self._tokens / (self._rates.fabric_bytes if self.crosses(transfer) else self._rates.node_bytes)
 
-    def moved(self, byte: float, backward: bool) -> tuple[float, float]:
-        """Seconds to send moved queries, and their outputs back, given the seconds for one byte of each token."""
-        return self._layer.asking_bytes(backward) * byte, self._layer.answering_bytes(backward) * byte
+    def moved(self, queries: "_Stage", backward: bool) -> tuple[float, float, float]:
+        """Seconds to send moved queries, and their outputs back, and to project what a rank receives.
+
+        Args:
+            queries: Seconds for one byte of each token, and the tokens that a rank receives.
+            backward: Whether this is the backward pass.
+        """
+        layer, moved, byte = self._layer, self._moved, queries.wire
+        there, back = (size * byte for size in layer.moved_bytes(backward, moved))
+        if moved == "keys":
+            return there, back, 0.0
+        in_node = queries.tokens / self._rates.node_bytes
+        there += layer.asking_gathered_bytes(backward) * in_node
+        back += layer.answering_summed_bytes * in_node
+        return there, back, queries.tokens * layer.moved_flops(backward) / self._rates.flops
 
     def projected(self, transfer: Transfer) -> float:
         """Computing keys and values from the latents received."""
@@ -178,11 +198,12 @@ class _Costs:
 
 @dataclass
 class _Stage:
-    """Seconds that a rank receives, sends and projects in a stage."""
+    """Seconds that a rank receives, sends and projects in a stage, and tokens of moved queries that it receives."""
 
     received: float = 0.0
     sent: float = 0.0
     projected: float = 0.0
+    tokens: int = 0
 
     @property
     def wire(self) -> float:
@@ -208,6 +229,7 @@ def _traffic(plan: ContextPlan, costs: _Costs) -> Sequence[_Traffic]:
     for transfer in plan.queries:
         found[transfer.sender].queries.sent += costs.query(transfer)
         found[transfer.receiver].queries.received += costs.query(transfer)
+        found[transfer.receiver].queries.tokens += plan.window.chunk_tokens
     return found
 
 
@@ -222,7 +244,7 @@ def _seconds(costs: _Costs, stage_areas: Sequence[int], traffic: _Traffic, backw
     for number, stage in enumerate(traffic.stages, start=1):
         attended[number] += projections * stage.projected
     wires = [ways * stage.wire for stage in traffic.stages]
-    there, back = costs.moved(traffic.queries.wire, backward)
+    there, back, made = costs.moved(traffic.queries, backward)
     wires[0] += there
     hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
-    return hidden + back
+    return hidden + back + made

@@ -81,6 +81,7 @@ class RankWork:
         foreign_pieces: The same for queries received.
         stages: The stages that follow; the same number on every rank.
         queries: The chunks whose queries are sent to other ranks, and those received; ``None`` if no rank sends any.
+        foreign: The chunks whose queries are received, in order of arrival.
     """
 
     window: Window
@@ -89,6 +90,7 @@ class RankWork:
     foreign_pieces: Sequence[Piece]
     stages: Sequence[StageWork]
     queries: Traffic | None
+    foreign: Sequence[int]
 
 
 def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) -> RankWork:
@@ -110,7 +112,7 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
     nodes = nodes or [0] * plan.ranks
     stages = [_stage(plan, rank, nodes, own, queries, sent) for sent in plan.key_stages if sent]
     traffic = _traffic(plan.ranks, rank, own, come, plan.queries)
-    return RankWork(window, own, *queries.pieces(window, own), stages, traffic)
+    return RankWork(window, own, *queries.pieces(window, own), stages, traffic, come)
 
 
 def _by_sender(transfer: Transfer) -> tuple[int, int]:
