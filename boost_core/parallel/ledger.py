@@ -59,9 +59,6 @@ class Totals:
 class Launched(Protocol):
     """What launching a collective returns: torch's ``Work``, or the like."""
 
-    def is_completed(self) -> bool:
-        """Whether it is done; on CPU."""
-
     def wait(self) -> object:
         """Wait for it; on CUDA, have the current stream do so."""
 
@@ -173,12 +170,14 @@ class _OnCpu:
         self._work = launch()
 
     def wait(self) -> None:
-        # gloo's threads could tell when it ends, but would take the interpreter from the step each time.
-        hidden, begun = self._work.is_completed(), time.perf_counter()
+        # gloo's threads could tell when it ended, but would take the interpreter from the step each time. Asking whether it
+        # has ended can hang under torch's profiler: it holds the interpreter while it waits for a lock of gloo's thread,
+        # which waits for the interpreter with the lock.
+        begun = time.perf_counter()
         self._work.wait()
         now = time.perf_counter()
         self._ledger.waited(self._totals, self._ledger.part, now - begun)
-        self._totals.seconds += (begun if hidden else now) - self._started
+        self._totals.seconds += now - self._started
 
 
 @dataclass(frozen=True)

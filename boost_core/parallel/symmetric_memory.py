@@ -146,10 +146,6 @@ class Summing:
     done: torch.cuda.Event | None
     made: torch.Tensor | None
 
-    def is_completed(self) -> bool:
-        """Whether it is done."""
-        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
-
     def wait(self) -> None:
         """Have the current stream wait for it."""
         if self.done is not None:

@@ -71,9 +71,6 @@ class Measured:
 class Done(dist.Work):
     """A collective that has ended."""
 
-    def is_completed(self) -> bool:
-        return True
-
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
@@ -124,3 +125,18 @@ def test_who_waits_for_another_rank_is_not_at_work(ranks: Ranks, corpus: Path, t
     # The last stage is waited for by the one before it, which is no collective.
     pipeline = ranks.run(2, largest_with_delay, a_job(corpus, tmp_path, "pp 2"), part)
     assert pipeline == ["other", part]
+
+
+def train_profiled(spec: JobSpec) -> int:
+    recorder = Recorder()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+        train(spec, recorder)
+    return sum(report.kind == "progress" for report in recorder.reports)
+
+
+@pytest.mark.full
+def test_ranks_with_many_collectives_under_way_may_be_profiled(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    """Under torch's profiler, gloo's threads need the interpreter whenever a collective ends, so none may keep it."""
+    sizes = {"tensor_parallel_size": 2, "context_parallel_size": 2, "recompute": "latent"}
+    spec = tiny_job(corpus, tmp_path, parallelism=sizes, training={"sequence_length": 256, "micro_batch_size": 1})
+    assert ranks.run(4, train_profiled, spec) == [spec.training.steps, 0, 0, 0]  # rank 0 reports
