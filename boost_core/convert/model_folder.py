@@ -82,8 +82,8 @@ class ModelFolder:
                 if found.get_dtype() not in _DTYPES:
                     raise ValueError(f"{name} is quantized ({found.get_dtype()}); give the model in fp32, fp16 or bf16")
                 self.shapes[name], self._files[name] = tuple(found.get_shape()), path
-        if self.model.tie_embeddings and self.shapes.pop(_HEAD, None) is not None:  # some writers store it twice
-            self._refuse_another_head(folder)
+        if self.model.tie_embeddings and self.shapes.pop(_HEAD, None) is not None and _TABLE in self.shapes:
+            self._refuse_another_head(folder)  # some writers store it twice
 
     def read(self, name: str) -> torch.Tensor:
         """Read a tensor in fp32.
@@ -98,7 +98,7 @@ class ModelFolder:
         return tensor
 
     def _refuse_another_head(self, folder: Path) -> None:
-        head, table = (_opened(self._files[name]).get_slice(name) for name in (_HEAD, _TABLE) if name in self._files)
+        head, table = (_opened(self._files[name]).get_slice(name) for name in (_HEAD, _TABLE))
         rows = range(0, head.get_shape()[0], _ROWS)
         same = head.get_shape() == table.get_shape()
         if not (same and all(torch.equal(head[row : row + _ROWS], table[row : row + _ROWS]) for row in rows)):

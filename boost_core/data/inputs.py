@@ -16,6 +16,8 @@ def refuse_own_output(source: SourceConfig, folder: str) -> None:
     Raises:
         ValueError: It is one of the source's folders, or in one.
     """
+    if source.kind == "dataset":  # of whose folders only Arrow files are read
+        return
     tokens = _absolute(folder)
     for path in source.paths:
         documents_in = _absolute(path)
@@ -25,7 +27,7 @@ def refuse_own_output(source: SourceConfig, folder: str) -> None:
 
 def _absolute(path: str) -> str:
     local = path.removeprefix("file://")
-    return local.rstrip("/") if "://" in local else str(Path(local).absolute())
+    return local.rstrip("/") if "://" in local else str(Path(local).resolve())
 
 
 class Reading:

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan.devices import at
 from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go down with a gang's node
@@ -60,7 +59,9 @@ def without_resources(spec: JobSpec) -> JobSpec:
 
 def bytes_to_keep(spec: JobSpec, layout: Layout) -> int:
     """Return the bytes of node memory needed to take over a rank's state: the state, and two copies to store."""
-    needed = rank_memory(at(spec, layout), layout)
+    # Such processes have no GPU: what the gang has in its hosts' memory is theirs to hold, too.
+    kept = spec.at(layout).with_parallelism(recompute="none", optimizer_offload=0.0)
+    needed = rank_memory(kept, layout)
     return 3 * (needed.weights + needed.gradients + needed.optimizer)
 
 

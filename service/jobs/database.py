@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,8 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     work = _BoundedWork()
     short = _open_sqlite(engine.url, work.set_up)
     event.listen(short, "checkout", work.begin)
-    short.connect().close()  # opened now, since opening takes longer than a short read, and later the file may be gone
+    with suppress(OperationalError):  # locked for a moment; then a read opens it
+        short.connect().close()  # opened now, since that takes longer than a short read, and later the file may be gone
     return short.execution_options(**{SHORT_READS: True})
 
 

@@ -15,7 +15,7 @@ from service.jobs.queries import Heads, record_of
 from service.jobs.tables import JobRow
 
 _CHUNK = 500
-_MOST_IN_SHORT_READ = 2  # records to make; each takes a third of a millisecond
+_MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -46,21 +46,22 @@ class JobCache:
             parameters: Values of its parameters.
 
         Raises:
-            TooManyUnknown: It is a connection for short reads, and too few of the jobs are known.
+            TooManyUnknown: It is a connection for short reads, and too few of the jobs are known as they are.
         """
         heads = connection.execute(wanted, parameters).all()
         with self._lock:
             jobs = {job_id: self._known[job_id] for job_id, _, _ in heads if job_id in self._known}
-        changed: dict[str, JobRecord] = {}
+        waiting: dict[str, str | None] = {}
         unknown: list[str] = []
         for job_id, version, waiting_for in heads:
             job = jobs.get(job_id)
             if job is None or job.version != version:
                 unknown.append(job_id)
             elif job.waiting_for != waiting_for:
-                changed[job_id] = job.with_values({"waiting_for": waiting_for})  # which changes without the version
-        if len(unknown) > _MOST_IN_SHORT_READ and SHORT_READS in connection.get_execution_options():
+                waiting[job_id] = waiting_for  # which changes without the version
+        if len(unknown) + len(waiting) > _MOST_IN_SHORT_READ and SHORT_READS in connection.get_execution_options():
             raise TooManyUnknown
+        changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
         changed |= _fresh(connection, unknown)
         self.remember(changed)
         jobs |= changed

@@ -252,6 +252,9 @@ def test_a_head_that_is_not_the_tied_one_is_refused(tmp_path: Path) -> None:
     write_published(tmp_path, config, published | {"lm_head.weight": head})
     with pytest.raises(ValueError, match=r"tie_word_embeddings=true, but lm_head\.weight and .* differ; remove"):
         ModelFolder(tmp_path)
+    del published["model.embed_tokens.weight"]
+    write_published(tmp_path, config, published | {"lm_head.weight": head})
+    assert not {"lm_head.weight", "model.embed_tokens.weight"} & set(ModelFolder(tmp_path).shapes), "said when loaded"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -1,16 +1,19 @@
 """Short reads happen in the event loop, which nevertheless never waits for the database."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text, update
 
 from service.accounts.quotas import QuotaStore
 from service.api.short_reads import ShortReads
 from service.jobs.store import JobStore
+from service.jobs.tables import JobRow
 from tests.service.records import a_spec
 
 ROOT = "file:///checkpoints"
@@ -63,6 +66,27 @@ def test_many_records_are_made_in_a_thread(store: JobStore, database_url: str) -
         store.create(a_spec(), ROOT)
     jobs, tries = ran(JobStore(database_url), lambda given: given.list())
     assert (len(jobs), tries) == (5, [True, False])
+
+
+def test_many_records_are_changed_in_a_thread(store: JobStore) -> None:
+    for _ in range(5):
+        store.create(a_spec(), ROOT)
+    store.list()
+    with store.engine.begin() as connection:
+        connection.execute(update(JobRow).values(waiting_for="a GPU"))
+    jobs, tries = ran(store, lambda given: given.list())
+    assert ({job.waiting_for for job in jobs}, tries) == ({"a GPU"}, [True, False])
+
+
+def test_a_file_that_is_locked_at_the_start_is_opened_later(store: JobStore, database_url: str) -> None:
+    job = store.create(a_spec(), ROOT)
+    store.close()
+    with closing(sqlite3.connect(make_url(database_url).database or "", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        reads = ShortReads(store)
+    assert asyncio.run(reads.run(lambda given: (given is not store, given.get(job.id)))) == (True, job)
+    reads.close()
 
 
 def test_long_reads_are_repeated_in_a_thread(store: JobStore) -> None:

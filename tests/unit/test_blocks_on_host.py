@@ -14,11 +14,12 @@ from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
 from boost_core.plan.fitted import shape_of
 from boost_core.plan.host_memory import node_bytes
 from boost_core.plan.measured import Basis, MeasuredProfile
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import RankMemory, rank_memory
 from boost_core.plan.report import plan
 from boost_core.plan.search import largest_part, reasons, search, sensitivities
 from boost_core.plan.throughput import offload_seconds, step_seconds
 from service.gang.control import port
+from service.gang.resources import bytes_to_keep
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.jobs.observations import observation
@@ -211,6 +212,18 @@ def test_a_chosen_layout_that_fits_in_no_other_way_has_the_optimizers_state_on_t
     assert at(listed, one, HOSTS.machine(listed)).parallelism.optimizer_offload == 0
     on_cpus = left("latent", resources={"gpus_per_worker": 0})
     assert at(on_cpus, one, HOSTS.machine(on_cpus)).parallelism.optimizer_offload == 0
+
+
+def test_processes_that_only_keep_the_state_need_as_much_wherever_a_gang_has_it() -> None:
+    layout, needed = Layout(2, 1, 1), set()
+    for recompute, share in (("latent", 0.0), ("latent", 1.0), ("offload", 0.5), ("auto", 1.0)):
+        spec = job(2, 2).with_parallelism(recompute=recompute, optimizer_offload=share)
+        needed.add(bytes_to_keep(spec, layout))
+    assert needed == {3 * sum(held_in_state(rank_memory(job(2, 2, recompute="latent"), layout)))}
+
+
+def held_in_state(memory: RankMemory) -> tuple[int, int, int]:
+    return memory.weights, memory.gradients, memory.optimizer
 
 
 def test_explanations_name_the_bus() -> None:

@@ -241,7 +241,9 @@ def test_what_no_corpus_can_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("into", "status"), [("in", 2), ("in/tokens", 2), ("in and out", 0)])
+@pytest.mark.parametrize(
+    ("into", "status"), [("in", 2), ("in/tokens", 2), ("in and out", 0), ("in/../out", 0), ("out/../in/tokens", 2)]
+)
 def test_tokens_are_not_written_where_documents_are_read(
     tmp_path: Path, into: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +252,12 @@ def test_tokens_are_not_written_where_documents_are_read(
     assert run(tmp_path / "in", tmp_path / into) == status
     assert ("all files are read; write the tokens to another folder" in capsys.readouterr().err) == bool(status)
     assert (sorted(tmp_path.rglob("*")) == before) == bool(status)
+
+
+def test_tokens_may_be_written_beside_a_datasets_arrow_files(tmp_path: Path) -> None:
+    write(tmp_path / "in", "dataset")
+    for _ in range(2):  # the second run reads the same files, and finds that nothing is left to do
+        assert run(tmp_path / "in", tmp_path / "in" / "tokens", "--kind", "dataset") == 0
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model": {"vocab": 3}}', "no json"])
