@@ -153,7 +153,7 @@ class Cuts:
     def _planned(self, rank: PipelineRank) -> _RankPlan:
         modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
         found = [rank.in_one_mode(mode).memory() for mode in modes]
-        room = room_of_a_rank(found[0].copies, self._layout, self._machine)
+        room = room_of_a_rank(found[0].copies, self._machine)
         if min(memory.total for memory in found) <= self._limit * (1 + MIXED_LESS):
             mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
             if mixes.least is not None:

@@ -25,17 +25,18 @@ def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
     return _ranks_of_a_node(layout, machine) * (memory.host + memory.copies)
 
 
-def room_of_a_rank(copies: int, layout: Layout, machine: Machine) -> float:
-    """Return the bytes of a host's memory that a rank may fill with state and what blocks keep; none if unknown.
+def room_of_a_rank(copies: int, machine: Machine) -> float:
+    """Return the bytes of a host's memory that a rank is given for what blocks keep; none if unknown.
+
+    They are the share of its GPU: the others may be those of other jobs, of whose memory this one's plan knows nothing.
 
     Args:
         copies: Bytes of a rank's copies of the state.
-        layout: The gang's layout.
         machine: What it runs on.
     """
     if machine.node_memory_bytes is None:
         return 0
-    return machine.node_memory_bytes // _ranks_of_a_node(layout, machine) - copies
+    return machine.node_memory_bytes // machine.cluster.levels[0].fan_out - copies
 
 
 def _ranks_of_a_node(layout: Layout, machine: Machine) -> int:

@@ -101,7 +101,7 @@ class Mixes:
 
     def _mixed(self, limit: float) -> list[list[StageModes]]:
         costs = BlockCosts.of_job(self._job, self._layout, self._machine)
-        room = room_of_a_rank(self._memory[self._modes[0]].copies, self._layout, self._machine)
+        room = room_of_a_rank(self._memory[self._modes[0]].copies, self._machine)
         both = []
         for rank in pipeline_ranks(self._job, self._layout, range(self._layout.pp)):
             both.append(RankMix(rank, costs, limit, room).least_costly())

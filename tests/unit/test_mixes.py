@@ -71,7 +71,7 @@ def mixed(
 
 
 def every_mix(spec: JobSpec, on: Machine) -> list[tuple[float, int, int]]:
-    """Seconds, bytes of the fullest rank's device and bytes of a node's host of every mix."""
+    """Seconds, bytes of the fullest rank's device and bytes of a host whose GPUs all have such ranks, of every mix."""
     sizes = [len(stage.layers) for stage in cut(spec.model, spec.parallelism, spec.training.sequence_length)]
     modes, layout = legal_modes(spec, on), Layout.of(spec.parallelism)
     each = [
@@ -81,7 +81,8 @@ def every_mix(spec: JobSpec, on: Machine) -> list[tuple[float, int, int]]:
     ]  # fmt: skip
     ways = (spec.with_parallelism(recompute=stages) for stages in product(*each))
     memory = ((way, rank_memory(way, layout)) for way in ways)
-    return [(step_seconds(way, layout, on), each.total, node_bytes(each, layout, on)) for way, each in memory]
+    gpus = on.cluster.levels[0].fan_out
+    return [(step_seconds(way, layout, on), each.total, gpus * (each.host + each.copies)) for way, each in memory]
 
 
 @pytest.mark.parametrize("spec", [("cola", 5, 4, 1), ("cola", 6, 1, 2), ("lax", 4, 2, 2)], ids=str)
