@@ -15,7 +15,8 @@ T = TypeVar("T")
 class ShortReads:
     """Reads a SQLite file in the event loop, and any other database in a thread. Used from the event loop only.
 
-    The loop never waits: a read that would have to, or turns out long, is interrupted and done again in a thread.
+    A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait for
+    the disk, as it does wherever it opens a file.
 
     Args:
         store: The record.
