@@ -15,8 +15,8 @@ T = TypeVar("T")
 class ShortReads:
     """Reads a SQLite file in the event loop, and any other database in a thread. Used from the event loop only.
 
-    A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait for
-    the disk, as it does wherever it opens a file.
+    A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait
+    for the disk, as it does wherever it opens a file.
 
     Args:
         store: The record.

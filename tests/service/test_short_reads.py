@@ -1,4 +1,4 @@
-"""Short reads happen in the event loop, which nevertheless never waits for the database."""
+"""Short reads happen in the event loop, which waits for no lock and for no long read."""
 
 import asyncio
 import sqlite3
