@@ -170,8 +170,8 @@ class _OnCpu:
         self._work = launch()
 
     def wait(self) -> None:
-        # gloo's threads could tell when it ended, but would take the interpreter from the step each time. Asking whether
-        # it has can hang under torch's profiler: that holds the interpreter while it waits for a lock of gloo's thread,
+        # gloo's threads could tell when it ended, but would take the interpreter from the step each time. Asking if it
+        # has can hang under torch's profiler: that holds the interpreter while it waits for a lock of gloo's thread,
         # which waits for the interpreter with the lock.
         begun = time.perf_counter()
         self._work.wait()
