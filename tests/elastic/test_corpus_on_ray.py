@@ -73,7 +73,7 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
         str(BOOST),
         "data",
         "tokenize",
-        str(tmp_path),
+        str(tmp_path / "documents"),
         str(tmp_path / "out"),
         "--ray",
         "--address",
