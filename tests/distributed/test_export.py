@@ -292,6 +292,7 @@ print(model.generate(**prompt, max_new_tokens=4, do_sample=False, eos_token_id=N
 """
 
 
+@pytest.mark.full
 def test_an_export_is_pushed_to_a_hub_and_loads_from_there(checkpoints: str, tmp_path: Path) -> None:
     with local_hub() as hub:
         environment = hub.environment | {"HF_HOME": str(tmp_path / "cache")}

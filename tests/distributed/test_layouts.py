@@ -250,9 +250,13 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
-        ("fp32", {"tensor_parallel_size": 2}),
+        pytest.param("fp32", {"tensor_parallel_size": 2}, marks=pytest.mark.full),
         ("bf16", {"tensor_parallel_size": 2}),
-        ("bf16", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"}),
+        pytest.param(
+            "bf16",
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
+            marks=pytest.mark.full,
+        ),
     ],
     ids=str,
 )

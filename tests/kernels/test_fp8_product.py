@@ -106,7 +106,7 @@ def by_kernels(function: Callable[[], list[str]]) -> list[str]:
         return function()
 
 
-@pytest.mark.parametrize("function", [passes, left_by_kernels])
+@pytest.mark.parametrize("function", [passes, pytest.param(left_by_kernels, marks=pytest.mark.full)])
 def test_kernels_make_the_references_bits(interpreting_ranks: Ranks, function: Callable[[], list[str]]) -> None:
     assert interpreting_ranks.run(1, by_kernels, function) == [[]]
 

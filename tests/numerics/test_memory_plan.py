@@ -586,7 +586,8 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     return live.peak, left, received * chunk_tokens(LENGTH_WITH_CHUNKS, 2)
 
 
-@pytest.mark.parametrize("recompute", ["latent", pytest.param("none", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("recompute", ["latent", "none"])
 def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recompute: str) -> None:
     """Where outputs come back as latents: they stay, with log-sum-exps and a share of the queries' latents."""
     choice = {"tensor_parallel_size": 2, "context_parallel_size": 2, "recompute": recompute}
