@@ -106,7 +106,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (),
         ("--dtype", "bf16", "--max-shard-size", "50MB"),
         # Of a model of 490 MB, whose products are in fp64 before they are rounded.
-        ("--merge",),
+        pytest.param(("--merge",), marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -261,6 +261,7 @@ def test_a_checkpoint_that_is_being_removed_is_named(
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.full
 def test_an_export_to_s3_is_the_same_as_to_a_folder(checkpoints: str, tmp_path: Path) -> None:
     with s3_server(tmp_path) as server:
         url = f"s3://{BUCKET}/models/mine"

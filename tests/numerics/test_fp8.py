@@ -104,6 +104,7 @@ def train_in_fp8(spec: Any) -> Any:
         return train_and_record(spec)
 
 
+@pytest.mark.full
 def test_training_goes_on_in_bf16_where_there_are_no_8_bits_and_near_it_where_there_are(
     ranks: Ranks, tmp_path: Path
 ) -> None:

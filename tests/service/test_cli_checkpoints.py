@@ -118,6 +118,7 @@ def test_export_of_a_job_has_its_losses_on_the_card(
     assert f"| training loss | {a_step(8).loss:.4f} nats a token |" in card
 
 
+@pytest.mark.full
 def test_generation_from_the_newest_checkpoint_of_a_job_that_trains(
     api: RunningApi, store: JobStore, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

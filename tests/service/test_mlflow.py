@@ -42,6 +42,7 @@ def losses(steps: range) -> list[tuple[int, float]]:
     return [(step, pytest.approx(a_step(step).loss)) for step in steps]
 
 
+@pytest.mark.full
 def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path) -> None:
     jobs = [tracked_job(store, tmp_path, settings, name=name, trackers=to(server)) for name in ("first", "second")]
     with forwarding(store, settings):

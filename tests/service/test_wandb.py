@@ -147,6 +147,7 @@ def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
     assert server.authorizations == {f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}"}
 
 
+@pytest.mark.full
 def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
     store: JobStore, settings: Settings, tmp_path: Path, unused_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
