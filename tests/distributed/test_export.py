@@ -114,6 +114,7 @@ def test_an_export_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: 
     assert peak_of("export", large, tmp_path / "model", *options) < 100e6
 
 
+@pytest.mark.full
 def test_a_start_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: Path) -> None:
     assert export(large, tmp_path / "model") == 0
     manifest = CheckpointFolder(str(large)).manifest(0)

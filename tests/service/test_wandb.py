@@ -88,6 +88,7 @@ def losses(steps: range) -> list[tuple[int, float]]:
     return [(step, pytest.approx(a_step(step).loss)) for step in steps]
 
 
+@pytest.mark.full
 def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
