@@ -22,8 +22,8 @@ def merged_model(model: ModelConfig) -> ModelConfig:
         raise ValueError("the model is dense already; export it without --merge")
     if not is_low_rank(model):
         raise ValueError(
-            f"family={model.family} has more to a projection than a product of two factors, so there is no product to "
-            "multiply out; export it without --merge"
+            f"family={model.family} has projections that are more than a product of two factors, so they cannot be "
+            "multiplied out; export it without --merge"
         )
     if model.latent_activation:
         raise ValueError(

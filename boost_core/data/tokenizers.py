@@ -109,7 +109,7 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
         vocabulary: Maximum number of tokens.
 
     Raises:
-        ValueError: So many tokens are not possible.
+        ValueError: The vocabulary size is out of range.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not len(alphabet) < vocabulary <= _MOST_TOKENS:

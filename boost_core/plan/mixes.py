@@ -274,7 +274,7 @@ class RankMix:
         return [mode for mode in costs.modes if mode != _ON_HOST]
 
     def _cheapest_with(self, away: int) -> float:
-        """Lower bound on the seconds with so many blocks on the host."""
+        """Return a lower bound on the seconds with ``away`` blocks on the host."""
         costs, others = self._costs.with_host, self._others(self._costs.with_host)
         return away * costs.of_block(_ON_HOST) + (self._blocks - away) * costs.of_block(others[0])
 

@@ -358,7 +358,7 @@ class Step:
 
     @property
     def offload_seconds(self) -> float:
-        """What exposed copies take of what the host has of the optimizer's state, and of what blocks keep."""
+        """Seconds of exposed copies between device and host, of the optimizer's state and of blocks' activations."""
         copies = self.host_copies
         return copies.state + copies.exposed
 

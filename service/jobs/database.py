@@ -144,7 +144,7 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
         engine: The engine of the same database.
 
     Returns:
-        The engine; ``None`` if the database is not a SQLite file, so that every read takes its time.
+        The engine; ``None`` if the database is not a SQLite file; reads of others wait for a network.
     """
     if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
         return None

@@ -46,7 +46,7 @@ class JobCache:
             parameters: Values of its parameters.
 
         Raises:
-            TooManyUnknown: It is a connection for short reads, and too few of the jobs are known as they are.
+            TooManyUnknown: It is a connection for short reads, and too many of the jobs are not cached as they are now.
         """
         heads = connection.execute(wanted, parameters).all()
         with self._lock:

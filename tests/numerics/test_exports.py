@@ -186,7 +186,7 @@ def products(model: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     ("name", "reason"),
     [
         ("preset 7b", "family=cola has a SiLU between the two factors"),
-        ("lax of svd, chains", "family=lax has more to a projection than a product of two factors"),
+        ("lax of svd, chains", "family=lax has projections that are more than a product of two factors"),
         ("dense", "the model is dense already"),
     ],
 )

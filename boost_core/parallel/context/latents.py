@@ -50,7 +50,7 @@ class LatentRoute:
         return torch.cat([self.columns(x_Tr) for x_Tr in latents_Tr], 1)
 
     def in_place(self, share_Tc: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-        """A share's gradients as those of so many latents, ``[T, r]`` each: zeros in the columns of other ranks."""
+        """Spread a share over ``count`` full-width tensors, ``[T, r]`` each, with zeros in other ranks' columns."""
         parts = share_Tc.chunk(count, dim=1)
         whole_Tr = [part.new_zeros(len(part), part.shape[1] * self.tensor.size) for part in parts]
         for whole, part in zip(whole_Tr, parts, strict=True):
@@ -58,7 +58,7 @@ class LatentRoute:
         return whole_Tr
 
     def gathered(self, came_nc: torch.Tensor, count: int, purpose: str) -> Sequence[torch.Tensor]:
-        """So many latents whole, ``[n, r]`` each, from every rank's share of what has come."""
+        """Gather ``count`` full-width tensors, ``[n, r]`` each, from the shares that all ranks have received."""
         if self.tensor.size == 1:
             return came_nc.chunk(count, dim=1)
         shares_pnc = self.tensor.all_gather(came_nc.contiguous(), purpose)
