@@ -219,7 +219,7 @@ class RankMix:
 
     def _most_away(self) -> int:
         """Most blocks for which the host has room."""
-        other = next(mode for mode in self._costs.modes if mode != _ON_HOST)
+        other = self._others(self._costs)[0]
         if self._cheapest_with(1) >= self._least:
             return 0
 
