@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Processes start faster that find their modules compiled, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-bundle editor clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-kit editor clean
 
 setup: $(VENV)/.installed
 
@@ -66,11 +66,10 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What a GPU machine without a network needs: unpack it there and call ./run OUT. GPU_HAS: packages that it has.
+# What is taken to a GPU machine without a network, in the folder .gpu: sh .gpu/run.sh there. GPU_PYTHON: its Python.
 GPU_PYTHON ?= 3.12
-GPU_HAS ?= torch triton
-gpu-bundle: setup
-	$(BIN)/python -m tests.gpu.bundle --python $(GPU_PYTHON) --has $(GPU_HAS)
+gpu-kit: setup
+	$(BIN)/python -m tests.gpu.kit --python $(GPU_PYTHON)
 
 # The web page's editor: npm packages as one ES module, which is kept in the repository. Only this needs node.
 editor:

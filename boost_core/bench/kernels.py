@@ -12,8 +12,10 @@ from boost_core.kernels.dispatch import Implementation, always
 Run = Callable[..., Tensors]
 
 
-def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int) -> list[Row]:
+def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int) -> Iterator[Row]:
     """Time one operation, forward and backward, under each implementation, with the share of the roofline.
+
+    A figure comes as soon as it is known, so that an implementation that fails takes none of those before it along.
 
     Args:
         case: The operation with its inputs, which it may overwrite.
@@ -21,15 +23,13 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
         bandwidth: The device's measured memory bandwidth in bytes per second.
         repeats: Timed calls.
     """
-    rows = []
     for name, implementation, wrap in _implementations(device):
         with always(implementation):
             for direction, least, call in _directions(case, wrap(case.run)):
                 spread = Spread.of(kernel_seconds(call, device, repeats))
-                rows.append(Row.spread("kernels", case.name, f"{direction}, {name}", "s", spread))
+                yield Row.spread("kernels", case.name, f"{direction}, {name}", "s", spread)
                 share = least / bandwidth / spread.p50
-                rows.append(Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share))
-    return rows
+                yield Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share)
 
 
 def _implementations(device: torch.device) -> list[tuple[str, Implementation, Callable[[Run], Run]]]:

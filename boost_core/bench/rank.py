@@ -6,6 +6,7 @@ measured.
 """
 
 import gc
+import logging
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ from boost_core.plan.flops import model_flops_per_token
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from boost_core.train.step_graph import StepGraph
+
+logger = logging.getLogger(__name__)
 
 _FEW_WORDS = 1024  # so that embeddings and logits add little to a difference between two steps
 _WARM_STEPS = 3
@@ -105,6 +108,7 @@ class RunShape:
                     "micro_batch_size": self.micro_batch_size,
                     "precision": on_gpu if device.type == "cuda" else "fp32",
                 },
+                "resources": {"gpus_per_worker": int(device.type == "cuda")},
             }
         )
 
@@ -127,7 +131,7 @@ def rank_rows(
     """
     case = f"{shape}: {variant.name}"
     try:
-        with _alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
+        with alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
             return list(_measured(shape, variant, device, steps, rate, interconnects, case))
     except torch.OutOfMemoryError:
         return [Row.single("rank", case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
@@ -142,15 +146,21 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
     few, more = 2, 4
     seconds = []
     for layers in (few, more):
-        with _alone(shape.tensor_parallel_size):
-            deep = replace(shape, layers=layers, vocab_size=_FEW_WORDS)
-            step, _, graph = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
-            if graph is not None:
-                graph.release("a plan assumes that a block's kernels are launched one by one")
+        with alone(shape.tensor_parallel_size):
+            step = uncaptured_step(replace(shape, layers=layers, vocab_size=_FEW_WORDS), variant, device)
             for _ in range(_WARM_STEPS):
                 step()
             seconds.append(statistics.median(wall_seconds(step, device, repeats)))
     return (seconds[1] - seconds[0]) / (more - few)
+
+
+def uncaptured_step(shape: RunShape, variant: Variant, device: torch.device) -> Callable[[], None]:
+    """Return a variant's training step whose kernels are launched one by one; call it while ``alone``."""
+    make = _published_step if variant.published else _trainer_step
+    step, _, graph = make(shape.job(variant, device), shape, device, f"{shape}: {variant.name}")
+    if graph is not None:
+        graph.release("it is to be launched kernel by kernel")
+    return step
 
 
 def _measured(
@@ -168,6 +178,8 @@ def _measured(
         step()
     seconds = Spread.of(wall_seconds(step, device, steps))
     yield Row.spread("rank", case, "step", "s", seconds)
+    if device.type == "cuda" and graph is not None and graph.obstacle is not None:
+        logger.warning("%s: steps are not captured as a CUDA graph: %s", case, graph.obstacle)
     if graph is not None and graph.obstacle is None:
         graph.release("a replayed step does not report its operations and their memory")
         yield Row.spread("rank", case, "step, not captured", "s", Spread.of(wall_seconds(step, device, steps)))
@@ -278,7 +290,7 @@ class LoneCommunicator(Communicator):
 
 
 @contextmanager
-def _alone(world_size: int) -> Iterator[None]:
+def alone(world_size: int) -> Iterator[None]:
     """Be rank 0 of a process group whose other ranks are absent."""
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:

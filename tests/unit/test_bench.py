@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
 from boost_core.architecture.sharding import micro_batch_payloads
-from boost_core.bench.rank import LoneCommunicator, RunShape, _alone, draw_weights, rank_rows
+from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights, rank_rows
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.bench.variants import VARIANTS
 from boost_core.config import JobSpec
@@ -168,16 +168,16 @@ def poisoned_group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_that_writes_no_results_is_made_up_for(tmp_path: Path) -> None:
     spec = tiny_job(write_corpus(tmp_path / "corpus"), "unused", model={"tie_embeddings": True})
     sampler, diverged = Sampler(load_corpus(spec.data, 32), 32, 0), []
-    with _alone(2):
+    with alone(2):
         for communicator in (Communicator, LoneCommunicator):
             state = TrainState.initial(spec, torch.device("cpu"), draw_weights, communicator=communicator)
             diverged.append(training_step(state, sampler).diverged)
-        alone = LoneCommunicator(dist.group.WORLD, "tp", CommunicationLedger())
+        lone = LoneCommunicator(dist.group.WORLD, "tp", CommunicationLedger())
         x_Tc = torch.arange(6.0).view(3, 2)
-        assert torch.equal(alone.all_gather(x_Tc, ""), torch.stack([x_Tc, x_Tc]))
+        assert torch.equal(lone.all_gather(x_Tc, ""), torch.stack([x_Tc, x_Tc]))
         x_pTc = torch.stack([x_Tc, x_Tc + 6])
-        assert torch.equal(alone.reduce_scatter(x_pTc, ""), x_Tc)
-        assert torch.equal(alone.all_to_all(x_pTc, ""), x_pTc)
+        assert torch.equal(lone.reduce_scatter(x_pTc, ""), x_Tc)
+        assert torch.equal(lone.all_to_all(x_pTc, ""), x_pTc)
     assert diverged == [True, False]
 
 
