@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from boost_core.config.attention import SparseAttentionConfig
 from boost_core.config.base import Config, Count
@@ -131,9 +131,7 @@ class LoroConfig(Config):
     """How LORO alternates exact and lazy steps."""
 
     exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
-    rewarm_steps: Count = Field(
-        5, description="Steps over which the factors' learning rate warms up again after an exact step."
-    )
+    rewarm_steps: Count = Field(5, description="Steps over which the learning rate warms up again after an exact step.")
 
 
 class MuonConfig(Config):
@@ -142,8 +140,14 @@ class MuonConfig(Config):
     momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov momentum of the factors' gradients.")
 
 
+NO_CLIPPING = 1e9  # a norm that no gradient reaches
+
+
 class OptimizerConfig(Config):
-    """The optimizer and the learning-rate schedule, which begins with a linear warm-up; CoLA paper's defaults."""
+    """The optimizer and the learning-rate schedule, which begins with a linear warm-up.
+
+    Defaults are the CoLA paper's; for loro, those of its authors' scripts (github.com/mzf666/LORO-main, scripts).
+    """
 
     kind: Literal["adamw", "loro", "muon"] = Field(
         "adamw",
@@ -152,11 +156,13 @@ class OptimizerConfig(Config):
     )
     loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
     muon: MuonConfig | None = Field(None, validate_default=True, description="For kind=muon only.")
-    learning_rate: float = Field(3e-3, gt=0, lt=10)
+    learning_rate: float = Field(3e-3, gt=0, lt=10, description="Default: 0.003; 0.01 for loro.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     epsilon: float | None = Field(None, gt=0, lt=1, description="Default: 1e-8; 1e-6 for loro.")
-    weight_decay: float = Field(0.01, ge=0, le=1000)
-    clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
+    weight_decay: float = Field(0.01, ge=0, le=1000, description="Default: 0.01; 0 for loro.")
+    clip_norm: float = Field(
+        0.5, gt=0, le=1e12, description="Largest global gradient norm. Default: 0.5; for loro 1e9, which clips nothing."
+    )
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine",
         description="The learning rate after the warm-up: cosine decay, linear decay, constant, or wsd: constant, then "
@@ -169,6 +175,13 @@ class OptimizerConfig(Config):
     final_learning_rate_ratio: float = Field(
         0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak; not for schedule=constant."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_loro(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("kind") == "loro":
+            return {"learning_rate": 0.01, "weight_decay": 0.0, "clip_norm": NO_CLIPPING} | values
+        return values
 
     @field_validator("loro")
     @classmethod

@@ -29,11 +29,14 @@ class MasterWeightAdamW:
             learning_rate: For this step.
             step: Number of the optimizer step, from 1.
         """
+        self._adamw(clip, learning_rate, step, self._config.adam_epsilon)
+
+    def _adamw(self, clip: torch.Tensor, learning_rate: float, step: int, epsilon: float) -> None:
+        """Update the groups that have no custom update."""
         for group in self.groups:
             if group.kind.custom_update:
                 continue
-            config = self._config
-            update = AdamWUpdate(learning_rate, config.betas, config.adam_epsilon, group.kind.decay, step)
+            update = AdamWUpdate(learning_rate, self._config.betas, epsilon, group.kind.decay, step)
             for part in group.parts():
                 adamw_(part.master, part.gradient, part.first_moment, part.second_moment, part.weight, clip, update)
             group.publish()

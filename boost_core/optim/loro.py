@@ -1,12 +1,15 @@
 """LORO (ICLR 2025): the two factors of each low-rank product move together, periodically along the manifold.
 
-With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), and t the steps since the last exact one::
+M is a product's output factor and N its input factor, W = M Nᵀ. With Adam's direction g = m / (√v + ε), which adds ε
+before the bias correction, η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), t the steps since the last exact one, and λ the decay::
 
-    lazy    M ← M − η (r/d) g_M,  N ← N − η (r/d) g_N
-    exact   one Riemannian step with η, without weight decay; then the moments start from zero, and so does the
-            learning rate, for a few steps
+    lazy    M ← (1 − η λ) (M − η (r/d) g_M),  N ← (1 − η λ) (N − η (r/d) g_N)
+    exact   one Riemannian step with η, without weight decay; then the moments of all weights start from zero, and
+            their learning rate warms up again, for a few steps
 
-All other weights are updated by AdamW.
+All other weights are updated by AdamW with the same ε, lr and t. The authors' code: ``LOROAdamW`` in
+``loro_torch/loro_optim.py`` of github.com/mzf666/LORO-main at 4da57b6, run with ``--loro_refresh all``. Theirs warms up
+from a rate of zero instead of ``1 / rewarm_steps``, and decays the other weights after their step instead of before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,18 +78,21 @@ class Loro(MasterWeightAdamW):
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
         """Apply AdamW to all but the factors, and LORO to those; see ``MasterWeightAdamW.step``."""
-        super().step(clip, learning_rate, step)
         since = (step - 1) % self._loro.exact_every_steps + 1
         if step > self._loro.exact_every_steps:
             learning_rate *= min(1.0, since / self._loro.rewarm_steps)
         first_decay, second_decay = self._config.betas
-        step_size = learning_rate * sqrt(1 - second_decay**since) / (1 - first_decay**since)
+        root = sqrt(1 - second_decay**since)
+        self._adamw(clip, learning_rate, since, self._config.adam_epsilon / root)  # so that ε comes before it
+        step_size = learning_rate * root / (1 - first_decay**since)
         gradients = self._factors.summed_gradients()
         directions = {name: self._direction(name, gradient * clip) for name, gradient in gradients.items()}
         if since == self._loro.exact_every_steps:
             self._exact(directions, step_size)
+            for group in self.groups:
+                group.clear_moments()
         else:
-            self._lazy(directions, step_size * self._rank_share, learning_rate * self._config.weight_decay)
+            self._lazy(directions, step_size)
         self._factors.round_masters()
 
     def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
@@ -96,10 +102,11 @@ class Loro(MasterWeightAdamW):
             second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
             return first / (second.sqrt() + self._config.adam_epsilon)
 
-    def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float, decay: float) -> None:
+    def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
         for name, direction in directions.items():
             with self._factors.on_device(name, "master") as (master,):
-                master.mul_(1 - decay).sub_(direction, alpha=step_size)
+                master.sub_(direction, alpha=step_size * self._rank_share)
+                master.mul_(1 - step_size * self._config.weight_decay)
 
     def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
         for pair in self._pairs:
@@ -108,14 +115,13 @@ class Loro(MasterWeightAdamW):
                 self._factors.on_device(pair.up, "master") as (all_up,),
             ):
                 down, up = all_down[:, pair.projection], all_up[pair.member].T
-                moved_down, moved_up = riemannian_step(
-                    down,
+                moved_up, moved_down = riemannian_step(
                     up,
-                    directions[pair.down][:, pair.projection],
+                    down,
                     directions[pair.up][pair.member].T,
+                    directions[pair.down][:, pair.projection],
                     step_size,
                     self._tensor_parallel,
                 )
                 down.copy_(moved_down)
                 up.copy_(moved_up)
-        self._factors.clear_moments()

@@ -1,6 +1,7 @@
 """One Riemannian step of a low-rank product W = M Nᵀ (LORO, ICLR 2025), on factors whose long axes are sharded.
 
-With directions g_M and g_N of the two factors and orthonormal U and V,
+M is the output factor and N the input factor. The two are not alike: where directions are no gradient's, as Adam's are
+not, K₀ comes from the input factor's alone. With directions g_M and g_N of the two factors and orthonormal U and V,
 
     M = U R_M,  N = V R_N,  P = g_M R_N⁻¹,  Q = R_M⁻ᵀ g_Nᵀ,  K₀ = Q V,
     (Q − K₀Vᵀ)ᵀ = Q₁K₁,  P − U UᵀP = Q₂K₂,

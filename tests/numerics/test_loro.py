@@ -75,45 +75,118 @@ def test_a_step_from_a_singular_start_is_finite() -> None:
     assert all(factor.isfinite().all() for factor in moved)
 
 
-def adam(gradients: list[Tensor]) -> Tensor:
-    """Adam's direction after these gradients times what the bias correction makes of a learning rate of one."""
-    first = second = torch.zeros_like(gradients[0])
-    for gradient in gradients:
-        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-    steps = len(gradients)
-    return first / (second.sqrt() + 1e-6) * math.sqrt(1 - 0.999**steps) / (1 - 0.9**steps)
+class PublishedLoro:
+    """What LOROAdamW does to one pair and to one other weight, on whole matrices.
+
+    Read from ``loro_torch/loro_optim.py`` of github.com/mzf666/LORO-main at 4da57b6: ``weight_out`` is M, ``weight_in``
+    is N, and ``--loro_refresh all`` resets the moments and counts of all weights after an exact step.
+    """
+
+    EPSILON = 1e-6
+
+    def __init__(self, weight_out: Tensor, weight_in: Tensor, other: Tensor, share: float, decay: float) -> None:
+        self.weights = [weight_out.clone(), weight_in.clone(), other.clone()]
+        self._share, self._decay = share, decay
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in self.weights]
+        self._count = 0
+
+    def step(self, gradients: list[Tensor], rate: float, exact: bool) -> None:
+        self._count += 1
+        directions = []
+        for gradient, (first, second) in zip(gradients, self._moments, strict=True):
+            first.mul_(0.9).add_(gradient, alpha=0.1)
+            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            directions.append(first / (second.sqrt() + self.EPSILON))
+        eta = rate * math.sqrt(1 - 0.999**self._count) / (1 - 0.9**self._count)
+        weight_out, weight_in, other = self.weights
+        other -= eta * directions[2]
+        if exact:
+            weight_out[:], weight_in[:] = self._retracted(*directions[:2], eta)
+            self._refresh()
+            return
+        for factor, direction in ((weight_out, directions[0]), (weight_in, directions[1])):
+            factor -= eta * self._share * direction
+            factor -= eta * self._decay * factor
+
+    def _retracted(self, d_out: Tensor, d_in: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+        weight_out, weight_in, _ = self.weights
+        rank = weight_out.shape[1]
+        (u, r_out), (v, r_in) = torch.linalg.qr(weight_out), torch.linalg.qr(weight_in)
+        along_v = torch.linalg.solve(r_in.T, d_out.T).T
+        along_u = torch.linalg.solve(r_out.T, d_in.T)
+        k_0 = along_u @ v
+        q_1, k_1 = torch.linalg.qr((along_u - k_0 @ v.T).T)
+        q_2, k_2 = torch.linalg.qr(along_v - u @ (u.T @ along_v))
+        core = torch.zeros(2 * rank, 2 * rank, dtype=u.dtype)
+        core[:rank, :rank] = r_out @ r_in.T - eta * k_0
+        core[:rank, rank:], core[rank:, :rank] = -eta * k_1.T, -eta * k_2
+        left, values, right = torch.linalg.svd(core)
+        root = values[:rank].sqrt()
+        return torch.cat((u, q_2), 1) @ (left[:, :rank] * root), torch.cat((v, q_1), 1) @ (right[:rank].T * root)
 
 
-def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
-    alone = Communicator(None, "tp", CommunicationLedger())
-    m, n, *_ = operands(12, 10, 3)
-    down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
-    config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
-    kind = ParamKind(decay=0.1, split=True, latent=False, tied=False, custom_update=True)
-    factors = ParamGroup(kind, {"down": down, "up": up}, torch.float64, alone, zero_stage=1)
-    optimizer = Loro([factors], config, config.loro, [FactorPair("down", 0, "up", 0)], 0.25, alone)
+STEPS, EXACT_EVERY, REWARM = 20, 8, 2
+WIDE_OUT, WIDE_IN, RANK, SHARE, RATE = 20, 12, 3, 0.25, 0.01
+
+
+def beside_the_published(decay: float) -> float:
+    """How far sharded LORO gets from the published steps: the largest relative difference of products and weights."""
+    ranks = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
     generator = torch.Generator().manual_seed(9)
-    seen: list[tuple[Tensor, Tensor]] = []
-    for step in range(1, 6):
-        seen.append(tuple(torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in (m, n)))
-        factors.clear_gradients()
-        factors.add_gradient("down", seen[-1][0].unsqueeze(1) * 2)
-        factors.add_gradient("up", seen[-1][1].T.unsqueeze(0) * 2)
-        optimizer.step(torch.tensor([0.5]), 0.01, step)
-        directions = [adam([pair[factor] for pair in seen]) for factor in (0, 1)]
-        if step == 3:
-            m, n = riemannian_step(m, n, *directions, 0.01, alone)
-            torch.testing.assert_close(down[:, 0].data @ up[0].data, m @ n.T, rtol=1e-9, atol=1e-12)
-            m, n = down[:, 0].data.clone(), up[0].T.data.clone()  # the same but for the signs of their columns
-            seen.clear()
-        else:
-            rate = 0.01 * (0.5 if step == 4 else 1)
-            m, n = (
-                factor * (1 - rate * 0.1) - rate * 0.25 * direction
-                for factor, direction in zip((m, n), directions, strict=True)
-            )
-        torch.testing.assert_close(down[:, 0].data, m, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(up[0].T.data, n, rtol=1e-9, atol=1e-12)
+    shapes = (WIDE_OUT, RANK), (WIDE_IN, RANK), (4, 6)
+    start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    published = PublishedLoro(*start, share=SHARE, decay=decay)
+
+    def shard(whole: Tensor) -> Tensor:
+        return shard_of(whole, 0, ranks.rank, ranks.size)
+
+    def whole(mine: Tensor) -> Tensor:
+        return ranks.all_gather(mine.contiguous(), "").flatten(0, 1)
+
+    up = nn.Parameter(shard(start[0]).T.unsqueeze(0).clone())
+    down = nn.Parameter(shard(start[1]).unsqueeze(1).clone())
+    other = nn.Parameter(start[2].clone())
+    config = OptimizerConfig(
+        kind="loro", loro=LoroConfig(exact_every_steps=EXACT_EVERY, rewarm_steps=REWARM), weight_decay=decay
+    )
+    alone = Communicator(None, "dp", CommunicationLedger())
+    kinds = [
+        ParamKind(wd, split, latent=False, tied=False, custom_update=split) for wd, split in ((decay, True), (0, False))
+    ]
+    factors, others = (
+        ParamGroup(kind, members, torch.float64, alone, zero_stage=1)
+        for kind, members in zip(kinds, ({"down": down, "up": up}, {"other": other}), strict=True)
+    )
+    optimizer = Loro([factors, others], config, config.loro, [FactorPair("down", 0, "up", 0)], SHARE, ranks)
+    worst = 0.0
+    for step in range(1, STEPS + 1):
+        # Of a product W, dM = G N and dN = Gᵀ M, whatever the signs of the factors' columns; small, so that ε shows.
+        gradient_W = 1e-6 * torch.randn(WIDE_OUT, WIDE_IN, generator=generator, dtype=torch.float64)
+        gradient = 1e-6 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
+        weight_out, weight_in = whole(up[0].T.detach()), whole(down[:, 0].detach())
+        for group in (factors, others):
+            group.clear_gradients()
+        factors.add_gradient("up", shard(gradient_W @ weight_in).T.unsqueeze(0))
+        factors.add_gradient("down", shard(gradient_W.T @ weight_out).unsqueeze(1))
+        others.add_gradient("other", gradient)
+        optimizer.step(torch.tensor([1.0]), RATE, step)
+        theirs_out, theirs_in, _ = published.weights
+        rate = RATE * (0.5 if step in (EXACT_EVERY + 1, 2 * EXACT_EVERY + 1) else 1.0)
+        published.step([gradient_W @ theirs_in, gradient_W.T @ theirs_out, gradient], rate, step % EXACT_EVERY == 0)
+        expected = theirs_out @ theirs_in.T
+        product = whole(up[0].T.detach()) @ whole(down[:, 0].detach()).T
+        worst = max(worst, ((product - expected).norm() / expected.norm()).item())
+        worst = max(worst, (other.detach() - published.weights[2]).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_twenty_steps_are_the_published_ones(ranks: Ranks, size: int, decay: float) -> None:
+    assert max(ranks.run(size, beside_the_published, decay)) < 1e-9
 
 
 def test_every_factor_of_a_model_belongs_to_one_pair() -> None:

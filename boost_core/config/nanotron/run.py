@@ -4,10 +4,10 @@ import re
 from typing import Any
 
 from boost_core.config.nanotron.reader import Reader
+from boost_core.config.training import NO_CLIPPING
 
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _SEED = 42  # nanotron's default
-_NO_CLIPPING = 1e9
 _SCHEDULE = "optimizer.learning_rate_scheduler."
 
 
@@ -77,7 +77,7 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
         "betas": [_of_adam(reader, "adam_beta1", 0.9), _of_adam(reader, "adam_beta2", 0.95)],
         "epsilon": _of_adam(reader, "adam_eps", 1e-8),
         "weight_decay": reader.number("optimizer.weight_decay"),
-        "clip_norm": reader.number("optimizer.clip_grad", 0) or _NO_CLIPPING,
+        "clip_norm": reader.number("optimizer.clip_grad", 0) or NO_CLIPPING,
     }
     kind = reader.take("optimizer.optimizer_factory.name", "adamW")
     if str(kind).lower() != "adamw":
