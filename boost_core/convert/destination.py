@@ -11,6 +11,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from boost_core.config.parsing.urls import refuse_unserved
+from boost_core.temporary import TemporaryFolder
 
 
 class HubRefused(OSError):
@@ -55,11 +56,8 @@ class Destination:
             raise OSError(
                 f"{parent} has {free / 1e9:,.3f} GB free and the export takes {needed / 1e9:,.3f} GB; make room"
             )
-        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=parent))
-        try:
+        with TemporaryFolder(".export-", parent) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path) -> Path:
         """Make a staged model appear at its destination; return a local folder that contains it."""

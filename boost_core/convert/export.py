@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
@@ -32,6 +31,7 @@ from boost_core.convert.published_config import MODELING, TrainedOn, published_c
 from boost_core.convert.tensor_files import TensorFiles
 from boost_core.data.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
 from boost_core.plan.parameters import parameter_count
+from boost_core.temporary import TemporaryFolder
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,9 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
                 _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
         texts = {
             **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
-            "generation_config.json": json.dumps({"eos_token_id": about.end_of_document}, indent=2),
+            "generation_config.json": json.dumps(
+                dict.fromkeys(("eos_token_id", "pad_token_id"), about.end_of_document), indent=2
+            ),
             "README.md": model_card(manifest, model, how.merge, how.losses, how.scores),
             **files_of_model,
         }
@@ -160,8 +162,8 @@ def _write_tensors(
 def _write_merged(
     folder: CheckpointFolder, manifest: Manifest, model: ModelConfig, merged: ModelConfig, to: Path, how: Export
 ) -> None:
-    with TemporaryDirectory(prefix=".factors-", dir=to.parent) as beside:
-        factors = _write_tensors(folder, manifest, model, Path(beside), torch.float32, how.max_shard_size)
+    with TemporaryFolder(".factors-", to.parent) as beside:
+        factors = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
         shapes = {name: slot.published_shape for name, slot in published_slots(merged).items()}
         written = TensorFiles(to, shapes, how.dtype, how.max_shard_size)
         for name, tensor in written.tensors.items():

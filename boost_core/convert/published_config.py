@@ -14,7 +14,7 @@ any other                                    BoostForCausalLM  ours, exported wi
 ===========================================  ================  ===================================================
 
 ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``cola/modeling_cola.py``). transformers
-does not have it, so ``auto_map`` names our class for it as well, which computes the same from the same fields.
+does not have it, so ``auto_map`` names a class of ours for it as well, which computes the same from the same fields.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,15 @@ LLAMA, MISTRAL, QWEN3, COLA = "llama", "mistral", "qwen3", "cola"
 OWN_TYPE = "boost"
 # The file that is exported with all models except dense ones, and the classes that transformers loads from it.
 MODELING = "modeling_boost.py"
-AUTO_MAP = {"AutoConfig": "modeling_boost.BoostConfig", "AutoModelForCausalLM": "modeling_boost.BoostForCausalLM"}
+AUTO_MAPS = {
+    kind: {
+        "AutoConfig": f"modeling_boost.{name}Config",
+        "AutoModel": f"modeling_boost.{name}Model",
+        "AutoModelForCausalLM": f"modeling_boost.{name}ForCausalLM",
+        "AutoModelForSequenceClassification": f"modeling_boost.{name}ForSequenceClassification",
+    }
+    for kind, name in ((COLA, "Cola"), (OWN_TYPE, "Boost"))
+}
 
 _ARCHITECTURES = {
     LLAMA: "LlamaForCausalLM", MISTRAL: "MistralForCausalLM", QWEN3: "Qwen3ForCausalLM", COLA: "ColaForCausalLM",
@@ -79,7 +87,10 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
         ValueError: No class computes the model.
     """
     kind = model_type(model)
-    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | {
+    # Batches are padded with the end of document, so that classifiers find the last token before it. Classes of
+    # transformers, those of dense models, would no longer train its embedding.
+    padding = {} if is_dense(model) else {"pad_token_id": trained_on.end_of_document}
+    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | padding | {
         "max_position_embeddings": trained_on.sequence_length,
         # Written even if null, because the classes have defaults. The trainer puts no token before documents.
         "bos_token_id": None,
@@ -117,12 +128,12 @@ def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
             QWEN3: window | {"use_sliding_window": window["sliding_window"] is not None, "max_window_layers": 0},
         }
         return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": _activation(model.gated_by_silu)}
-    shape |= {"hidden_act": _activation(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAP}
+    shape |= {"hidden_act": _activation(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
     if kind == COLA:
         return shape | {"only_lr_act": not model.gated_by_silu}
     crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
     own_gate = {"gate_act": _activation(model.gated_by_silu), "lax": crossing}
-    return shape | window | own_gate | {"qk_norm": model.qk_norm}
+    return shape | window | own_gate | {"qk_norm": model.qk_norm, "head_dim": model.head_size}
 
 
 def _activation(silu: bool) -> str:

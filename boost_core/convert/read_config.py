@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.model import RopeScalingConfig
-from boost_core.convert.published_config import AUTO_MAP, COLA, LLAMA, MISTRAL, OWN_TYPE, QWEN3
+from boost_core.convert.published_config import AUTO_MAPS, COLA, LLAMA, MISTRAL, OWN_TYPE, QWEN3
 
 # Defaults of LlamaConfig, from which CoLA's class inherits.
 _DEFAULTS: dict[str, Any] = {
@@ -44,7 +44,6 @@ _ONLY: dict[str, Any] = {
     "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "partial_rotary_factor": 1,
     "use_sliding_window": False, "is_encoder_decoder": False, "add_cross_attention": False,
     "tie_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False, "is_llama_config": True,
-    "auto_map": AUTO_MAP,
 }  # fmt: skip
 
 # Fields that do not affect logits: how a model was made or stored, or how it is batched or sampled from.
@@ -138,12 +137,13 @@ def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
+    # Saved by the class of earlier exports, it also has only_lr_act, to which gate_act has preference there.
     silu, lax = _ACTIVATIONS[_activation(config)], config.get("lax")
     base = "cola" if silu else "svd"
     return {
         "family": base if lax is None else "lax",
         "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
-        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act")],
+        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")],
         "rank": config.get("rank"),
         "sliding_window": config.get("sliding_window"),
         "qk_norm": config.get("qk_norm", False),
@@ -160,18 +160,30 @@ _KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dic
         _of_qwen3,
     ),
     COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS, _of_cola),
-    OWN_TYPE: ({"rank", "gate_act", "lax", "sliding_window", "qk_norm", "model"}, _DEFAULTS, _of_ours),
+    OWN_TYPE: (
+        {"rank", "gate_act", "only_lr_act", "lax", "sliding_window", "qk_norm", "model"},
+        _DEFAULTS,
+        _of_ours,
+    ),
 }
 
 
 def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
     for name, value in (defaults | config).items():
-        if value is None or name in known or name in _WITHOUT_EFFECT:
+        if value is None or name in known or name in _WITHOUT_EFFECT or (name == "auto_map" and _is_ours(value)):
             continue
         if name not in _ONLY:
             yield f"{name} is {_short(value)}, which the trainer does not know"
         elif value != _ONLY[name]:
             yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
+
+
+def _is_ours(auto_map: Any) -> bool:
+    """Whether all classes are ours; ``REPOSITORY--`` is put before those of models that were loaded from a hub."""
+    ours = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
+    return isinstance(auto_map, dict) and all(
+        (auto_class, str(name).rpartition("--")[2]) in ours for auto_class, name in auto_map.items()
+    )
 
 
 def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
@@ -209,8 +221,8 @@ def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
         )
 
 
-def _activation(config: dict[str, Any], name: str = "hidden_act") -> str:
-    return str(config.get(name, "silu"))
+def _activation(config: dict[str, Any], name: str = "hidden_act", default: str = "silu") -> str:
+    return str(config.get(name, default))
 
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from boost_core.checkpoint.shards import load_alone
 from boost_core.config import ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.convert.chosen import damage_named, removal_named
-from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM
+from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM
 from boost_core.convert.names import published_slots
-from boost_core.convert.published_config import TrainedOn, model_type, published_config
+from boost_core.convert.published_config import COLA, TrainedOn, model_type, published_config
 from boost_core.data.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
 
 
@@ -63,8 +63,10 @@ def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> Lo
         tensors = made.state_dict()
         chunks = [slot.chunk(tensors[name]) for name, slot in published_slots(model).items()]
         load_alone(folder, manifest, LoadChunks(chunks))
-    made = made.to(device).eval()
-    return LoadedModel(step, made, _for_transformers(found), manifest.sequence_length)
+    for_transformers = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(found.content), **found.settings
+    )
+    return LoadedModel(step, made.to(device).eval(), for_transformers, manifest.sequence_length)
 
 
 def round_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -75,10 +77,12 @@ def round_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def _without_weights(model: ModelConfig, about: TrainedOn) -> Any:
     """An instance of the class that computes a model, with uninitialized weights."""
-    config = published_config(model, about)
+    config, kind = published_config(model, about), model_type(model)
     with no_init_weights():
         if is_dense(model):
-            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type(model)).from_dict(config))
+            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind).from_dict(config))
+        elif kind == COLA:
+            made = ColaForCausalLM(ColaConfig.from_dict(config))
         else:
             made = BoostForCausalLM(BoostConfig.from_dict(config))
     made.tie_weights()  # skipped along with the initialization
@@ -93,11 +97,3 @@ def _tokenizer(data: DataConfig, model: ModelConfig, name: str | None) -> Export
     except Exception as error:  # a store's client raises errors of its own
         remedy = "check --tokenizer" if name else "give its tokenizer.json with --tokenizer"
         raise ValueError(f"the job's tokenizer cannot be read ({error}); {remedy}") from error
-
-
-def _for_transformers(found: ExportedTokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(found.content),
-        eos_token=found.end_name,
-        clean_up_tokenization_spaces=False,
-    )

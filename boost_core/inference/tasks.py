@@ -18,15 +18,6 @@ _HASH_DIGITS = 16
 _STDERR = "_stderr"
 
 
-class _Model(HFLM):  # type: ignore[misc]
-    """Names the end-of-document token by its id, because byte-level tokenizers have no text for it."""
-
-    @property
-    def eot_token_id(self) -> int:
-        """The end-of-document token."""
-        return int(self.model.config.eos_token_id)
-
-
 def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
     """The tasks in files and in all files of folders.
 
@@ -63,7 +54,7 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
     manager, names = tasks_in(paths)
     lm_eval.evaluator.get_git_commit_hash = lambda: None  # git prints an error outside a repository
     try:
-        model = _Model(
+        model = HFLM(
             pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size,
             max_length=loaded.sequence_length, prefix_token_id=loaded.model.config.eos_token_id,
         )  # fmt: skip

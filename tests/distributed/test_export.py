@@ -169,14 +169,18 @@ def test_the_tokenizer_comes_along_and_makes_the_trainers_tokens(tmp_path: Path,
     config, generation = (
         json.loads((tmp_path / "model" / f"{name}config.json").read_text()) for name in ("", "generation_")
     )
-    assert (config["eos_token_id"], generation) == (end, {"eos_token_id": end})
+    assert (config["eos_token_id"], generation) == (end, {"eos_token_id": end, "pad_token_id": end})
     ours = open_tokenizer(data.get("tokenizer"), data.get("end_of_document"))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "model", trust_remote_code=True)
-    texts = [TEXT, "every byte: " + bytes(range(1, 256)).decode("latin-1"), "Ā žluťoučký 🦊\n\n"]
+    texts = [TEXT, "every byte: " + bytes(range(256)).decode("latin-1"), "Ā\0 žluťoučký 🦊\n\n"]
     for text, tokens in zip(texts, ours.encode([text.encode() for text in texts]), strict=True):
         assert theirs(text)["input_ids"] == tokens.tolist()
         assert kind == "file" or theirs.decode(tokens) == text
-    assert theirs.eos_token == ("<|end|>" if kind == "file" else None)
+    assert theirs.eos_token == ("<|end|>" if kind == "file" else "\0")
+    padded, alone = theirs(["a fox a", "fox"], padding=True), theirs("fox")["input_ids"]
+    padding = len(padded["input_ids"][0]) - len(alone)
+    assert padded["input_ids"][1] == padding * [end] + alone
+    assert padded["attention_mask"][1] == padding * [0] + len(alone) * [1]
 
 
 def test_a_tokenizer_that_is_gone_is_a_warning_and_another_models_is_refused(

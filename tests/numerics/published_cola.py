@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 # Read from tensors' shapes, or by nobody while logits are computed.
 WITHOUT_EFFECT = {
     "architectures", "model_type", "vocab_size", "intermediate_size", "max_position_embeddings", "bos_token_id",
-    "eos_token_id", "torch_dtype", "auto_map",
+    "eos_token_id", "pad_token_id", "torch_dtype", "auto_map",
 }  # fmt: skip
 
 ACTIVATIONS = {"silu": torch.nn.functional.silu, "linear": lambda x: x}
@@ -50,7 +50,8 @@ def log_probabilities(folder: Path, tokens_s: Tensor) -> Tensor:
 
 class _Cola:
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        assert not any(config[name] for name in ("rope_scaling", "attention_bias", "mlp_bias", "head_dim"))
+        assert not any(config[name] for name in ("rope_scaling", "attention_bias", "mlp_bias"))
+        assert config["head_dim"] in (None, config["hidden_size"] // config["num_attention_heads"])
         assert config["num_key_value_heads"] in (None, config["num_attention_heads"])
         self.config, self.weights = config, weights
         self.activation = ACTIVATIONS[config["hidden_act"]]

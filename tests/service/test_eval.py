@@ -9,12 +9,14 @@ import httpx
 import pytest
 import yaml
 
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.inference.__main__ import main
+from boost_core.inference.loaded import load_model
 from boost_core.messages.scores import Scores
 from service.cli.commands import evaluate, export
 from service.jobs.store import JobStore
 from tests.distributed.recording import train_and_record
-from tests.jobs import tiny_job, write_corpus
+from tests.jobs import TEXT, tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.service.canned import A_CHECKPOINT, a_job
 from tests.service.command_line import boost_at
@@ -92,6 +94,25 @@ def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tm
     (score,) = json.loads(out.read_text())["scores"]
     assert (score["samples"], score["value"]) == (2, 1.0)
     assert score["task_hash"] != "0" * 16
+
+
+def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, tasks: Path, tmp_path: Path) -> None:
+    one, asked = load_model(CheckpointFolder(str(trained)), 60, None), []
+    for length in (3, 9, 20):
+        prompt = one.tokenizer(TEXT[:length], return_tensors="pt")
+        answer = one.model.generate(**prompt, max_new_tokens=8, do_sample=False, eos_token_id=None)[0, length:]
+        asked.append({"question": TEXT[:length], "answer": one.tokenizer.decode(answer)})
+    (tasks / "fox.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    task = yaml.safe_load((tasks / "fox.yaml").read_text()) | {
+        "output_type": "generate_until", "doc_to_target": "{{answer}}", "metric_list": [{"metric": "exact_match"}],
+        "generation_kwargs": {"until": ["<end>"], "max_gen_toks": 8, "do_sample": False},
+    }  # fmt: skip
+    del task["doc_to_choice"]
+    (tasks / "fox.yaml").write_text(yaml.safe_dump(task))
+    out = tmp_path / "scores.json"
+    assert main(["eval", f"--tasks={tasks}", f"--out={out}", str(trained)]) == 0
+    (score,) = json.loads(out.read_text())["scores"]
+    assert (score["metric"], score["samples"], score["value"]) == ("exact_match", 3, 1.0)
 
 
 @pytest.mark.parametrize(

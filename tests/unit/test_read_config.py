@@ -68,6 +68,22 @@ def test_what_exports_of_ours_had_first_is_read() -> None:
     assert model_of({"model_type": "boost", "model": model}) == ModelConfig.model_validate(model)
 
 
+def test_what_classes_of_earlier_exports_saved_is_read() -> None:
+    code = {
+        "AutoConfig": "modeling_boost.BoostConfig",
+        "AutoModelForCausalLM": "team/mine--modeling_boost.BoostForCausalLM",
+    }
+    saved = SHAPE | {
+        "model_type": "boost", "auto_map": code, "hidden_act": "silu", "gate_act": "silu", "only_lr_act": True,
+        "rank": 16, "lax": None, "qk_norm": False, "sliding_window": None, "head_dim": 16,
+        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+    }  # fmt: skip
+    refuse_another_function(model_of(saved), cola_job(gate_activation=True))
+    refuse_another_function(model_of({**saved, "gate_act": "linear"}), cola_job())
+    with pytest.raises(ValueError, match="auto_map is "):
+        model_of(saved | {"auto_map": code | {"AutoModel": "team/mine--modeling_boost.Mine"}})
+
+
 @pytest.mark.parametrize("family", get_args(FamilyName))
 def test_every_family_is_read_back_as_itself_or_not_written(family: str) -> None:
     model = job(family=family, rank=None if family == "dense" else 16)
