@@ -139,7 +139,8 @@ class DataConfig(Config):
         None,
         min_length=1,
         max_length=256,
-        description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like.",
+        description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like, if "
+        "only one of these is a special token.",
     )
     documents_apart: bool = Field(
         False, description="Mask attention and loss across the documents packed into one sequence."

@@ -56,7 +56,7 @@ class CorpusConfig(Config):
         None,
         min_length=1,
         max_length=256,
-        description="The token that ends a document; default: one of the usual ones.",
+        description="The token that ends a document; default: the only special token of a usual name.",
     )
     filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
         (), description="Bounds that documents must satisfy."

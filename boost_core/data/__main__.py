@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--text-field", default="text", help="field of each line or row that holds the text")
     command.add_argument("--tokenizer", default=BYTES, help="bytes, or the path or URL of a tokenizer.json")
     command.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")
-    command.add_argument("--end-of-document", help="the token that ends a document (default: one of the usual ones)")
+    command.add_argument(
+        "--end-of-document", help="the token that ends a document (default: the only special token of a usual name)"
+    )
     command.add_argument(
         "--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation"
     )

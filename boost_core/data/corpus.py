@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import fsspec
 import numpy as np
 
 from boost_core.config.data import DataConfig, SourceConfig, ValidationSet
 from boost_core.config.sources.files import SourceFile, list_files, refuse_too_little, split_source, validation_tail
 from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
-from boost_core.data.documents import documents
 from boost_core.data.encode import batches, encode
+from boost_core.data.shard_cache import map_shard
 from boost_core.data.stream import TokenStream
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for, open_tokenizer
 
@@ -99,6 +98,8 @@ def _whole(named: ValidationSet, sequence_length: int, tokenizer: Tokenizer) -> 
 
 def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> tuple[Tokens, float]:
     """All documents' tokens in sequence, with end-of-document tokens between them, and the bytes of their text."""
+    from boost_core.data.documents import documents  # with pyarrow, which ranks that read shards of tokens do without
+
     parts, text_bytes = [np.array([], dtype_for(tokenizer.vocabulary))], 0.0
     for file in files:
         for batch in batches(documents(file, source)):
@@ -124,15 +125,13 @@ def _mapped(data: DataConfig) -> Corpus:
 
 
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
-    """One part of a source's shards, mapped into memory; shards in an object store are first copied to a cache."""
+    """One part of a source's shards, mapped into memory."""
     pieces, text_bytes = [], []
     for folder in source.paths:
         index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:
                 text_bytes.append(shard.text_bytes)
-                url = f"{folder.rstrip('/')}/{shard.name}"
-                local = fsspec.open_local(f"filecache::{url}" if "://" in url else url)
-                pieces.append(np.memmap(local, np.dtype(index.dtype).newbyteorder("<"), "r", shape=(shard.tokens,)))
+                pieces.append(map_shard(folder, index, shard))
     known = [each for each in text_bytes if each is not None]
     return TokenStream(pieces, sum(known) if len(known) == len(pieces) else None)

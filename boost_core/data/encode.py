@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
+
+if TYPE_CHECKING:
+    from boost_core.data.documents import Document
 
 _BATCH_BYTES = 8 << 20  # text tokenized at once
 _DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
 
 
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
     """Group documents into lists of a few MiB, to be tokenized at once."""
     batch: list[Document] = []
     size = 0
@@ -26,7 +29,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, Tokens]]:
+def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple["Document", Tokens]]:
     """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
 
     A document that contains the end-of-document token is bad, too, as it would become two documents.

@@ -7,6 +7,7 @@ from typing import Any
 
 import fsspec
 
+from boost_core.config.parsing.urls import literal
 from boost_core.config.sources.tokenized import Part
 from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokens
@@ -48,7 +49,7 @@ class TokenFolder:
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its contents; does nothing if it does not exist."""
         if self._filesystem.exists(f"{self._path}/{name}"):
-            self._filesystem.rm(f"{self._path}/{name}", recursive=True)
+            self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         """Read the bytes of a file from ``begin`` up to ``end``."""
@@ -72,7 +73,7 @@ class TokenFolder:
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
-            self._filesystem.rm(path)
+            self._filesystem.rm_file(path)
         return QuarantineFile(lambda: self._filesystem.open(path, "wb"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import fsspec
 import tokenizers
@@ -12,7 +13,7 @@ from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.sources.tokenized import find_index, read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES
-from boost_core.data.tokenizers import ByteTokenizer, FileTokenizer
+from boost_core.data.tokenizers import ByteTokenizer, FileTokenizer, load_tokenizer
 
 _FILE = "tokenizer.json"
 
@@ -28,21 +29,26 @@ class ExportedTokenizer:
     Attributes:
         content: Content of its ``tokenizer.json``.
         end_of_document: The token that ends a document.
-        end_name: The text of that token; ``None`` for a byte, which has none.
+        end_name: The text of that token.
     """
 
     content: str
     end_of_document: int
-    end_name: str | None
+    end_name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of transformers' tokenizer: the end of document also pads, on the left, as generation needs."""
+        return {
+            "eos_token": self.end_name,
+            "pad_token": self.end_name,
+            "padding_side": "left",
+            "clean_up_tokenization_spaces": False,
+        }
 
     def files(self, sequence_length: int) -> dict[str, str]:
         """The contents of its files by name."""
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self.end_name,
-            "model_max_length": sequence_length,
-            "clean_up_tokenization_spaces": False,
-        }
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": sequence_length} | self.settings
         return {_FILE: self.content, "tokenizer_config.json": json.dumps(config, indent=2)}
 
 
@@ -81,11 +87,8 @@ def _of_file(
     name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0
 ) -> ExportedTokenizer:
     filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_BYTES).decode()
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
+    content = read_small(filesystem, path, MOST_BYTES)
+    tokenizer = load_tokenizer(content, name)
     found = max(tokenizer.get_vocab().values()) + 1
     if found > model.vocab_size or vocabulary not in (0, found):
         raise TokenizerDiffers(
@@ -94,18 +97,30 @@ def _of_file(
         )
     if end is None:
         end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
+    end_name = tokenizer.id_to_token(end)
+    if end_name is None:
+        raise TokenizerDiffers(
+            f"{name} has no token {end}, which ends documents; give the tokenizer it was trained with"
+        )
+    unused: dict[str, None] = {"truncation": None, "padding": None}  # as in training
     if tokenizer.num_special_tokens_to_add(False):
-        content = json.dumps(json.loads(content) | {"post_processor": None})  # the trainer adds none
-    return ExportedTokenizer(content, end, tokenizer.id_to_token(end))
+        unused["post_processor"] = None
+    return ExportedTokenizer(json.dumps(json.loads(content) | unused), end, end_name)
 
 
 def _of_bytes() -> ExportedTokenizer:
-    """One token per byte: the characters that stand for bytes in byte-level tokenizers, with the byte as token id."""
+    """One token per byte: the characters that stand for bytes in byte-level tokenizers, with the byte as token id.
+
+    Only the byte that ends documents stands for itself, as a special token: it is the character that it is in UTF-8.
+    """
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     # First the bytes that stand for themselves, then, in order, those that are mapped to a character above 255.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = [byte for byte in range(BYTE_TOKENS) if chr(byte) in alphabet]
     others = [byte for byte in range(BYTE_TOKENS) if byte not in own]
-    tokenizer = tokenizers.Tokenizer(models.BPE(dict(zip(alphabet, own + others, strict=True)), []))
+    end = ByteTokenizer.end_of_document
+    characters = dict(zip(own + others, alphabet, strict=True)) | {end: chr(end)}
+    tokenizer = tokenizers.Tokenizer(models.BPE({character: byte for byte, character in characters.items()}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = level, decoders.ByteLevel()
-    return ExportedTokenizer(tokenizer.to_str(), ByteTokenizer.end_of_document, None)
+    tokenizer.add_special_tokens([chr(end)])
+    return ExportedTokenizer(tokenizer.to_str(), end, chr(end))

@@ -54,22 +54,27 @@ class FileTokenizer:
     Args:
         tokenizer: The tokenizer.
         name: The tokenizer's name in errors.
-        end_of_document: The token that ends a document; ``None`` for one of the usual ones.
+        end_of_document: The token that ends a document; ``None`` for the only special token of a usual name.
 
     Raises:
-        ValueError: The tokenizer does not have that token.
+        ValueError: The tokenizer does not have that token, or has special tokens of several usual names.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, end_of_document: str | None) -> None:
         self._tokenizer = tokenizer
         self.vocabulary = max(tokenizer.get_vocab().values()) + 1
-        ids = map(tokenizer.token_to_id, [end_of_document] if end_of_document else _ENDS)
-        found: int | None = next((token for token in ids if token is not None), None)
-        if found is None:
-            wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)}"
-            raise ValueError(f"{name} does not have {wanted}; name the token that ends a document in end_of_document")
-        self.end_of_document = found
-        self.end_name = str(tokenizer.id_to_token(found))
+        if end_of_document is None:
+            # Ordinary tokens of such names are text, as </s> of HTML is in Gemma's vocabulary.
+            special = {str(token) for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+            candidates = [end for end in _ENDS if end in special]
+        else:
+            candidates = [end_of_document] if tokenizer.token_to_id(end_of_document) is not None else []
+        if len(candidates) != 1:
+            wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)} as a special token"
+            problem = f"has both {' and '.join(candidates)}" if candidates else f"does not have {wanted}"
+            raise ValueError(f"{name} {problem}; name the token that ends a document in end_of_document")
+        self.end_name = candidates[0]
+        self.end_of_document: int = tokenizer.get_vocab()[self.end_name]
         self._dtype = dtype_for(self.vocabulary)
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
@@ -84,21 +89,36 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
 
     Args:
         name: ``bytes``, or the path or URL of a ``tokenizer.json``; ``None`` for bytes.
-        end_of_document: The token that ends a document; ``None`` for one of the usual ones.
+        end_of_document: The token that ends a document; ``None`` for the only special token of a usual name.
 
     Raises:
-        ValueError: The file is not a tokenizer, or lacks that token.
+        ValueError: The file is not a tokenizer, or lacks that token, or has special tokens of several usual names.
         OSError: The file cannot be read.
     """
     if name in (None, BYTES):
         return ByteTokenizer()
     filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_BYTES)
+    return FileTokenizer(load_tokenizer(read_small(filesystem, path, MOST_BYTES), name), name, end_of_document)
+
+
+def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
+    """Load a ``tokenizer.json``, with its settings of truncation and padding turned off, as in ``transformers``.
+
+    Args:
+        content: The file.
+        name: The tokenizer's name in errors.
+
+    Raises:
+        ValueError: It is not a tokenizer.
+    """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
-    return FileTokenizer(tokenizer, name, end_of_document)
+    # They are stored if the tokenizer was saved after a call that set them, and would apply to every document.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:

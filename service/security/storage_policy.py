@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from boost_core.config import JobSpec
-from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.data import BYTES, DataConfig, SourceConfig
 from service.models.problems import FieldError
 
 _LONGEST_VALUE = 200  # characters of a refused place that are shown
@@ -66,11 +66,7 @@ def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | 
 def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the fields of a job that name places, with these."""
     data, checkpoint = spec.data, spec.checkpoint
-    sources: dict[str, SourceConfig] = {f"data.mixture[{number}]": each for number, each in enumerate(data.mixture)}
-    sources |= {f"data.validation[{number}]": each for number, each in enumerate(data.validation)}
-    if data.source is not None:
-        sources["data.source"] = data.source
-    for field, source in sources.items():
+    for field, source in named_sources(data):
         yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
     tokenizer = None if data.tokenizer == BYTES else data.tokenizer
     named = {
@@ -79,6 +75,14 @@ def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
         "checkpoint.resume_from": checkpoint.resume_from,
     }
     yield from ((field, place) for field, place in named.items() if place is not None)
+
+
+def named_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
+    """Yield the fields of a job's data that name sources, with these."""
+    yield from ((f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture))
+    yield from ((f"data.validation[{number}]", each) for number, each in enumerate(data.validation))
+    if data.source is not None:
+        yield "data.source", data.source
 
 
 def _problem(named: str, folders: Sequence[Place]) -> str | None:

@@ -257,11 +257,16 @@ def test_filters_are_counted_by_measure(tmp_path: Path) -> None:
     [
         ("characters", "añb", 3),
         ("words", " two  words ", 2),
+        ("words", "\u4f60\u597d\uff0c\u4e16\u754c\u3002", 4),
+        ("words", "\u4f7f\u7528 Python3.12\u7f16\u7a0b", 5),
+        ("words", "\u0e01\u0e35\u0e48\u0e04\u0e23\u0e31\u0e49\u0e07", 4),
+        ("words", "\ud55c\uad6d\uc5b4 \ubb38\uc7a5", 2),
         ("word_length", "a bcd", 2),
         ("word_length", "", 0),
         ("symbols", "#a b... c… d", 0.75),
         ("letters", "12 a3 - ü", 0.5),
         ("letters", "12 a3\x1c- b!", 0.5),
+        ("letters", "\u0e01\u0e35\u0e48\u0e04\u0e23\u0e31\u0e49\u0e07, \u4f60\u597d\u3002", 1),
         ("repeated_lines", "ab\n ab\n\ncdef", 0.25),
         ("repeated_lines", "\n", 0),
     ],
@@ -333,6 +338,15 @@ def test_shingles_do_not_reach_into_the_next_document() -> None:
     assert (several[0] == alone[0]).all()
     assert (several[3] == alone[0]).all()
     assert not (several[2] == alone[0]).any()
+
+
+def test_near_duplicates_of_text_without_spaces_are_removed(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    found = ["".join(chr(chance.randrange(0x4E00, 0x9000)) for _ in range(2000)) for _ in range(20)]
+    source = write(tmp_path / "in", [*found, f"{found[0][:1000]}\u6539{found[0][1001:]}"])
+    wanted = corpus(source, near_dedup={}, filters=[{"measure": "words", "min": 2000}])
+    counts = make(wanted, tmp_path / "out").counts
+    assert (counts.filtered, counts.near_duplicates, counts.kept) == ({}, 1, 20)
 
 
 def test_the_kept_record_of_a_file_is_of_the_same_corpus(tmp_path: Path) -> None:

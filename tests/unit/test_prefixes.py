@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, SourceConfig
 from boost_core.config.sources.files import list_files
 from service.security.storage_policy import prefix_errors
 from service.settings import Settings
@@ -124,14 +124,16 @@ PATHS = st.one_of(STEPS, STEPS.map(lambda steps: ["blue", *steps])).map("/".join
 @example("blue/*")
 @example("blue/b/*")
 def test_no_file_is_read_from_elsewhere(folder: Path, path: str) -> None:
-    """Whatever is let in, all files that the trainer then finds are the tenant's."""
+    """Whatever is let in, links and all, all files that the trainer then finds are the tenant's."""
     spec = reading(f"{folder}/{path}")
     if prefix_errors(spec, [f"{folder}/{{tenant}}"], TENANT):
         return
+    source = spec.data.sources[0][0]
     try:
-        found = list_files(spec.data.sources[0][0])
-    except ValueError:  # there are none
+        list_files(source, None, lambda link: is_allowed(link, f"{folder}/{{tenant}}"))
+    except ValueError:  # there are none, or a link leads out
         return
+    found = list_files(source)
     assert all(Path(file.url).resolve().is_relative_to(folder / "blue") for file in found), found
 
 
@@ -193,3 +195,17 @@ def test_the_settings_say_what_is_in_force(monkeypatch: pytest.MonkeyPatch, tmp_
     ):
         with pytest.raises(ValidationError, match=message):
             prefixes(bad, True)
+
+
+def test_links_in_a_folder_do_not_lead_out_of_it(folder: Path) -> None:
+    """They are refused where the service looks a source up, before anything behind them is listed."""
+
+    def allowed(link: str) -> bool:
+        return is_allowed(link, f"{folder}/{{tenant}}")
+
+    for path in (f"{folder}/blue", f"{folder}/blue/**/*.txt", f"{folder}/blue/o*/*"):
+        source = SourceConfig(kind="text", paths=(path,))
+        with pytest.raises(ValueError, match="is a symbolic link to a place that this tenant may not use"):
+            list_files(source, None, allowed)
+    inside = SourceConfig(kind="text", paths=(f"{folder}/blue/in", f"{folder}/blue/b/*"))
+    assert len(list_files(inside, None, allowed)) == 2

@@ -47,6 +47,94 @@ def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     assert len(list_files(SourceConfig(kind="text", paths=(str(tmp_path), f"{tmp_path}/0.txt")))) == 2
 
 
+def listed(kind: str, *paths: Path | str, **options) -> list[str]:
+    return [
+        Path(file.url).name for file in list_files(SourceConfig(kind=kind, paths=tuple(map(str, paths))), **options)
+    ]
+
+
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
+    """As in the cache of Hugging Face's hub, whose snapshots are links to blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "data"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name in ("one", "two"):
+        (blobs / name).write_text(name)
+        (snapshot / f"{name}.txt").symlink_to(blobs / name)
+    (snapshot / "three.txt").write_text("three")
+    (snapshot / "loop").symlink_to(snapshot)
+    (snapshot / "up").symlink_to(tmp_path / "snapshots")
+    for path in (
+        snapshot,
+        tmp_path / "snapshots",
+        snapshot / "*.txt",
+        snapshot / "**/*.txt",
+        tmp_path / "*" / "data" / "up" / "*" / "*.txt",
+    ):
+        assert listed("text", path) == ["one.txt", "three.txt", "two.txt"], path
+    (snapshot / "gone.txt").symlink_to(blobs / "gone")
+    assert listed("text", snapshot / "t*.txt") == ["three.txt", "two.txt"]
+    for path in (snapshot, snapshot / "*.txt"):
+        with pytest.raises(ValueError, match=r"gone\.txt' is a symbolic link to .*blobs/gone': No such file"):
+            listed("text", path)
+
+
+def test_hidden_files_are_read_only_if_they_are_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, files=2)
+    write_corpus(tmp_path / ".ipynb_checkpoints", files=2)
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    for path in (tmp_path, tmp_path / "*.txt", tmp_path / "**" / "*.txt"):
+        assert listed("text", path) == ["0.txt", "1.txt"], path
+    for path in (tmp_path / ".ipynb_checkpoints", tmp_path / ".ipynb*" / "*.txt"):
+        assert listed("text", path) == ["0.txt", "1.txt"], path
+    assert listed("text", tmp_path / ".hidden.txt") == listed("text", tmp_path / ".h*") == [".hidden.txt"]
+
+
+@pytest.mark.parametrize("name", ["part[1].txt", "part*.txt", "part?.txt"])
+def test_a_name_with_wildcards_is_the_file_of_that_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "part1.txt").write_text("another")
+    assert listed("text", tmp_path / name) == ["part1.txt"]
+    (tmp_path / name).write_text("this one")
+    assert listed("text", tmp_path / name) == [name]
+
+
+@pytest.mark.parametrize(
+    "spelled", ["{}/./0.txt", "{}//0.txt", "file://{}/0.txt", "{}/link", "{}/hard", "{}/../{name}/0.txt"]
+)
+def test_a_file_is_the_same_under_all_its_names(tmp_path: Path, spelled: str) -> None:
+    write_corpus(tmp_path, files=10)
+    (tmp_path / "link").symlink_to(tmp_path / "0.txt")
+    (tmp_path / "hard").hardlink_to(tmp_path / "0.txt")
+    path = spelled.format(tmp_path, name=tmp_path.name)
+    assert len(listed("text", tmp_path / "0.txt", path)) == 1
+    with pytest.raises(UnfitData, match="is also trained on"):
+        check_data(
+            DataConfig.model_validate(
+                {
+                    "source": {"kind": "text", "paths": [f"{tmp_path}/0.txt"]},
+                    "validation": [{"name": "held", "kind": "text", "paths": [path]}],
+                }
+            ),
+            256,
+            4,
+        )
+
+
+def test_a_saved_dataset_is_what_its_state_lists(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    parts = {name: datasets.Dataset.from_dict({"text": [name] * 9}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
+    datasets.DatasetDict({"train": parts["train"]}).save_to_disk(str(tmp_path / "one"))
+    (tmp_path / "one" / "train" / "cache-1.arrow").write_bytes(b"a copy")
+    (name,) = listed("dataset", tmp_path / "one")
+    assert name.startswith("data-")
+    assert listed("dataset", tmp_path / "both" / "test" / "") == [name]
+    with pytest.raises(ValueError, match="it has the splits train, test; name the folder of one"):
+        listed("dataset", tmp_path / "both")
+    with pytest.raises(ValueError, match="use kind=arrow"):
+        listed("dataset", tmp_path)
+
+
 def test_the_split_does_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
     first, second = write_corpus(tmp_path / "a", files=20), write_corpus(tmp_path / "elsewhere" / "b", files=20)
     validation = [[Path(f.url).name for f in split(text(where), 8).validation] for where in (first, second)]

@@ -23,7 +23,10 @@ from service.scheduler import demand
 from service.scheduler.decisions import decide
 from tests.scheduling import job
 
-CHECK_SECONDS, PLAN_SECONDS = 0.2, 1.0  # of one core
+CHECK_COST, PLAN_COST = (
+    4.0,
+    20.0,
+)  # in units of one_million: 0.2 s and 1 s of a core that adds a million squares in 50 ms
 MOST_DIVISORS = 735_134_400  # has 1344 divisors, more than any smaller number
 CLUSTER = [
     NodeCapacity(f"node-{kind}", {"CPU": 1e9, "GPU": 1e9}, {"CPU": 1e9, "GPU": 1e9}, {ACCELERATOR_LABEL: kind})
@@ -136,10 +139,20 @@ def test_layouts_that_were_chosen_are_checked_in_as_few_steps_and_none_is_search
     begin = time.process_time()
     assert len(JobSpec.model_validate(content).layouts()) == 1
     spec = check(content | {"elasticity": resolved})
-    assert time.process_time() - begin <= CHECK_SECONDS
+    assert time.process_time() - begin <= CHECK_COST * one_million()
     assert len(spec.layouts()) == MOST_LAYOUTS
     assert calls["layout_problems"] <= MOST_LAYOUTS + 2
     assert calls["step_parts"] <= MOST_LAYOUTS
+
+
+def one_million() -> float:
+    """Seconds in which this machine, as busy as it is, adds a million squares."""
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        sum(number * number for number in range(10**6))
+        times.append(time.process_time() - begin)
+    return median(times)
 
 
 def test_the_largest_specs_cost_little_time() -> None:
@@ -157,8 +170,8 @@ def test_the_largest_specs_cost_little_time() -> None:
         begin = time.process_time()
         plan(spec)
         planned.append(time.process_time() - begin)
-    assert max(checked) <= CHECK_SECONDS, [round(each, 3) for each in checked]
-    assert max(planned) <= PLAN_SECONDS, [round(each, 3) for each in planned]
+    assert max(checked) <= CHECK_COST * one_million(), [round(each, 3) for each in checked]
+    assert max(planned) <= PLAN_COST * one_million(), [round(each, 3) for each in planned]
 
 
 def test_plans_of_long_context_cost_little_time_however_many_sizes_there_are() -> None:
@@ -176,7 +189,7 @@ def test_plans_of_long_context_cost_little_time_however_many_sizes_there_are() -
     })  # fmt: skip
     begin = time.process_time()
     planned = plan(spec)
-    assert time.process_time() - begin <= PLAN_SECONDS
+    assert time.process_time() - begin <= PLAN_COST * one_million()
     assert len(planned.shapes) == MOST_LAYOUTS
 
 
@@ -203,4 +216,4 @@ def test_what_would_cost_more_is_refused_at_once(section: str, content: dict[str
     begin = time.process_time()
     with pytest.raises(ValidationError, match=words):
         JobSpec.model_validate(spec)
-    assert time.process_time() - begin <= CHECK_SECONDS
+    assert time.process_time() - begin <= CHECK_COST * one_million()

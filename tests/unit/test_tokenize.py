@@ -13,16 +13,19 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from s3fs import S3FileSystem
 
-from boost_core.config import DataConfig, SourceConfig
+from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.sources.files import check_data, list_files, tokenizer_vocabulary
 from boost_core.config.sources.tokenized import Shard, find_index, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import encode, tokenize
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
-from boost_core.data.tokenizers import open_tokenizer
+from boost_core.data.tokenizer_files import job_tokenizer
+from boost_core.data.tokenizers import open_tokenizer, train_bpe
+from tests.unit.test_job_spec import changed
 
 TEXTS = [f"document {number}: the quick brown fox, ümläut and all\n" * (number % 5 + 1) for number in range(60)]
 SIX = 1 / 6
@@ -44,7 +47,8 @@ def write(folder: Path, kind: str) -> SourceConfig:
         elif kind == "dataset":
             with pa.ipc.new_stream(folder / f"data-{number:05}-of-00006.arrow", table.schema) as writer:
                 writer.write_table(table, max_chunksize=4)
-            (folder / "state.json").write_text("{}")
+            shards = [{"filename": f"data-{each:05}-of-00006.arrow"} for each in range(6)]
+            (folder / "state.json").write_text(json.dumps({"_data_files": shards}))
         else:
             for offset, text in enumerate(texts):
                 (folder / f"{number}{offset}.txt").write_text(text)
@@ -84,8 +88,6 @@ def tokens_of(folder: Path) -> list[list[int]]:
 
 def decoded(parts: list[list[int]], folder: Path) -> list[str]:
     """The documents of both parts."""
-    import tokenizers
-
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     end = tokenizer.token_to_id("<|endoftext|>")
     return [
@@ -277,6 +279,39 @@ def test_a_tokenizer_without_the_token_that_ends_a_document(tmp_path: Path) -> N
     assert open_tokenizer(name, None).end_of_document == open_tokenizer(name, "<|endoftext|>").end_of_document
     with pytest.raises(ValueError, match="does not have '<end>'"):
         open_tokenizer(name, "<end>")
+
+
+def test_truncation_and_padding_stored_in_a_tokenizer_have_no_effect(tmp_path: Path) -> None:
+    """As in ``transformers``, where only a call asks for them."""
+    made = tokenizers.Tokenizer.from_str(train_bpe([b"the quick brown fox " * 9], 300))
+    texts = [b"the quick brown fox " * 50, b"short"]
+    tokens = [made.encode(text.decode()).ids for text in texts]
+    made.enable_truncation(16, stride=4)
+    made.enable_padding(pad_to_multiple_of=64, pad_id=1, pad_token="!")
+    made.save(str(tmp_path / "tokenizer.json"))
+    name = str(tmp_path / "tokenizer.json")
+    assert [each.tolist() for each in open_tokenizer(name, None).encode(texts)] == tokens
+    spec = JobSpec.model_validate(changed(data={"tokenizer": name}, model={"vocab_size": 300}))
+    exported = tokenizers.Tokenizer.from_str(job_tokenizer(spec.data, spec.model).content)
+    assert [each.ids for each in exported.encode_batch([text.decode() for text in texts])] == tokens
+
+
+@pytest.mark.parametrize(
+    ("special", "end"), [(["<eos>"], "<eos>"), (["<eos>", "</s>"], None), ([], None), (["<|im_end|>"], "<|im_end|>")]
+)
+def test_only_special_tokens_are_guessed_to_end_documents(tmp_path: Path, special: list[str], end: str | None) -> None:
+    """Gemma's vocabulary has an ordinary </s> for HTML beside the special <eos>."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "</s>": 1}, []))
+    made.add_special_tokens(special)
+    made.add_tokens([each for each in ("</s>", "<|endoftext|>") if each not in special])
+    name = str(tmp_path / "tokenizer.json")
+    made.save(name)
+    if end is None:
+        with pytest.raises(ValueError, match="name the token that ends a document in end_of_document"):
+            open_tokenizer(name, None)
+    else:
+        assert open_tokenizer(name, None).end_name == end
+    assert open_tokenizer(name, "</s>").end_of_document == 1
 
 
 def test_tokens_that_are_not_there_or_not_complete(tmp_path: Path) -> None:

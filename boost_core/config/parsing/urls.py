@@ -1,5 +1,6 @@
 """The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``."""
 
+import glob
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,6 +93,11 @@ def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, An
     """
     # Other processes write to the same places, so a cached listing could be stale.
     return {"use_listings_cache": False, **(storage_options or {} if url.startswith("s3://") else {})}
+
+
+def literal(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+    """A path as ``rm`` of a file system takes it: stores' clients expand wildcards, so that others' files would go."""
+    return path if "file" in filesystem.protocol else glob.escape(path)
 
 
 def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:

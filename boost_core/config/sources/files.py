@@ -5,15 +5,23 @@ Checked before a job is accepted, and again by the trainer; both see the same sp
 
 import functools
 import hashlib
+import json
 import math
 import os
+import re
+import stat
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.core import has_magic
+from fsspec.implementations.local import LocalFileSystem
 
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
 from boost_core.config.parsing.small_files import read_small
@@ -24,6 +32,8 @@ from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
+_LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
+_MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
@@ -35,11 +45,14 @@ class SourceFile:
         url: Where it is.
         size: Its size as stored, in bytes.
         stamp: Changes when the file is written: its ETag or modification time.
+        identity: The same under every name of the file: on a disk its device and inode, elsewhere its URL. Equality
+            ignores it.
     """
 
     url: str
     size: int
     stamp: str = ""
+    identity: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -103,10 +116,10 @@ def check_data(
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
-    places = {_place(file) for file in trained_on} if data.validation else set()
+    identities = {file.identity for file in trained_on} if data.validation else set()
     for number, named in enumerate(data.validation):
         try:
-            _check_validation_set(named, places, vocab_size, sequence_length, storage_options)
+            _check_validation_set(named, identities, vocab_size, sequence_length, storage_options)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
@@ -151,7 +164,7 @@ def _check_validation_set(
             refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
         return
     files = list_files(named, storage_options)
-    if both := next((file.url for file in files if _place(file) in trained_on), None):
+    if both := next((file.url for file in files if file.identity in trained_on), None):
         raise ValueError(f"{both} is also trained on; validate on other files")
     refuse_damaged(named, files)
     if not any(compression(file.url) for file in files):  # otherwise the trainer counts
@@ -166,10 +179,6 @@ def refuse_damaged(source: SourceConfig, files: Sequence[SourceFile]) -> None:
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files))
-
-
-def _place(file: SourceFile) -> str:
-    return file.url.removeprefix("file://")
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -249,27 +258,32 @@ def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSpl
     return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
 
 
-def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
-    """The files that a source names, sorted by URL.
+def list_files(
+    source: SourceConfig, storage_options: StorageOptions | None = None, allowed: Callable[[str], bool] = bool
+) -> list[SourceFile]:
+    """The files that a source names, sorted by URL, each once, under the first of its names.
+
+    Symbolic links are followed. Hidden files and folders, whose names begin with a dot, are left out of folders and
+    globs that do not name them, as in shells, Spark and ``datasets``. A path is a glob only if nothing has that name.
 
     Args:
         source: The source.
         storage_options: Options for ``s3://``; default: the process's own.
+        allowed: Whether a symbolic link of that path may be followed.
 
     Raises:
-        ValueError: A path, glob or URL names no file.
+        ValueError: A path, glob or URL names no file, a symbolic link is broken or not allowed, or a folder is not one
+            saved dataset.
     """
     if source.kind == "standard_library":
         return list(_standard_library_files())
-    files: dict[str, SourceFile] = {}
+    files: list[SourceFile] = []
     for pattern in dict.fromkeys(source.paths):
-        found = _expand(pattern, storage_options)
-        if source.kind == "dataset":
-            found = [file for file in found if file.url.endswith(".arrow")]
+        found = _expand(pattern, storage_options, allowed, saved_dataset=source.kind == "dataset")
         if not found:
             raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
-        files.update({file.url: file for file in found})
-    return sorted(files.values(), key=_url)
+        files += found
+    return sorted({file.identity: file for file in sorted(files, key=_url, reverse=True)}.values(), key=_url)
 
 
 @functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
@@ -285,16 +299,19 @@ def _skipped(relative_path: str) -> bool:
     return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
 
 
-def _expand(pattern: str, storage_options: StorageOptions | None) -> list[SourceFile]:
-    """Files at a path: the file itself, all files in a folder, or the matches of a glob."""
+def _expand(
+    pattern: str, storage_options: StorageOptions | None, allowed: Callable[[str], bool] = bool,
+    saved_dataset: bool = False,
+) -> list[SourceFile]:  # fmt: skip
+    """Files at a path: the file itself, all files in a folder, those of a saved dataset, or the matches of a glob."""
     try:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
-        look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
-        found = look_up(path, detail=True)
+        found = _look_up(_Disk(allowed) if isinstance(filesystem, LocalFileSystem) else filesystem, path, saved_dataset)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}; check the path") from error
+        where = f" at {error.filename!r}" if error.filename else ""
+        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
     except ValueError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     except ImportError as error:
@@ -304,10 +321,140 @@ def _expand(pattern: str, storage_options: StorageOptions | None) -> list[Source
             raise
         raise ValueError(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
     return [
-        SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info))
+        SourceFile(
+            filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info),
+            str(info.get("identity") or filesystem.unstrip_protocol(name)),
+        )
         for name, info in found.items()
         if info["type"] == "file"
-    ]
+    ]  # fmt: skip
+
+
+def _look_up(filesystem: AbstractFileSystem, path: str, saved_dataset: bool) -> dict[str, Any]:
+    """What there is at a path, by name, with fsspec's information."""
+    if isinstance(filesystem, LocalFileSystem):
+        path = re.sub("/{2,}", "/", path)  # which patterns would take literally
+    if filesystem.isdir(path):
+        if saved_dataset:
+            names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
+            return {name: _readable(filesystem.info(name)) for name in names}
+        found = filesystem.find(path, detail=True)
+        above = path.rstrip("/")
+    elif has_magic(path) and not filesystem.isfile(path):
+        found = filesystem.glob(path, detail=True)
+        above = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
+    else:
+        return {path: _readable(filesystem.info(path))}
+    shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
+    seen = {}
+    for name, info in found.items():
+        hidden = [part for part in name.removeprefix(above).split("/") if part.startswith(".")]
+        if not all(any(fnmatchcase(part, each) for each in shown) for part in hidden):
+            continue
+        seen[name] = _readable(info)
+    return {name: info for name, info in seen.items() if name.endswith(".arrow")} if saved_dataset else seen
+
+
+def _readable(info: dict[str, Any]) -> dict[str, Any]:
+    if info["type"] == "unreadable":
+        raise ValueError(f"{info['name']!r} {info['problem']}")
+    return info
+
+
+def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:
+    """The files that ``datasets.load_from_disk`` would read; next to them are caches of other datasets made from it."""
+    try:
+        splits = json.loads(read_small(filesystem, f"{folder}/dataset_dict.json", _MOST_STATE_BYTES))["splits"]
+    except FileNotFoundError:
+        pass
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}/dataset_dict.json is damaged: {error!r}") from error
+    else:
+        if len(splits) != 1:
+            problem = f"it has the splits {', '.join(splits) or '(none)'}"
+            raise ValueError(f"{problem}; name the folder of one, as in {folder}/train")
+        folder = f"{folder}/{splits[0]}"
+    try:
+        state = json.loads(read_small(filesystem, f"{folder}/state.json", _MOST_STATE_BYTES))
+        names = [str(file["filename"]) for file in state["_data_files"]]
+    except FileNotFoundError:
+        raise ValueError(
+            "it has no state.json, so no dataset was saved there; use kind=arrow for Arrow files"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}/state.json is damaged: {error!r}") from error
+    if outside := next((name for name in names if "/" in name), None):
+        raise ValueError(f"{folder}/state.json names {outside!r}, which is not in its folder")
+    return [f"{folder}/{name}" for name in names]
+
+
+class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A local disk whose symbolic links are followed, also in folders, where fsspec takes them for no files.
+
+    ``unreadable`` is the type of broken links and of folders that may not be read.
+
+    Args:
+        allowed: Whether a symbolic link of that path may be followed.
+    """
+
+    cachable = False  # by its arguments
+
+    def __init__(self, allowed: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._allowed = allowed
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """What is known of a file or folder, or of what a link leads to."""
+        if not self._allowed(path):
+            return self._unreadable(path, _LEADS_OUT)
+        return self._info(path, Path(path).stat())
+
+    def find(self, path: str, maxdepth: int | None = None, **_: Any) -> dict[str, dict[str, Any]]:
+        """All files below a folder. With no limit to the depth each folder is read once, so that loops end."""
+        found: dict[str, dict[str, Any]] = {}
+        read: set[str] = set()
+        folders = deque([(path.rstrip("/") or "/", 1)])
+        while folders:
+            folder, depth = folders.popleft()
+            try:
+                identity = self._info(folder, Path(folder).stat())["identity"]
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except PermissionError as error:
+                found[folder] = self._unreadable(folder, f"may not be read: {error.strerror}")
+                continue
+            if maxdepth is None and identity in read:
+                continue
+            read.add(identity)
+            for entry in entries:
+                descends = maxdepth is None or depth < maxdepth
+                if entry.is_symlink() and not self._allowed(entry.path):
+                    if descends and entry.is_dir():  # no glob matches the folder itself, but what is in it
+                        raise ValueError(f"{entry.path!r} {_LEADS_OUT}")
+                    found[entry.path] = self._unreadable(entry.path, _LEADS_OUT)
+                    continue
+                try:
+                    info = self._info(entry.path, entry.stat())
+                except OSError as error:
+                    if entry.is_symlink():
+                        problem = f"is a symbolic link to {str(Path(entry.path).readlink())!r}: {error.strerror}"
+                        found[entry.path] = self._unreadable(entry.path, problem)
+                    continue  # otherwise it was just removed
+                if info["type"] == "file":
+                    found[entry.path] = info
+                elif info["type"] == "directory" and descends:
+                    # Links last, so that a folder that is there itself is read under its own name.
+                    (folders.append if entry.is_symlink() else folders.appendleft)((entry.path, depth + 1))
+        return found
+
+    def _info(self, name: str, status: os.stat_result) -> dict[str, Any]:
+        kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+        return {
+            "name": name, "type": kinds.get(stat.S_IFMT(status.st_mode), "other"), "size": status.st_size,
+            "mtime": status.st_mtime, "identity": f"{status.st_dev}:{status.st_ino}",
+        }  # fmt: skip
+
+    def _unreadable(self, name: str, problem: str) -> dict[str, Any]:
+        return {"name": name, "type": "unreadable", "size": 0, "problem": problem}
 
 
 def _stamp(info: Mapping[str, Any]) -> str:

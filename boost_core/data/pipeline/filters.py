@@ -3,6 +3,7 @@
 The measures follow Gopher's rules (Rae et al. 2021, arXiv 2112.11446, appendix A1).
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
@@ -12,10 +13,29 @@ _ASCII = [chr(code) for code in range(128)]
 _NEITHER = "".join(each for each in _ASCII if not each.isalpha() and not each.isspace()).encode()
 _SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # Unicode has more of them
 
+# Scripts written without spaces between words: Han and kana, those of UAX #14's class SA (Thai, Lao, Burmese, Khmer
+# and Tai), and Tibetan, whose tsheg separates syllables.
+_WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_ANY_WITHOUT_SPACES = re.compile(f"[{_WITHOUT_SPACES}]")
+_WORD = re.compile(rf"[{_WITHOUT_SPACES}][^\w\s]*|[^\s{_WITHOUT_SPACES}]+")
 
-@lru_cache(maxsize=1)  # the current text, for all filters
-def _split(text: str) -> list[str]:
-    return text.split()
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: what white space separates.
+
+    In scripts written without spaces, as Chinese, Japanese and Thai are, a character with the marks and the punctuation
+    that follow it counts as a word.
+    """
+    if text.isascii() or not _ANY_WITHOUT_SPACES.search(text):
+        return text.split()
+    return _WORD.findall(text)
+
+
+_split = lru_cache(maxsize=1)(split_words)  # the current text, for all filters
 
 
 def characters(text: str) -> float:

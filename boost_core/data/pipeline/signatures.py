@@ -13,10 +13,12 @@ import numpy.typing as npt
 import rensa
 
 from boost_core.config.dataset import NearDedup
+from boost_core.data.pipeline.filters import split_words
 
 Keys = npt.NDArray[np.uint64]
 
-ALGORITHM = f"rensa RMinHash {rensa.RMinHash.ALGORITHM_VERSION}"
+# Of words as well as of signatures: records of other ones are not continued.
+ALGORITHM = f"rensa RMinHash {rensa.RMinHash.ALGORITHM_VERSION}, words by script"
 
 _SEED = 0  # of the permutations; always the same, so that corpora can be compared
 _SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
@@ -32,7 +34,11 @@ def exact_keys(words: Sequence[Sequence[str]]) -> Keys:
 
 
 def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
-    """A key for each band of each document's MinHash signature: [D, B]."""
+    """A key for each band of each document's MinHash signature: [D, B].
+
+    Words of scripts without spaces are split further, see ``filters.split_words``.
+    """
+    words = [split_words(" ".join(each)) for each in words]
     shingles, offsets = _shingles(words, near.shingle_words)
     matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, near.bands * near.rows, _SEED)
     signatures = np.array(matrix.to_rows(), np.uint64).reshape(len(words), near.bands, near.rows)
