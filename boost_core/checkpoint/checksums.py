@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, cast
 
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
 
 
@@ -78,6 +80,14 @@ class _Checksumming(FileSystem):
             finally:
                 self._refusal = self._refusal or summed.refusal
         self.checksums[PurePosixPath(os.fspath(path)).name] = summed.checksum
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        filesystem = cast(AbstractFileSystem, self.fs)
+        if isinstance(filesystem, LocalFileSystem):
+            super().rename(path, new_path)
+        else:  # whose rename would take the path for a pattern
+            filesystem.cp_file(os.fspath(path), os.fspath(new_path))
+            filesystem.rm_file(os.fspath(path))
 
 
 class _SummedStream:

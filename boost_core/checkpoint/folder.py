@@ -43,7 +43,7 @@ from boost_core.checkpoint.manifest import (
 from boost_core.checkpoint.retention import prunable
 from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.parsing.small_files import Unreadable, read_small, refuse_irregular
-from boost_core.config.parsing.urls import StorageOptions, options_at
+from boost_core.config.parsing.urls import StorageOptions, literal, options_at
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,10 @@ class CheckpointFolder:
 
     def pinned(self) -> set[int]:
         """Steps whose checkpoints are pinned."""
-        paths = self._filesystem.glob(f"{self._path}/{PINS}/step-*")
+        try:
+            paths = self._filesystem.ls(f"{self._path}/{PINS}", detail=False)
+        except FileNotFoundError:
+            return set()
         names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
         return {step for name in names if (step := step_named(name)) is not None}
 
@@ -166,7 +169,7 @@ class CheckpointFolder:
             self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees a partial checkpoint
         left = [self._file(step, name) for name in self._sizes(step) if name != COMMITTED]
         if left:
-            self._filesystem.rm(left)
+            self._filesystem.rm([literal(self._filesystem, path) for path in left])
 
     def discard(self, step: int) -> None:
         """Remove what a failed save left of a step; a committed checkpoint is kept."""
@@ -294,7 +297,7 @@ class CheckpointFolder:
                 self._write_in_one_piece(path, content)
             raise
         with suppress(FileNotFoundError):  # an object store has no empty folders
-            self._filesystem.rm(f"{self._path}/{_name(step)}", recursive=True)
+            self._filesystem.rm(literal(self._filesystem, f"{self._path}/{_name(step)}"), recursive=True)
 
     def _refuse_pinned(self, step: int) -> None:
         if self._filesystem.exists(self._pin(step)):

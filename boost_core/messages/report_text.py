@@ -97,9 +97,11 @@ def comparison_in_words(report: ComparisonReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as hours, minutes and seconds: ``1:02:03``, ``2:03``."""
+    """A duration as hours, minutes and seconds: ``1:02:03``, ``2:03``; from a day on ``193 d 10 h``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 

@@ -172,9 +172,13 @@ class _Keeping:
         folder, step = source
         url = folder.step_url(step)
         logger.info("resumed from %s", url)
-        # Another job's checkpoint counts until this job's first is due, or if there is nothing left to train.
-        counts = folder.url == self._folder.url or state.step < state.spec.training.steps
-        return url, state.step if counts else 0
+        steps = state.spec.training.steps
+        if folder.url != self._folder.url and step >= steps:
+            raise ValueError(
+                f"checkpoint.resume_from: {url} is at step {step}, which leaves nothing to train of "
+                f"training.steps={steps}; set training.steps above {step}"
+            )
+        return url, state.step  # another job's checkpoint counts until this job's first is due
 
     def finish(self) -> Outcome:
         """Wait until the store has the last checkpoint, or leave the state for the next gang."""

@@ -3,12 +3,10 @@
 import gzip
 import logging
 import shutil
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import fsspec
 import torch
@@ -16,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from boost_core.config.parsing.urls import options_at
 from boost_core.messages.reports import Fault, FaultReport, ProfileReport, Report
+from boost_core.temporary import TemporaryFolder
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +123,8 @@ class _Trace:
     def write(self) -> int:
         """Write it to the store, and return its size in bytes."""
         filesystem, path = fsspec.url_to_fs(self.url, **options_at(self.url, None))
-        with tempfile.TemporaryDirectory(prefix="boost-trace-") as folder:
-            plain, packed = Path(folder, "trace.json"), Path(folder, "trace.json.gz")
+        with TemporaryFolder("boost-trace-") as folder:
+            plain, packed = folder / "trace.json", folder / "trace.json.gz"
             self._profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb") as target:
                 shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, during which Python's lock is released

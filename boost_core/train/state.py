@@ -132,7 +132,7 @@ class TrainState:
             model.strategy.abandon()
 
         def all_agree(yes: bool) -> bool:
-            said = torch.full((), float(yes), device=device)
+            said = torch.tensor(float(yes), device=device)
             return bool(groups.gang.all_reduce_(said, "capture", dist.ReduceOp.MIN).item())
 
         inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
@@ -212,7 +212,7 @@ def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -
     if precision != "fp8":
         return False
     reason = fp8_product.unavailable(device)
-    everywhere = torch.full((), float(reason is None), device=device)
+    everywhere = torch.tensor(float(reason is None), device=device)
     if gang.all_reduce_(everywhere, "fp8", dist.ReduceOp.MIN).item():
         return True
     if gang.rank == 0:

@@ -28,7 +28,7 @@ from service.models.problems import FieldError
 from service.models.profiles import StoredProfile, basis_of
 from service.security.redaction import redact
 from service.security.secrets import SecretReference, SecretUnusable, load
-from service.security.storage_policy import named_places, prefix_errors, refused_places
+from service.security.storage_policy import named_places, named_sources, prefix_errors, refused_places
 from service.trackers.opening import tracker_errors
 
 _MOST_NAMED = 3
@@ -138,7 +138,7 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
     try:
         options = giving_up_soon(_secret_options(request.credentials, context, tenant))
         field = "source.paths"
-        files = list_files(request.source, options)
+        files = list_files(request.source, options, partial(_may_be_followed, context, tenant))
         if request.on_error == "fail":
             refuse_damaged(request.source, files)
         field = "tokenizer"
@@ -240,7 +240,19 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
     if errors := tracker_errors(spec, context.settings, tenant):
         raise InvalidJob(errors)
+    for field, source in named_sources(spec.data):
+        local = tuple(path for path in source.paths if path.startswith(("/", "file://")))
+        if local and source.kind != "tokenized" and context.settings.prefixes() is not None:
+            try:  # before anything is read
+                list_files(source.model_copy(update={"paths": local}), None, partial(_may_be_followed, context, tenant))
+            except ValueError as error:
+                raise InvalidJob([FieldError(field=f"{field}.paths", message=redact(str(error)))]) from error
     _refuse_absent_data(spec, options)
+
+
+def _may_be_followed(context: Context, tenant: str, link: str) -> bool:
+    """Whether a symbolic link in a source leads to a place that the tenant may use."""
+    return not refused_places([("source", link)], context.settings.prefixes(), tenant)
 
 
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:

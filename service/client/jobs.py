@@ -120,7 +120,7 @@ class JobCalls:
         Args:
             job_id: The job to copy.
             changes: Changes to its spec, as a JSON merge patch.
-            from_checkpoint: Start from the weights of its newest checkpoint.
+            from_checkpoint: Continue from its newest checkpoint, with its optimizer and step.
             idempotency_key: As for ``submit``.
         """
         body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint)

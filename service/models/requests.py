@@ -23,7 +23,9 @@ class CloneRequest(Config):
         "removes it so that its default applies.",
     )
     from_checkpoint: bool = Field(
-        False, description="Start from the original job's newest checkpoint instead of from scratch."
+        False,
+        description="Continue from the original job's newest checkpoint, with its optimizer and step, instead of "
+        "starting from scratch; training.steps has to be above that step.",
     )
 
 

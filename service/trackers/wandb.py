@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ import httpx
 
 from boost_core.config.parsing.urls import StorageOptions
 from boost_core.config.trackers import WandbConfig
+from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.security.redaction import redact, register_secrets
@@ -197,11 +197,11 @@ def _row(entry: Entry) -> dict[str, float]:
 def _logged(given: Given) -> Iterator[Made]:
     """Log in a separate process; the files that it makes exist until the block ends."""
     # The package's own server ends when it sees that this process has ended, and may write until then.
-    with _room, tempfile.TemporaryDirectory(prefix="boost-wandb-", ignore_cleanup_errors=True) as folder:
+    with _room, TemporaryFolder("boost-wandb-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=folder, env=environment(folder), start_new_session=True,
+            cwd=folder, env=environment(str(folder)), start_new_session=True,
         )  # fmt: skip
         try:
             said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)

@@ -350,6 +350,20 @@ def test_resume_from_another_jobs_folder(ranks: Ranks, corpus: Path, tmp_path: P
     assert CheckpointFolder(str(tmp_path / "first")).steps() == [2]
 
 
+def test_a_checkpoint_past_the_last_step_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
+    for steps, warmup in ((1, 0), (2, 1)):
+        done = tiny_job(
+            corpus,
+            tmp_path / "second",
+            checkpoint={"resume_from": str(tmp_path / "first")},
+            training={"steps": steps},
+            optimizer={"warmup_steps": warmup},
+        )
+        with pytest.raises(ValueError, match=rf"is at step 2, .*training\.steps={steps}; set training\.steps above 2"):
+            ranks.run(2, train_and_record, done)
+
+
 def test_an_empty_resume_from_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path / "own", checkpoint={"resume_from": str(tmp_path / "nothing")})
     with pytest.raises(ValueError, match="no committed checkpoint is at"):

@@ -52,6 +52,17 @@ def written(store: tuple[str, dict | None], job: JobSpec, *steps: int) -> Checkp
     return folder
 
 
+def test_a_folders_name_is_no_pattern(store: tuple[str, dict | None], job: JobSpec) -> None:
+    url, options = store
+    other, folder = (written((f"{url}/{name}", options), job, 100, 200) for name in ("run1", "run[1]"))
+    folder.pin(200)
+    assert (folder.pinned(), other.pinned()) == ({200}, set())
+    folder.remove(100)
+    folder.prepare(200)  # removes what is there
+    assert folder.steps() == [200] and other.steps() == [100, 200]
+    assert [other.damage(step) for step in other.steps()] == [[], []]
+
+
 def test_a_pinned_checkpoint_is_neither_pruned_nor_removed(store: tuple[str, dict | None], job: JobSpec) -> None:
     folder = written(store, job, 100, 200, 300, 400)
     assert folder.pinned() == set()

@@ -85,7 +85,7 @@ def test_a_job_from_post_to_checkpoint_loses_a_worker_on_the_way(
         if event.kind == "progress" and steps.count(15) == 1 and steps[-1] == 15:  # which is trained again after it
             workers_of(server)[0].kill()
     job = client.get(job.id)
-    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 100 steps")
+    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained up to step 100")
     assert {event.data["step"] for event in events if event.kind == "progress"} == set(range(1, 101))
     (restart,) = [event.data for event in events if event.kind == "restart"]
     assert restart["cause"] == "WORKER_LOST"
@@ -185,7 +185,7 @@ def test_an_embedded_ray_whose_raylet_dies_is_started_anew(
 
 
 def rays_folders(server: Server) -> list[Path]:
-    return list(Path(server.environment["TMPDIR"]).glob("boost-ray-*"))
+    return list(Path(server.environment["TMPDIR"]).glob("boost-ray.*"))
 
 
 def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:

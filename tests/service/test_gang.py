@@ -138,7 +138,7 @@ def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     assert {pid for pid, _ in listening} > set(gang.pids()), "the ranks' own sockets are among them"
     assert {address for _, address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
     assert gangs._folder is not None
-    assert stat.S_IMODE(Path(gangs._folder).stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
+    assert stat.S_IMODE(gangs._folder.path.stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
 
 
 @pytest.mark.full
@@ -147,7 +147,7 @@ def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[.
     gangs.launch(a_tag(gang.job_id), tiny_job(tmp_path, tmp_path), gang.orders)  # again starts nothing
     assert gangs.alive() == {(gang.job_id, 1)}
     gang.until(ended)
-    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 30 steps")
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained up to step 30")
     assert gang.sequences == list(range(len(gang.sequences)))
     assert [report.step for report in gang.of("progress")] == list(range(1, 31))
     assert [report.step for report in gang.of("checkpoint")] == list(range(3, 31, 3))
@@ -265,7 +265,7 @@ def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
     assert restart.message == "rank 1 was lost: its process was killed, crashed, or ran out of memory"
     assert second.step == restart.resumed_step <= restart.step
     run, (broken, whole) = train_run(gang)
-    assert (run.status, run.status_detail) == ("FINISHED", "trained 60 steps")
+    assert (run.status, run.status_detail) == ("FINISHED", "trained up to step 60")
     assert (broken.attempt_id, broken.status, whole.attempt_id, whole.status) == ("1.1", "ERRORED", "1.2", "FINISHED")
     before, after = ([worker.pid for worker in attempt.workers] for attempt in (broken, whole))
     assert before[0] == after[0] and before[1] != after[1], "the survivor's process lives on"
@@ -392,7 +392,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
     gang.until(saving)
     subprocess.run(["mount", "-o", "remount,size=64m", full_disk], check=True)
     gang.until(ended)
-    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 8 steps")
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained up to step 8")
     assert [report.step for report in gang.of("checkpoint")] == [8]
     folder = CheckpointFolder(str(full_disk))
     assert folder.steps() == [8]
@@ -416,7 +416,7 @@ def test_who_waits_for_the_store_gives_the_workers_back(
     assert {(report.resumed_from, report.step) for report in gang.of("started")[1:]} == {("memory", 8)}
     subprocess.run(["mount", "-o", "remount,size=64m", full_disk], check=True)
     gang.until(ended)
-    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 8 steps")
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained up to step 8")
     assert CheckpointFolder(str(full_disk)).damage(8) == []
 
 

@@ -131,7 +131,7 @@ def test_a_job_is_a_run_until_its_end(
     server.until(lambda: client.get(short.id).finished)
     server.until(lambda: run_of(dashboard, short)["status"] == "FINISHED")
     run = run_of(dashboard, short)
-    assert run["status_detail"] == "trained 8 steps"
+    assert run["status_detail"] == "trained up to step 8"
     assert [attempt["status"] for attempt in run["attempts"]] == ["FINISHED"]
     assert run["end_time_ns"] > run["start_time_ns"]
 

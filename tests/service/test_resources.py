@@ -200,7 +200,10 @@ def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, st
     assert code(http.post(path, json={"from_checkpoint": True})) == (409, "wrong-state")
     start(store, job["id"])
     store.append_reports(job["id"], 1, numbered(a_step(10), a_checkpoint(10)))
-    onward = http.post(path, json={"from_checkpoint": True}).json()
+    done = http.post(path, json={"from_checkpoint": True, "changes": {"training": {"steps": 10}}})
+    assert code(done) == (422, "invalid-job")
+    assert done.json()["errors"][0]["field"] == "training.steps" and "is at step 10" in done.text
+    onward = http.post(path, json={"from_checkpoint": True, "changes": {"training": {"steps": 11}}}).json()
     assert onward["spec"]["checkpoint"]["resume_from"] == job["checkpoint_url"]
 
 

@@ -96,6 +96,22 @@ def test_jobs_are_found_by_what_is_known_of_them(
     assert owl.record.state is JobState.QUEUED
 
 
+OVERFLOWING = """() => [...document.querySelectorAll("table.jobs tbody :is(td, th)")].filter((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    const [text, box] = [range.getBoundingClientRect(), cell.getBoundingClientRect()];
+    return text.width && (text.right > box.right + 1 || text.left < box.left - 1);
+}).map((cell) => `${cell.dataset.label}: ${cell.textContent}`)"""
+
+
+@pytest.mark.parametrize("width", [800, 1024, 1280, 1600])
+def test_no_column_of_the_list_reaches_into_the_next(visitor: Visit, job: SampleJob, width: int) -> None:
+    page = visitor.open()
+    page.set_viewport_size({"width": width, "height": 900})
+    expect(row(page, "tiny").locator(".cell-5")).to_contain_text("tp 2")
+    assert page.evaluate(OVERFLOWING) == []
+
+
 @pytest.mark.full
 def test_older_jobs_are_on_further_pages(visitor: Visit, store: JobStore) -> None:
     for number in range(30):

@@ -73,7 +73,7 @@ def test_a_job_is_trained_to_its_last_step() -> None:
         "copies are on the other node"
     )
     gang.end(FINISHED)
-    assert finish(gang) == port.Finish(GangPhase.SUCCEEDED, "trained 100 steps")
+    assert finish(gang) == port.Finish(GangPhase.SUCCEEDED, "trained up to step 100")
     assert gang.controller.handle(gang.observed(), gang.events[-1][1]) == [], "it has ended"
 
 

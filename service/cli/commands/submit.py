@@ -54,7 +54,7 @@ def clone(
         typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
     ] = None,
     from_checkpoint: Annotated[
-        bool, typer.Option("--from-checkpoint", help="Start from the job's newest checkpoint.")
+        bool, typer.Option("--from-checkpoint", help="Continue from the job's newest checkpoint, at its step.")
     ] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,

@@ -445,7 +445,7 @@ class GangController:
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
         elif len(ends) == len(formation.workers):
             if all(end is not None and end.how is End.FINISHED for end in ends):
-                yield self._finish(GangPhase.SUCCEEDED, f"trained {counted(self._spec.training.steps, 'step')}")
+                yield self._finish(GangPhase.SUCCEEDED, f"trained up to step {self._spec.training.steps}")
             else:
                 self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends))
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets as chance
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ from ray.util import list_named_actors
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import GangContext
 from service.gang.ray.handles import SupervisorHandles, name_of
-from service.gang.ray.node import JoinedNode, end_processes_of
+from service.gang.ray.node import JoinedNode, end_processes_of, ray_folder
 from service.gang.ray.private_api import (
     ANSWER_SECONDS,
     autoscaler_refuses,
@@ -71,7 +71,7 @@ class RayGangs:
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
         self._token_file, self._public_url = token_file, public_url
         self._metrics_ports, self._log_format = metrics_ports, log_format
-        self._folder: str | None = None
+        self._folder: TemporaryFolder | None = None
         self._node: JoinedNode | None = None
         self._supervisors = SupervisorHandles()
 
@@ -100,7 +100,7 @@ class RayGangs:
             _make_token(self._token_file)
             use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
-        self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
+        self._folder = ray_folder()
         with on_loopback(), own_sigterm_handler():
             ray.init(
                 "local",
@@ -108,7 +108,7 @@ class RayGangs:
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
                 dashboard_host="127.0.0.1",
-                _temp_dir=f"{self._folder}/ray",  # Ray opens its own folder to everybody, but not the one around it
+                _temp_dir=f"{self._folder.path}/ray",  # Ray opens its folder to everybody, but not the one around it
                 **self._settings(),
             )
 
@@ -129,8 +129,8 @@ class RayGangs:
         if self._node is not None:
             self._node.close()
         if self._folder is not None:
-            end_processes_of(self._folder)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            end_processes_of(self._folder.path)
+            self._folder.close()
         self._node = self._folder = None
 
     def check(self) -> None:

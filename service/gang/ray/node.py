@@ -6,17 +6,16 @@ cluster, for example in its own container, has none, so it starts one.
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from boost_core.temporary import TemporaryFolder
 from service.gang.ray.private_api import nodes_here
 
 START_SECONDS = 120.0
@@ -38,8 +37,8 @@ class JoinedNode:
     """
 
     def __init__(self, address: str) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="boost-ray-"))  # short: Ray puts sockets there
-        self._log = self._folder / "start.log"
+        self._folder = ray_folder()
+        self._log = self._folder.path / "start.log"
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=0",
             "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false",
@@ -59,7 +58,7 @@ class JoinedNode:
     @property
     def folder(self) -> str:
         """Ray's folder for temporary files, which distinguishes this node from others on the machine."""
-        return f"{self._folder}/ray"  # Ray opens it to everybody, but not the one around it
+        return f"{self._folder.path}/ray"  # Ray opens it to everybody, but not the one around it
 
     @property
     def runs(self) -> bool:
@@ -74,7 +73,7 @@ class JoinedNode:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _wait(self, address: str) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -91,7 +90,12 @@ def _end_with_parent() -> None:
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def end_processes_of(folder: str) -> None:
+def ray_folder() -> TemporaryFolder:
+    """A folder for Ray. Those that killed services have left go, with what still runs of their Ray."""
+    return TemporaryFolder("boost-ray.", end_users=end_processes_of)  # short: Ray puts sockets there
+
+
+def end_processes_of(folder: Path) -> None:
     """End all other processes that write to files in a folder, as all of Ray's do, and wait for them."""
     found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _writes_to(process, folder)]
     for process in found:
@@ -100,7 +104,7 @@ def end_processes_of(folder: str) -> None:
     psutil.wait_procs(found, timeout=END_SECONDS)
 
 
-def _writes_to(process: psutil.Process, folder: str) -> bool:
+def _writes_to(process: psutil.Process, folder: Path) -> bool:
     """Whether a process has a file in a folder open for writing; false if access is denied."""
     with suppress(psutil.Error):
         return any(file.mode != "r" and Path(file.path).is_relative_to(folder) for file in process.open_files())

@@ -27,7 +27,7 @@ export function curveCards(course, sets, zoomed) {
         { label: "Training", color: "--curve" },
         { label: "Least", color: "--curve", hidden: true },
         { label: "Most", color: "--curve", hidden: true, band: [3, 2] },
-        { label: "Held-out", color: "--second", dots: true },
+        { label: "Validation", color: "--second", dots: true },
         ...sets.map((name, index) => ({ label: name, color: OF_SETS[index % OF_SETS.length], dots: true })),
       ],
       loss,

@@ -1,5 +1,7 @@
 // Elements built in code. What comes from the API goes in as text or as an attribute, never as markup.
 
+import { exactMoment } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element. `on` holds listeners by event, `style` CSS properties; null, undefined and false are left out. */
@@ -24,7 +26,7 @@ export function setClass(element, name) {
 
 /** A point in time, short, with the full one on hover. */
 export function time(iso, text) {
-  return h("time", { datetime: iso, title: new Date(iso).toLocaleString() }, text);
+  return h("time", { datetime: iso, title: exactMoment(iso) }, text);
 }
 
 /** A link within the page. */

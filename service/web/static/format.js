@@ -3,7 +3,8 @@
 export const UNKNOWN = "–";
 
 const STEPS = new Intl.NumberFormat("en");
-const LOCAL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const LOCAL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
+const EXACT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 
 /** A finite number, or null: JSON lacks NaN and infinity, which come as null or as text. */
 export function finite(value) {
@@ -101,6 +102,11 @@ export function ago(iso) {
 /** A point in time, in the reader's zone and language. */
 export function moment(iso) {
   return iso ? LOCAL.format(new Date(iso)) : UNKNOWN;
+}
+
+/** A point in time to the second. */
+export function exactMoment(iso) {
+  return iso ? EXACT.format(new Date(iso)) : UNKNOWN;
 }
 
 /** The text form of a layout. */

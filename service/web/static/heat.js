@@ -139,6 +139,7 @@ function slowest(table, nodes) {
   );
   const most = Math.max(...means);
   const rank = means.indexOf(most);
+  if (means.length === 1) return "There is one rank alone, and none to compare it with.";
   if (most < TELLING) return `All ${means.length} ranks take about as long as each other.`;
   const where = nodes[rank] ? ` on ${node(nodes[rank])}` : "";
   return `Rank ${rank}${where} computes ${most.toFixed(2)} times as long as the median rank; the others wait for it.`;

@@ -2,7 +2,7 @@
 
 import { jobPath } from "./api.js";
 import { card, h, setText } from "./dom.js";
-import { whole } from "./format.js";
+import { exactMoment, whole } from "./format.js";
 import { follow } from "./stream.js";
 
 const MOST_LINES = 2000;
@@ -125,7 +125,7 @@ function line({ time, data }) {
         .toLowerCase()
         .replace(/[^a-z]/g, "")}`,
     },
-    h("time", { datetime: time, title: new Date(time).toLocaleString() }, CLOCK.format(new Date(time))),
+    h("time", { datetime: time, title: exactMoment(time) }, CLOCK.format(new Date(time))),
     h("span", { class: "rank" }, `rank ${data.rank}`),
     h("span", { class: "level" }, data.level),
     h("span", { class: "message" }, data.message),

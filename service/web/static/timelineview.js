@@ -117,8 +117,8 @@ function ticks(start, span) {
     const text = new Date(at).toLocaleString(
       undefined,
       day
-        ? { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }
-        : { hour: "2-digit", minute: "2-digit", ...(span < 600_000 && { second: "2-digit" }) },
+        ? { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
+        : { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(span < 600_000 && { second: "2-digit" }) },
     );
     return h("span", {}, text);
   });

@@ -15,13 +15,13 @@ export function validationCard() {
     COLUMNS.map((name) => h("th", { scope: "col" }, name)),
   );
   const table = h("table", { class: "plain stacked" }, h("thead", {}, head), body);
-  const element = card("Validation", { id: "validation", controls: [when] }, h("div", { class: "scroll" }, table));
+  const element = card("Validation loss", { id: "validation", controls: [when] }, h("div", { class: "scroll" }, table));
 
   function update({ evaluation }) {
     element.hidden = !evaluation;
     if (!evaluation) return;
     setText(when, `at step ${whole(evaluation.step)}`);
-    body.replaceChildren(...[{ ...evaluation, name: "Kept of the sources" }, ...evaluation.sets].map(row));
+    body.replaceChildren(...[{ ...evaluation, name: "Validation part of the sources" }, ...evaluation.sets].map(row));
   }
   return { element, update };
 }
