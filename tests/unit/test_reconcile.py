@@ -213,10 +213,10 @@ def test_a_job_from_post_to_success(service: Service) -> None:
     service.gangs.now(job, GangPhase.TRAINING, "2 workers are training", logs=2)
     service.tick()
     assert service.store.get(job_id).state is JobState.RUNNING
-    service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=3)
+    service.gangs.now(job, GangPhase.SUCCEEDED, "trained up to step 8", logs=3)
     service.tick()
     job = service.store.get(job_id)
-    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 8 steps")
+    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained up to step 8")
     assert service.logs(job_id) == ["line 1", "line 2", "line 3"]
     assert not service.gangs.gangs
 
@@ -331,7 +331,7 @@ def test_a_launch_that_was_not_made_is_not_made_up_for_when_its_user_wants_a_pau
 
 def test_dying_after_reports_are_stored_stores_none_twice(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.started()
-    service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=3)
+    service.gangs.now(job, GangPhase.SUCCEEDED, "trained up to step 8", logs=3)
     with monkeypatch.context() as patch:
         patch.setattr(JobStore, "change", lambda *_, **__: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
@@ -344,7 +344,7 @@ def test_dying_after_reports_are_stored_stores_none_twice(service: Service, monk
 
 def test_dying_before_the_end_of_a_finished_gang_leaves_none_behind(service: Service) -> None:
     job = service.started()
-    service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps")
+    service.gangs.now(job, GangPhase.SUCCEEDED, "trained up to step 8")
     service.gangs.fail_before["end"] = Crash()
     with pytest.raises(Crash):
         service.tick()
@@ -376,7 +376,7 @@ def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, capl
     one = {"parallelism": {"tensor_parallel_size": 1}}
     bad, good = service.submit(**one), service.submit(**one)
     service.tick()
-    service.gangs.now(service.store.get(good), GangPhase.SUCCEEDED, "trained 8 steps")
+    service.gangs.now(service.store.get(good), GangPhase.SUCCEEDED, "trained up to step 8")
     service.gangs.fail_before[f"poll {bad}"] = RuntimeError("no route to host")
     service.tick()
     assert service.store.get(good).state is JobState.SUCCEEDED
@@ -431,7 +431,7 @@ def test_a_job_that_its_user_changes_meanwhile_is_stored_by_itself(
 ) -> None:
     jobs = running(service, 3)
     for job in jobs:
-        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, layout=ONE)
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained up to step 8", logs=2, layout=ONE)
     append_many = JobStore.append_many
 
     def changed_meanwhile(store: JobStore, told: Sequence[tuple[JobRecord, object]]) -> None:
@@ -452,7 +452,7 @@ def test_reports_that_cannot_be_stored_keep_none_of_others_waiting(
 ) -> None:
     bad, good = running(service, 2)
     for job in (bad, good):
-        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, layout=ONE)
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained up to step 8", logs=2, layout=ONE)
     reports = service.gangs.gangs[bad.id, 1].reports
     reports[:] = [reports[0], reports[0]]
     service.tick()
@@ -475,7 +475,7 @@ def test_a_gang_is_asked_for_what_is_not_stored_yet_also_by_a_new_service(servic
 
 def test_updates_are_stored_between_two_passes(service: Service) -> None:
     ends, goes_on, silent = running(service, 3)
-    service.gangs.now(ends, GangPhase.SUCCEEDED, "trained 8 steps", logs=1, layout=ONE)
+    service.gangs.now(ends, GangPhase.SUCCEEDED, "trained up to step 8", logs=1, layout=ONE)
     for job in (goes_on, silent):
         service.gangs.now(job, GangPhase.TRAINING, "trains", logs=2, layout=ONE)
     updated = {(ends.id, 1), (goes_on.id, 1), (silent.id, 7), ("job-of-another", 1)}
@@ -573,7 +573,7 @@ def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service
     service.tick()
     assert service.reasons(low.id)[-3:] == ["PAUSED_FOR_PRIORITY", "HEAD_OF_QUEUE", "WAITING_FOR_RESOURCES"]
     assert service.gangs.launched == [(low.id, 1), (high, 1)]
-    service.gangs.now(service.store.get(high), GangPhase.SUCCEEDED, "trained 8 steps")
+    service.gangs.now(service.store.get(high), GangPhase.SUCCEEDED, "trained up to step 8")
     service.tick()
     assert service.gangs.launched[-1] == (low.id, 2)
 
@@ -618,7 +618,7 @@ def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Se
     assert (waiting.reason, waiting.message) == (Reason.WAITING_FOR_STORE, "denied")
     service.tick(60)
     assert service.gangs.orders[job.id].target == layout, "it does not grow any more"
-    service.gangs.now(waiting, GangPhase.SUCCEEDED, "trained 8 steps", layout=layout)
+    service.gangs.now(waiting, GangPhase.SUCCEEDED, "trained up to step 8", layout=layout)
     service.tick()
     assert service.reasons(job.id)[before:] == [
         "WAITING_FOR_STORE", "WAITING_FOR_STORE", "GANG_RECOVERING", "GANG_STARTED", "WAITING_FOR_STORE",
