@@ -287,7 +287,10 @@ def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) ->
     formed(4, 4)
     ray.get(gang.save.remote(4, 6))
     stopped(RankEnd(End.FINISHED), 4)
-    assert ray.get(gang.finish.remote(GangPhase.SUCCEEDED, "trained up to step 8")) == (f"{tmp_path}/step-00000006", None)
+    assert ray.get(gang.finish.remote(GangPhase.SUCCEEDED, "trained up to step 8")) == (
+        f"{tmp_path}/step-00000006",
+        None,
+    )
     assert within(5, lambda: run_of("job-1").status_detail == "trained up to step 8")
     assert (status("job-1"), attempts("job-1")["1.4"].status.value) == ("FINISHED", "FINISHED")
     there = {actor.class_name for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"}
