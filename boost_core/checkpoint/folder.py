@@ -437,6 +437,18 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def located(url: str, storage_options: StorageOptions | None = None) -> tuple[CheckpointFolder, int | None]:
+    """Return a folder of checkpoints and, if the URL is that of one of them, its step.
+
+    Args:
+        url: The URL or path.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    step = step_named(name)
+    return CheckpointFolder(url if step is None else parent or ".", storage_options), step
+
+
 def step_named(name: str) -> int | None:
     """The step whose folder has this name; ``None`` if it is not a step's folder.
 

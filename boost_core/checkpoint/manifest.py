@@ -98,6 +98,19 @@ class Manifest(_Stored):
                 f"boost {self.versions.get('boost', 'unknown')}"
             ) from error
 
+    def differences(self, model: ModelConfig) -> dict[str, str]:
+        """The facts of which a model has others, each by its name with both values in words.
+
+        Raises:
+            ValueError: This version does not support the checkpoint's model.
+        """
+        saved, asked = model_facts(self.read_model()), model_facts(model)
+        return {
+            name: f"{name} is {saved.get(name)} there and {asked.get(name)} here"
+            for name in saved | asked
+            if saved.get(name) != asked.get(name)
+        }
+
 
 def encode(manifest: Manifest) -> bytes:
     """Serialize a manifest as JSON with a checksum of its content."""

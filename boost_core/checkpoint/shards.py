@@ -120,7 +120,7 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
             if isinstance(cause, TensorMissing):
                 raise ValueError(
                     f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
-                    "start from its weights only (boost export, then python -m boost_core.convert start)"
+                    "start from its weights alone: checkpoint.weights_from"
                 ) from failure
         raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
     unread = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))

@@ -1,8 +1,8 @@
 """Where checkpoints are stored."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from boost_core.config.base import Config, Count, Location
 from boost_core.config.parsing.urls import refuse_unserved
@@ -30,9 +30,40 @@ class CheckpointConfig(Config):
         description="How long a job that has finished its last step waits for its store to accept the last "
         "checkpoint before it fails.",
     )
-    resume_from: StorageUrl | None = Field(
-        None, description="Folder of another job's checkpoints to start from if this job has none of its own."
+    continue_from: StorageUrl | None = Field(
+        None,
+        description="Folder of another job's checkpoints, or of one of them, that this job continues from while it "
+        "has none of its own: with the weights, the optimizer's state, the step and the place in the data of the "
+        "newest one. training.steps has to be above its step.",
     )
+    weights_from: StorageUrl | None = Field(
+        None,
+        description="Folder of another job's checkpoints, or of one of them, whose newest weights this job starts "
+        "from while it has none of its own: at step 0, with a new optimizer, schedule and place in the data. "
+        "model.rope_theta, model.rope_scaling and model.sliding_window may differ.",
+    )
+
+    @property
+    def origin(self) -> tuple[Literal["continue_from", "weights_from"], str] | None:
+        """Which of the two fields names another job's checkpoints, and their URL; ``None`` if neither does."""
+        if self.continue_from is not None:
+            return "continue_from", self.continue_from
+        return None if self.weights_from is None else ("weights_from", self.weights_from)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_name(cls, value: Any) -> Any:
+        """Read ``resume_from``, as ``continue_from`` was called in the records of earlier versions."""
+        if isinstance(value, dict) and "resume_from" in value and "continue_from" not in value:
+            return {"continue_from" if name == "resume_from" else name: each for name, each in value.items()}
+        return value
+
+    @field_validator("weights_from")
+    @classmethod
+    def _one_origin(cls, value: str | None, info: Any) -> str | None:
+        if value is not None and info.data.get("continue_from") is not None:
+            raise ValueError("the job is also to continue from continue_from; leave one of them out")
+        return value
 
     @field_validator("keep_every")
     @classmethod

@@ -78,7 +78,7 @@ def export(given: argparse.Namespace) -> None:
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
-    """Convert a model into a checkpoint to start a job from, for the job's ``checkpoint.resume_from``.
+    """Convert a model into a checkpoint to start a job from, for the job's ``checkpoint.weights_from``.
 
     A dense model is factored to the rank of a job whose model is svd or cola.
 
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "model", type=Path, help="folder with config.json and safetensors, or a nanotron checkpoint"
     )
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
-    from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.resume_from")
+    from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
     return parser
 
 

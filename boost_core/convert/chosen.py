@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boost_core.checkpoint.folder import CheckpointFolder, step_named
+from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 
 
@@ -17,7 +17,7 @@ def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int
     Raises:
         ValueError: The checkpoint does not exist.
     """
-    folder, step = _found(url, step)
+    folder, step = located(url) if step is None else (CheckpointFolder(url), step)
     steps = folder.steps()
     if not steps:
         raise ValueError(f"{folder.url} holds no checkpoint; check it")
@@ -57,10 +57,3 @@ def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
                 "pin it first (boost ckpt pin) if the job is still training"
             ) from error
         raise
-
-
-def _found(url: str, step: int | None) -> tuple[CheckpointFolder, int | None]:
-    parent, _, name = url.rstrip("/").rpartition("/")
-    if step is None and (of_url := step_named(name)) is not None:
-        return CheckpointFolder(parent or "."), of_url
-    return CheckpointFolder(url), step

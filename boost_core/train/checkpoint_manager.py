@@ -180,7 +180,7 @@ class CheckpointManager:
             state.optimizer.round_masters()
             state.step = step
             return "memory"
-        if load_newest(state.load, self._folder, None) is None:
+        if load_newest(partial(state.load, self._folder), self._folder) is None:
             return None
         state.samples = samples
         return "storage"

@@ -2,12 +2,13 @@
 
 import logging
 import time
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.origin import Origin
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.sources.files import check_data
@@ -56,9 +57,9 @@ def train(
 ) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
-    It continues from the state in memory that it is given; otherwise from the newest committed checkpoint of
-    ``spec.checkpoint.url``; if there is none, from that of ``spec.checkpoint.resume_from``; else from scratch. It has
-    finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
+    It continues from the state in memory that it is given; otherwise it resumes from the newest committed checkpoint of
+    ``spec.checkpoint.url``; if there is none, it starts from another job's (``boost_core.checkpoint.origin``) or from
+    scratch. It has finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
 
     Args:
         spec: The job; ``checkpoint.url`` is set.
@@ -165,19 +166,17 @@ class _Keeping:
         if memory is not None:
             state.load_from_memory(memory, self._membership.fetch)
             return "memory", None
-        source = load_newest(state.load, self._folder, state.spec.checkpoint.resume_from)
-        if source is None:
-            state.draw()
-            return None, 0
-        folder, step = source
+        folder, step = self._folder, load_newest(partial(state.load, self._folder), self._folder)
+        if step is None:
+            origin = Origin.of(state.spec.checkpoint)
+            if origin is None:
+                state.draw()
+                return None, 0
+            folder, step = origin.folder, load_newest(partial(state.load_origin, origin), origin.folder, origin.step)
+            if step is None:
+                raise origin.absent()
         url = folder.step_url(step)
-        logger.info("resumed from %s", url)
-        steps = state.spec.training.steps
-        if folder.url != self._folder.url and step >= steps:
-            raise ValueError(
-                f"checkpoint.resume_from: {url} is at step {step}, which leaves nothing to train of "
-                f"training.steps={steps}; set training.steps above {step}"
-            )
+        logger.info("training starts from %s", url)
         return url, state.step  # another job's checkpoint counts until this job's first is due
 
     def finish(self) -> Outcome:

@@ -16,39 +16,41 @@ RETRY_SECONDS = 2.0
 _MOST_NAMED = 3
 
 
-def load_newest(
-    load: Callable[[CheckpointFolder, int], None], folder: CheckpointFolder, resume_from: str | None
-) -> tuple[CheckpointFolder, int] | None:
-    """Load the newest intact checkpoint of a job, or else of another job, if there is one. All ranks call it.
+def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int | None = None) -> int | None:
+    """Load the newest intact checkpoint of a folder, if it has any. All ranks call it.
 
     Args:
-        load: Loads a checkpoint, and raises ``CheckpointDamaged`` on all ranks if any finds it damaged.
-        folder: The job's checkpoints.
-        resume_from: URL of the other job's checkpoints.
+        load: Loads the checkpoint of a step, and raises ``CheckpointDamaged`` on all ranks if any finds it damaged.
+        folder: The checkpoints.
+        step: The only one to try; default: all, newest first.
 
     Returns:
-        Its folder and step, the same on all ranks; ``None`` if there is none.
+        Its step, the same on all ranks; ``None`` if there is none.
 
     Raises:
-        ValueError: All existing checkpoints are damaged, or there are none in ``resume_from``.
+        ValueError: All existing checkpoints are damaged.
     """
-    candidates = _candidates(folder, resume_from)
+    # Rank 0 looks and tells the others, so that all load the same one.
+    found: list[list[int]] = [[]]
+    if dist.get_rank() == 0:
+        found = [[each for each in reversed(_steps(folder)) if step in (None, each)]]
+    dist.broadcast_object_list(found, src=0)
+    (candidates,) = found
     left_out = []
-    for url, step in candidates:
-        found = CheckpointFolder(url)
+    for each in candidates:
         try:
-            _refuse_incomplete(found, step)
-            load(found, step)
+            _refuse_incomplete(folder, each)
+            load(each)
         except CheckpointDamaged as damage:
-            left_out.append(f"step {step}: {damage}")
+            left_out.append(f"step {each}: {damage}")
             if dist.get_rank() == 0:
-                logger.warning("checkpoint %s is damaged and skipped: %s", found.step_url(step), damage)
+                logger.warning("checkpoint %s is damaged and skipped: %s", folder.step_url(each), damage)
         else:
-            return found, step
+            return each
     if candidates:
         named = left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED)
         raise ValueError(
-            f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start over: "
+            f"no checkpoint in {folder.url} is intact; restore its files, or remove the folder to start over: "
             f"{'; '.join(named)}"
         )
     return None
@@ -62,20 +64,6 @@ def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
     dist.broadcast_object_list(damage, src=0)
     if damage[0]:
         raise CheckpointDamaged(damage[0])
-
-
-def _candidates(folder: CheckpointFolder, resume_from: str | None) -> list[tuple[str, int]]:
-    """Return folder URL and step of each checkpoint to try, the newest first, the same on all ranks."""
-    # Rank 0 looks and tells the others, so that all load the same one.
-    found: list[list[tuple[str, int]]] = [[]]
-    if dist.get_rank() == 0:
-        folders = [folder] if resume_from is None else [folder, CheckpointFolder(resume_from)]
-        listings = ([(each.url, step) for step in reversed(_steps(each))] for each in folders)
-        found = [next(filter(None, listings), [])]
-        if resume_from is not None and not found[0]:
-            raise ValueError(f"checkpoint.resume_from: no committed checkpoint is at {resume_from!r}; check the URL")
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:

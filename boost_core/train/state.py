@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.manifest import Manifest, model_facts
+from boost_core.checkpoint.manifest import Manifest
+from boost_core.checkpoint.origin import Origin
 from boost_core.checkpoint.shards import load_chunks
 from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
@@ -162,14 +163,11 @@ class TrainState:
 
         at_once = torch.get_num_threads() if self.mesh.device.type == "cpu" else 1
         with ThreadPoolExecutor(at_once) as threads:
-            list(threads.map(draw_one, (chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER))))
+            list(threads.map(draw_one, self._masters()))
         self.optimizer.round_masters()
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
-        """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
-
-        Only the model must match that of the job that wrote it: any other data or layout, and any optimizer that
-        needs no further moments, continues from its weights, moments, step and data cursor.
+        """Resume from a committed checkpoint of this job, whatever layout wrote it. All ranks call it.
 
         Raises:
             ValueError: The checkpoint is of another model, or lacks a moment that this optimizer keeps.
@@ -177,7 +175,33 @@ class TrainState:
             OSError: It cannot be read; on all ranks.
         """
         manifest = folder.manifest(step)
-        _refuse_other_model(manifest, self.spec, folder.step_url(step))
+        if different := manifest.differences(self.spec.model):
+            raise ValueError(
+                f"the checkpoint at {folder.step_url(step)} is of another model: {', '.join(different.values())}; "
+                "use the same model, or another checkpoint folder"
+            )
+        self._continue_from(folder, manifest)
+
+    def load_origin(self, origin: Origin, step: int) -> None:
+        """Start from a committed checkpoint of another job, as this job says. All ranks call it.
+
+        Any other data or layout, and any optimizer that needs no further moments, continues from its weights, moments,
+        step and data cursor. Its weights alone are a start for any optimizer.
+
+        Raises:
+            ValueError: The job cannot start from it (``UnfitOrigin``), or it lacks a moment that this optimizer keeps.
+            CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
+            OSError: It cannot be read; on all ranks.
+        """
+        manifest = origin.folder.manifest(step)
+        origin.refuse_unfit(self.spec, manifest)
+        if origin.weights_only:
+            load_chunks(origin.folder, manifest, self._masters())
+            self.optimizer.round_masters()
+        else:
+            self._continue_from(origin.folder, manifest)
+
+    def _continue_from(self, folder: CheckpointFolder, manifest: Manifest) -> None:
         load_chunks(folder, manifest, self.chunks())
         self.optimizer.round_masters()
         self.step, self.samples = manifest.step, manifest.samples
@@ -201,6 +225,10 @@ class TrainState:
             )
             for piece in self.optimizer.pieces()
         ]  # fmt: skip
+
+    def _masters(self) -> list[Chunk]:
+        """Return what this rank keeps of the weights themselves."""
+        return [chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER)]
 
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
         """Return what commits a checkpoint of the present step, even later, given the files' checksums."""
@@ -250,17 +278,3 @@ def _pipeline(
         rank_tokens(spec), ranks, mesh.group("pp"), ledger,
         clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
     )  # fmt: skip
-
-
-def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:
-    saved, asked = model_facts(manifest.read_model()), model_facts(spec.model)
-    different = [
-        f"{name} is {saved.get(name)} there and {asked.get(name)} here"
-        for name in saved | asked
-        if saved.get(name) != asked.get(name)
-    ]
-    if different:
-        raise ValueError(
-            f"the checkpoint at {url} is of another model: {', '.join(different)}; "
-            "use the same model, or another checkpoint folder"
-        )

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
+from boost_core.checkpoint.origin import UnfitOrigin, refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.legality import door_problems
@@ -95,6 +96,10 @@ async def admitted(
     if done is not None:
         return done
     await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job, context, tenant))
+    if (origin := job.spec.checkpoint.origin) is not None:
+        field, url = origin
+        refuse = partial(_refuse_unfit_origin, job, context, tenant, f"checkpoint.{field}")
+        await context.stores.run(tenant, f"checkpoint.{field} {url!r}", refuse)
     return await run_in_threadpool(then, job)
 
 
@@ -277,6 +282,16 @@ def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
         raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
         raise InvalidJob([_unreachable("data", error)]) from error
+
+
+def _refuse_unfit_origin(job: Completed, context: Context, tenant: str, field: str) -> None:
+    """Refuse a job that could not start from the checkpoint that it names."""
+    try:
+        refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
+    except UnfitOrigin as error:
+        raise InvalidJob([FieldError(field=error.field, message=redact(error.message))]) from error
+    except Exception as error:  # the clients of object stores raise types of their own
+        raise InvalidJob([_unreachable(field, error)]) from error
 
 
 def _unreachable(field: str, error: Exception) -> FieldError:

@@ -1,6 +1,9 @@
 """Command-line failures: one readable line per problem, and an exit status that tells what kind it is."""
 
+import os
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -8,7 +11,6 @@ from typing import Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.console import Console
 from typer.core import TyperGroup
 from yaml import YAMLError
 
@@ -18,7 +20,7 @@ from boost_core.config.parsing.stores import StoreUnusable, stores_in_words
 from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.network import NetworkConfig
-from service.cli.output.printing import print_line
+from service.cli.output.printing import Terminal, print_line
 from service.client import ApiError, ServiceUnreachable
 from service.models.datasets import DatasetRequest
 from service.models.problems import FieldError, job_errors
@@ -36,6 +38,7 @@ class ExitStatus(IntEnum):
     UNREACHABLE = 3
     NOT_ALLOWED = 4
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141  # as a shell reports the signal SIGPIPE, which ends other programs
 
 
 _STATUSES: dict[int, ExitStatus] = {
@@ -58,6 +61,19 @@ class ReadableErrors(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        try:
+            try:
+                return self._invoke(ctx)
+            finally:
+                sys.stdout.flush()  # here, where a failure can be told
+        except BrokenPipeError as error:
+            _discard_output()
+            raise typer.Exit(ExitStatus.OUTPUT_CLOSED) from error
+        except OSError as error:
+            _discard_output()
+            raise _exit([str(error)], ExitStatus.FAILED) from error
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             with stores_in_words():
                 return super().invoke(ctx)
@@ -176,8 +192,16 @@ def _field_lines(problems: list[FieldError]) -> list[str]:
     return [f"{problem.field}: {problem.message}" for problem in problems]
 
 
+def _discard_output() -> None:
+    """Discard what could not be printed; otherwise the interpreter would try again when it ends."""
+    with suppress(OSError, ValueError):  # standard output may be no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def _exit(lines: Iterable[str], status: ExitStatus) -> typer.Exit:
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     for line in lines:
         print_line(console, f"error: {line}", style="red")
     return typer.Exit(status)

@@ -9,6 +9,7 @@ import httpx
 from pydantic import ValidationError
 
 from service.models.problems import FieldError, Problem
+from service.proxies import proxy_of
 
 _CODES = "urn:boost:problem:"
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -69,7 +70,9 @@ class ServiceUnreachable(ConnectionError):
             if self.is_final
             else "is `boost serve` running there? Give another address with --url or BOOST_URL"
         )
-        super().__init__(f"no service answers at {base_url} ({cause or type(cause).__name__}); {remedy}")
+        proxy = proxy_of(base_url)
+        way = f" through the proxy {proxy.url.host}:{proxy.url.port}" if proxy else ""
+        super().__init__(f"no service answers at {base_url}{way} ({cause or type(cause).__name__}); {remedy}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

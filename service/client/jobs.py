@@ -113,6 +113,7 @@ class JobCalls:
         changes: Mapping[str, Any] | None = None,
         *,
         from_checkpoint: bool = False,
+        from_weights: bool = False,
         idempotency_key: str | None = None,
     ) -> Call[JobRecord]:
         """Submit a copy of a job, with changes.
@@ -121,9 +122,10 @@ class JobCalls:
             job_id: The job to copy.
             changes: Changes to its spec, as a JSON merge patch.
             from_checkpoint: Continue from its newest checkpoint, with its optimizer and step.
+            from_weights: Start at step 0 from the weights of its newest checkpoint.
             idempotency_key: As for ``submit``.
         """
-        body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint)
+        body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint, from_weights=from_weights)
         return create(path_of("jobs", job_id, "clone"), JobRecord, plain(body), idempotency_key)
 
     @operation

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from boost_core import __version__
+from service.proxies import proxy_of
 
 RETRY_SECONDS = 30.0
 TIMEOUT_SECONDS = 60.0  # an open stream sends something at least every 15 s; looking up data may take long
@@ -43,13 +44,20 @@ class Options:
         headers = {"User-Agent": f"boost-client/{__version__}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        return {"base_url": self.base_url, "timeout": self.timeout, "headers": headers, "verify": self._trusted()}
+        return {
+            "base_url": self.base_url,
+            "timeout": self.timeout,
+            "headers": headers,
+            "verify": self._trusted(),
+            "proxy": proxy_of(self.base_url),
+            "trust_env": False,  # of the environment, httpx would read proxies in its own way
+        }
 
     def _trusted(self) -> bool | ssl.SSLContext:
         if not self.base_url.startswith("https://"):
             return False  # otherwise httpx would load all system certificates, which takes longer than most requests
         if isinstance(self.verify, bool):
-            return self.verify
+            return httpx.create_ssl_context(self.verify)
         try:
             return ssl.create_default_context(cafile=self.verify)
         except OSError as error:  # includes ssl.SSLError

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
@@ -24,9 +24,21 @@ class CloneRequest(Config):
     )
     from_checkpoint: bool = Field(
         False,
-        description="Continue from the original job's newest checkpoint, with its optimizer and step, instead of "
-        "starting from scratch; training.steps has to be above that step.",
+        description="Continue from the original's newest checkpoint, with all that is in it "
+        "(checkpoint.continue_from); training.steps has to be above its step.",
     )
+    from_weights: bool = Field(
+        False,
+        description="Start at step 0 from the weights of the original's newest checkpoint (checkpoint.weights_from). "
+        "With neither, the clone starts where its spec says: from scratch unless the original or changes name a "
+        "checkpoint.",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "CloneRequest":
+        if self.from_checkpoint and self.from_weights:
+            raise ValueError("from_checkpoint continues and from_weights starts at step 0; set one of them")
+        return self
 
 
 class DryRun(BaseModel):

@@ -238,7 +238,7 @@ class Reconciler:
         else:
             message = (
                 f"gang {job.attempt} is gone, and fault_tolerance.max_restarts = {policy.max_restarts} allows no "
-                f"other; submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
+                f"other; submit the job again with checkpoint.continue_from: {job.checkpoint_url}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 

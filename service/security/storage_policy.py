@@ -72,7 +72,8 @@ def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     named = {
         "data.tokenizer": tokenizer,
         "checkpoint.url": checkpoint.url,
-        "checkpoint.resume_from": checkpoint.resume_from,
+        "checkpoint.continue_from": checkpoint.continue_from,
+        "checkpoint.weights_from": checkpoint.weights_from,
     }
     yield from ((field, place) for field, place in named.items() if place is not None)
 

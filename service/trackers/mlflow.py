@@ -13,6 +13,7 @@ import httpx
 
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
+from service.proxies import proxy_of
 from service.trackers.curves import Batch, Entry, settings_of
 
 _POINTS = 999  # per request; with their event's tag 1000, MLflow's limit
@@ -65,9 +66,20 @@ class Mlflow:
             MlflowRefused: The server refused a request.
         """
         base = f"{self._uri}/api/2.0/mlflow/"
+        try:
+            proxy = proxy_of(base)
+        except ValueError as error:
+            raise ConnectionError(f"{self._uri} cannot be reached: {error}") from error
         # Redirects are not followed: what is sent is for this server only.
         with httpx.Client(
-            base_url=base, headers=self._headers, auth=self._auth, timeout=_SECONDS, follow_redirects=False
+            base_url=base,
+            headers=self._headers,
+            auth=self._auth,
+            timeout=_SECONDS,
+            follow_redirects=False,
+            verify=httpx.create_ssl_context(),
+            proxy=proxy,
+            trust_env=False,
         ) as self._http:
             run = self._run(batch.job, kept)
             run_id, tags = run["info"]["run_id"], _pairs(run["data"].get("tags", []))

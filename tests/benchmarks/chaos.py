@@ -210,7 +210,7 @@ def jobs_to_run(corpus: Path, count: int, chance: random.Random) -> list[tuple[s
     faults = {"max_restarts": 100}
     spec = tiny_job(corpus, "unused", training=training, parallelism=layout, fault_tolerance=faults)
     plain = spec.model_dump(mode="json") | {"checkpoint": {"every_steps": 6}}
-    doomed = plain | {"checkpoint": {"every_steps": 6, "resume_from": f"s3://{BUCKET}/nothing/here"}}
+    doomed = plain | {"checkpoint": {"every_steps": 6, "continue_from": f"s3://{BUCKET}/nothing/here"}}
     return [(fate, doomed if fate == "doomed" else plain) for fate in fates]
 
 

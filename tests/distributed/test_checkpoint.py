@@ -21,6 +21,7 @@ from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.origin import Origin
 from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
@@ -303,7 +304,7 @@ def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
     spec = tiny_job(corpus, tmp_path / "runs", training={"steps": 3})
     full, _ = ranks.run(2, train_and_record, spec)
     (tmp_path / "runs" / "step-00000003" / "manifest.json").unlink()
-    another = {"resume_from": str(tmp_path / "others"), "url": spec.checkpoint.url}
+    another = {"continue_from": str(tmp_path / "others"), "url": spec.checkpoint.url}
     shutil.copytree(tmp_path / "runs", tmp_path / "others")  # nor does it begin with another job's weights
     for job in (spec, tiny_job(corpus, tmp_path / "runs", training={"steps": 3}, checkpoint=another)):
         with pytest.raises(
@@ -341,13 +342,59 @@ def test_another_model_is_refused_by_name(ranks: Ranks, corpus: Path, tmp_path: 
         ranks.run(2, load, tiny_job(corpus, tmp_path, model={"rank": 4}))
 
 
-def test_resume_from_another_jobs_folder(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+def test_a_job_continues_from_another_jobs_checkpoint(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
-    second = tiny_job(corpus, tmp_path / "second", checkpoint={"resume_from": str(tmp_path / "first")})
+    second = tiny_job(corpus, tmp_path / "second", checkpoint={"continue_from": str(tmp_path / "first")})
     reports, _ = ranks.run(2, train_and_record, second)
     assert reports[0].step == 2
     assert CheckpointFolder(str(tmp_path / "second")).steps() == [3, 6, 8]
     assert CheckpointFolder(str(tmp_path / "first")).steps() == [2]
+
+
+def first_weights(spec: JobSpec, url: str) -> tuple[Whole, Whole, int, int]:
+    """What a checkpoint holds, and what a job that starts from its weights does, with its step and data cursor."""
+    there, here = TrainState.initial(spec, CPU), TrainState.initial(spec, CPU)
+    there.load(CheckpointFolder(url), 2)
+    origin = Origin.of(spec.checkpoint)
+    here.load_origin(origin, 2)
+    return whole_tensors(there), whole_tensors(here), here.step, here.samples
+
+
+def test_a_job_starts_from_another_jobs_weights_alone(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    ranks.run(2, step_and_save, tiny_job(corpus, first))
+    same = tiny_job(corpus, tmp_path / "second", checkpoint={"weights_from": str(first)}, training={"steps": 2})
+    there, here, step, samples = ranks.run(2, first_weights, same, str(first))[0]
+    assert (step, samples) == (0, 0)
+    for name, tensor in there.items():
+        expected = tensor if name.endswith(".master") else torch.zeros_like(tensor)
+        assert torch.equal(here[name], expected), name
+    # It trains all its steps, which may be fewer, with another context, and then has checkpoints of its own.
+    longer = tiny_job(
+        corpus,
+        tmp_path / "second",
+        model={"rope_theta": 50_000.0},
+        checkpoint={"weights_from": f"{first}/step-00000002"},
+        training={"steps": 2, "sequence_length": 64},
+    )
+    reports, _ = ranks.run(2, train_and_record, longer)
+    assert (reports[0].step, reports[0].resumed_from) == (0, f"{first}/step-00000002")
+    assert list(losses(reports)) == [1, 2]
+    again, _ = ranks.run(2, train_and_record, longer)
+    assert again[0].resumed_from == f"{tmp_path}/second/step-00000002"
+
+
+def test_only_the_context_may_be_another_and_only_for_weights(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    first = str(tmp_path / "first")
+    ranks.run(2, step_and_save, tiny_job(corpus, first))
+    theta, narrow = {"rope_theta": 50_000.0}, {"rank": 4}
+    for how, model, problem in (
+        ("continue_from", theta, r"rope_theta is 10000.0 there and 50000.0 here; .* checkpoint\.weights_from"),
+        ("weights_from", theta | narrow, "of another model: rank is 8 there and 4 here; use the same model"),
+    ):
+        spec = tiny_job(corpus, tmp_path / "second", model=model, checkpoint={how: first})
+        with pytest.raises(ValueError, match=rf"checkpoint\.{how}: .*{problem}"):
+            ranks.run(2, train_and_record, spec)
 
 
 def test_a_checkpoint_past_the_last_step_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
@@ -356,19 +403,18 @@ def test_a_checkpoint_past_the_last_step_is_refused(ranks: Ranks, corpus: Path, 
         done = tiny_job(
             corpus,
             tmp_path / "second",
-            checkpoint={"resume_from": str(tmp_path / "first")},
+            checkpoint={"continue_from": str(tmp_path / "first")},
             training={"steps": steps},
             optimizer={"warmup_steps": warmup},
         )
-        with pytest.raises(ValueError, match=rf"is at step 2, .*training\.steps={steps}; set training\.steps above 2"):
+        with pytest.raises(ValueError, match=rf"is at step 2 .*training\.steps={steps}; set training\.steps above 2"):
             ranks.run(2, train_and_record, done)
 
 
-def test_an_empty_resume_from_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
-    spec = tiny_job(corpus, tmp_path / "own", checkpoint={"resume_from": str(tmp_path / "nothing")})
-    with pytest.raises(ValueError, match="no committed checkpoint is at"):
-        ranks.run(1, train_and_record, spec.model_copy(update={"parallelism": spec.parallelism.model_copy(
-            update={"tensor_parallel_size": 1})}))  # fmt: skip
+def test_an_origin_without_checkpoints_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path / "own", checkpoint={"continue_from": str(tmp_path / "nothing")})
+    with pytest.raises(ValueError, match=r"checkpoint\.continue_from: no committed checkpoint is at"):
+        ranks.run(2, train_and_record, spec)
 
 
 def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> 
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
     assert main(["export", str(tmp_path / "dense"), str(tmp_path / "model")]) == 0
-    cut = {"resume_from": str(tmp_path / "cut")}
+    cut = {"continue_from": str(tmp_path / "cut")}
     job = tiny_job(corpus, tmp_path / "svd", model={"family": "svd", "rank": 24}, checkpoint=cut)
     (tmp_path / "job.json").write_text(job.model_dump_json())
     start(tmp_path / "model", tmp_path / "job.json", str(tmp_path / "cut"))

@@ -201,7 +201,9 @@ def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: P
     published = random_model()
     write_nanotron(tmp_path / "theirs", MODEL, published, TRAINED_ON, 2)
     job = tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "run", model={**SHAPE, "rank": None})
-    job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"resume_from": f"{tmp_path}/start"})})
+    job = job.model_copy(
+        update={"checkpoint": job.checkpoint.model_copy(update={"continue_from": f"{tmp_path}/start"})}
+    )
     (tmp_path / "job.json").write_text(job.model_dump_json())
     start(tmp_path / "theirs", tmp_path / "job.json", f"{tmp_path}/start")
     _, weights = read_weights(CheckpointFolder(f"{tmp_path}/start"), 0)

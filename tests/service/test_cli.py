@@ -2,6 +2,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -395,3 +397,19 @@ def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(
         connection.close()
     assert said == "\ninterrupted; run the same command again to pick up where it left off\n"
     assert running.returncode == 130
+
+
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), "--json"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(plan, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])  # a table, and plain text
+def test_a_reader_that_goes_ends_the_program_as_others(tmp_path: Path, options: tuple[str, ...]) -> None:
+    plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), *options]
+    with subprocess.Popen(plan, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as boost:
+        assert boost.stdout and boost.stderr
+        boost.stdout.close()
+        assert (boost.wait(), boost.stderr.read()) == (141, "")

@@ -98,7 +98,11 @@ def test_clone() -> None:
         refused = boost("clone", "job-0", "--set", "training.steps")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "submitted job-1")
     (asked,) = server.asked
-    assert asked.body == {"changes": {"training": {"steps": 500}, "name": "longer"}, "from_checkpoint": True}
+    assert asked.body == {
+        "changes": {"training": {"steps": 500}, "name": "longer"},
+        "from_checkpoint": True,
+        "from_weights": False,
+    }
     assert asked.headers["Idempotency-Key"] == "k"
     assert (refused.exit_code, "such as training.steps=500" in refused.stderr) == (2, True)
 

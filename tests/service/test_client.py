@@ -204,10 +204,17 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
         (lambda c: c.pause("j"), ("POST", "/v1/jobs/j/pause", None)),
         (lambda c: c.resume("j"), ("POST", "/v1/jobs/j/resume", None)),
         (lambda c: c.retry("j"), ("POST", "/v1/jobs/j/retry", None)),
-        (lambda c: c.clone("j"), ("POST", "/v1/jobs/j/clone", {"changes": {}, "from_checkpoint": False})),
+        (
+            lambda c: c.clone("j"),
+            ("POST", "/v1/jobs/j/clone", {"changes": {}, "from_checkpoint": False, "from_weights": False}),
+        ),
         (
             lambda c: c.clone("j", {"training": {"steps": 5}}, from_checkpoint=True),
-            ("POST", "/v1/jobs/j/clone", {"changes": {"training": {"steps": 5}}, "from_checkpoint": True}),
+            (
+                "POST",
+                "/v1/jobs/j/clone",
+                {"changes": {"training": {"steps": 5}}, "from_checkpoint": True, "from_weights": False},
+            ),
         ),
         (lambda c: c.drill("j", {"kind": "kill_rank"}), ("POST", "/v1/jobs/j/drills", {"kind": "kill_rank"})),
         (lambda c: c.profile("j", Profile()), ("POST", "/v1/jobs/j/profiles", Profile().model_dump(mode="json"))),

@@ -30,7 +30,7 @@ from service.gang.ray.gangs import RayGangs
 gangs = RayGangs(None, 1, Path(sys.argv[1]))
 gangs.connect()
 gangs.check()
-folder, started = Path(gangs._folder), psutil.Process().children(recursive=True)
+folder, started = gangs._folder.path, psutil.Process().children(recursive=True)
 next(process for process in started if process.name() == "gcs_server").kill()
 time.sleep(1)
 try:
@@ -85,7 +85,10 @@ def test_a_gcs_that_hangs_is_waited_for_no_longer_than_it_may_take(tmp_path: Pat
 
 
 def test_a_gcs_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, tmp_path], capture_output=True, text=True, timeout=240)
+    assert len(str(tmp_path)) > 20, "a folder for temporary files in which Ray's sockets would have too long paths"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    program = [sys.executable, "-c", _PROGRAM, tmp_path]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=environment)
     assert done.stdout.splitlines() == ["the embedded Ray's GCS has ended", "[] False", "1"], done.stderr[-3000:]
 
 

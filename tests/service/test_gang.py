@@ -279,11 +279,11 @@ def train_run(gang: Gang) -> tuple[Any, list[Any]]:
 
 
 def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) -> None:
-    gang = start(checkpoint={"resume_from": "/nowhere/at-all"})
+    gang = start(checkpoint={"continue_from": "/nowhere/at-all"})
     gang.until(ended)
     assert gang.status.phase is GangPhase.FAILED
     assert gang.status.message == (
-        "checkpoint.resume_from: no committed checkpoint is at '/nowhere/at-all'; check the URL"
+        "checkpoint.continue_from: no committed checkpoint is at '/nowhere/at-all'; check the URL"
     )
     assert any("Traceback" in line.message for line in gang.of("log"))
     assert not gang.of("interruption")

@@ -200,11 +200,50 @@ def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, st
     assert code(http.post(path, json={"from_checkpoint": True})) == (409, "wrong-state")
     start(store, job["id"])
     store.append_reports(job["id"], 1, numbered(a_step(10), a_checkpoint(10)))
+    gone = http.post(path, json={"from_checkpoint": True})
+    assert code(gone) == (422, "invalid-job") and "no committed checkpoint is at" in gone.text
+    write_checkpoints(store.get(job["id"]), 5, 10)
     done = http.post(path, json={"from_checkpoint": True, "changes": {"training": {"steps": 10}}})
     assert code(done) == (422, "invalid-job")
     assert done.json()["errors"][0]["field"] == "training.steps" and "is at step 10" in done.text
     onward = http.post(path, json={"from_checkpoint": True, "changes": {"training": {"steps": 11}}}).json()
-    assert onward["spec"]["checkpoint"]["resume_from"] == job["checkpoint_url"]
+    assert onward["spec"]["checkpoint"]["continue_from"] == job["checkpoint_url"]
+    theta = {"model": {"rope_theta": 50_000}}
+    anew = http.post(path, json={"from_weights": True, "changes": theta}).json()["spec"]
+    assert (anew["checkpoint"]["weights_from"], anew["training"]["steps"]) == (job["checkpoint_url"], 10)
+    other = {"checkpoint": {"continue_from": "/elsewhere"}}
+    again = http.post(path, json={"from_weights": True, "changes": other}).json()["spec"]["checkpoint"]
+    assert (again["weights_from"], again["continue_from"]) == (job["checkpoint_url"], None)
+    assert code(http.post(path, json={"from_weights": True, "from_checkpoint": True})) == (422, "invalid-request")
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/dry-run"])
+def test_what_a_job_starts_from_is_looked_up(http: httpx.Client, store: JobStore, tmp_path: Path, path: str) -> None:
+    first = store.create(a_spec(), f"file://{tmp_path}")
+    write_checkpoints(first, 5, 10)
+    there = first.checkpoint_url
+    Path(there.removeprefix("file://"), "step-00000010", "part").write_bytes(b"123")
+    spec = a_spec().model_dump(mode="json", exclude_unset=True)
+
+    def problem(field: str, checkpoint: dict, **changes: dict) -> str:
+        sections = {name: spec[name] | values for name, values in changes.items()}
+        refused = http.post(path, json=spec | sections | {"checkpoint": checkpoint})
+        assert code(refused) == (422, "invalid-job"), refused.text
+        (error,) = refused.json()["errors"]
+        assert error["field"] == field
+        return error["message"]
+
+    few = {"steps": 5}
+    # The newest is damaged, so that the one before it counts.
+    assert "is at step 5 " in problem("training.steps", {"continue_from": there}, training=few)
+    damaged = f"{there}/step-00000010"
+    assert "part has 3 bytes of 5" in problem("checkpoint.weights_from", {"weights_from": damaged})
+    absent = f"{there}/step-00000007"
+    assert "no committed checkpoint is at" in problem("checkpoint.continue_from", {"continue_from": absent})
+    narrow = {"model": {"rank": 4}}
+    assert "rank is 32 there and 4 here" in problem("checkpoint.weights_from", {"weights_from": there}, **narrow)
+    accepted = http.post(path, json=spec | {"training": spec["training"] | few, "checkpoint": {"weights_from": there}})
+    assert accepted.is_success, accepted.text
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_every_place_of_a_spec_is_looked_at_and_named() -> None:
     bad = "/elsewhere"
     sources = [{"kind": "text", "paths": [path], "weight": 1} for path in ("s3://shared/a", bad)]
     sources[0]["paths"].append(bad)
-    places = {"checkpoint": {"url": bad, "resume_from": f"file://{bad}"}}
+    places = {"checkpoint": {"url": bad, "continue_from": f"file://{bad}"}}
     spec = JobSpec.model_validate(changed(data={"mixture": sources, "tokenizer": f"{bad}/tokenizer.json"}, **places))
     errors = prefix_errors(spec, ON_S3, TENANT)
     assert [(error.field, error.value) for error in errors] == [
@@ -100,7 +100,7 @@ def test_every_place_of_a_spec_is_looked_at_and_named() -> None:
         ("data.mixture[1].paths[0]", bad),
         ("data.tokenizer", f"{bad}/tokenizer.json"),
         ("checkpoint.url", bad),
-        ("checkpoint.resume_from", f"file://{bad}"),
+        ("checkpoint.continue_from", f"file://{bad}"),
     ]
     outside = "is outside of what this tenant may use; use a place under s3://lake/blue or s3://shared"
     assert {error.message for error in errors} == {outside}

@@ -20,7 +20,7 @@ REFUSED = [
     (changed(checkpoint={"url": f"s3://AKIA:{SECRET}@bucket/runs"}), "checkpoint.url", "is not a bucket name"),
     (changed(checkpoint={"url": f"s3://{SECRET}@bucket/runs"}), "checkpoint.url", "is not a bucket name"),
     (changed(checkpoint={"url": f"s3://AKIA:ab/{SECRET}@bucket/runs"}), "checkpoint.url", "is not a bucket name"),
-    (changed(checkpoint={"resume_from": f"s3://bucket/a?key=b&secret={SECRET}"}), "checkpoint.resume_from", "a query"),
+    (changed(checkpoint={"weights_from": f"s3://bucket/a?k=b&secret={SECRET}"}), "checkpoint.weights_from", "a query"),
     (changed(checkpoint={"url": f"https://me:{SECRET}@host/runs"}), "checkpoint.url", "has the scheme 'https'"),
     (changed(checkpoint={"url": f"{SECRET}@s3://bucket"}), "checkpoint.url", "no valid scheme"),
     (changed(checkpoint={"url": f"filecache::s3://{SECRET}@bucket"}), "checkpoint.url", "chains file systems"),

@@ -109,7 +109,7 @@ def _look_at_the_start(reader: Reader, family: str) -> None:
     if (path := reader.take("model.init_method.path", None)) is not None:
         remark = (
             "leave it out; convert these weights with `python -m boost_core.convert start` and name the result in "
-            "checkpoint.resume_from of the job"
+            "checkpoint.weights_from of the job"
         )
         reader.refuse("model.init_method.path", path, remark)
 

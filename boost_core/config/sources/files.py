@@ -84,8 +84,11 @@ class UnfitData(ValueError):
     """
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+        super().__init__(field, message)  # both, so that it can be pickled
+        self.field, self.message = field, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def check_data(

@@ -28,7 +28,6 @@ from service.jobs.store import JobStore
 from service.jobs.writes import WrongState
 from service.models.identity import Scope, TenantName
 from service.models.plans import PlanAnswer
-from service.models.problems import FieldError
 from service.models.queues import QueueName
 from service.models.requests import CloneRequest, DryRun
 from service.trackers.opening import kinds_of
@@ -122,20 +121,15 @@ async def clone(
 ) -> Response:
     """Submit a copy of a job, with changes."""
     changes = wanted.changes
-    if wanted.from_checkpoint:
+    if wanted.from_checkpoint or wanted.from_weights:
         if job.checkpoint is None:
-            raise WrongState(job, "it has no checkpoint to start from yet; clone it without from_checkpoint")
-        changes = merged(changes, {"checkpoint": {"resume_from": job.checkpoint_url}})
+            raise WrongState(job, "it has no checkpoint to start from yet; clone it from scratch")
+        origin, other = ("weights_from", "continue_from") if wanted.from_weights else ("continue_from", "weights_from")
+        changes = merged(changes, {"checkpoint": {origin: job.checkpoint_url, other: None}})
     try:
         spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
-    if wanted.from_checkpoint and job.checkpoint and spec.training.steps <= job.checkpoint.step:
-        problem = (
-            f"the checkpoint that it is to start from is at step {job.checkpoint.step}, which leaves nothing to train; "
-            f"set training.steps above {job.checkpoint.step}"
-        )
-        raise InvalidJob([FieldError(field="training.steps", message=problem, value=spec.training.steps)])
     return await _create(spec, who, http, request, original=job)
 
 

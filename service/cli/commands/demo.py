@@ -132,7 +132,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 def _ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz").is_success
+        return httpx.get(f"{url}/readyz", trust_env=False).is_success
     except httpx.TransportError:
         return False
 

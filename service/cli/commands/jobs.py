@@ -5,13 +5,12 @@ from http import HTTPStatus
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from service.cli.connection import open_client
 from service.cli.options import AsJson, Follow, JobId, Url
 from service.cli.output.event_text import line_of
 from service.cli.output.job_text import age, facts, loss, news, scores, step, told
-from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.printing import Terminal, print_json, print_table, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.cli.times import moment_before_now
 from service.client import ApiError, Client
@@ -98,7 +97,7 @@ def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, ur
     """Print a job's events: states, steps, checkpoints, restarts. For the logs of its ranks: `boost logs`."""
     with open_client(url) as client:
         if follow_it and not as_json:
-            exit_as(follow_until_interrupted(client, job_id, Console(highlight=False)))
+            exit_as(follow_until_interrupted(client, job_id, Terminal()))
             return
         for event in client.events(job_id, follow=follow_it):
             if as_json:

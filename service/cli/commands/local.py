@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 
 from service.cli.commands.demo import run_demo
 from service.cli.failures import read_foreign_config, read_settings
-from service.cli.output.printing import say
+from service.cli.output.printing import Terminal, say
 from service.cli.trainer_process import run_trainer
 
 HANDED_ON: dict[str, Any] = {
@@ -78,4 +77,4 @@ def import_configuration(
 
 def demo() -> None:
     """Start a service, train the example job on it and show the result."""
-    raise typer.Exit(run_demo(read_settings(), Console(highlight=False)))
+    raise typer.Exit(run_demo(read_settings(), Terminal()))

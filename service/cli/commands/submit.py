@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
@@ -18,7 +17,7 @@ from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
 from service.cli.output.plan_table import print_chosen, print_plan, print_search, print_stored
-from service.cli.output.printing import print_json, say
+from service.cli.output.printing import Terminal, print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
 from service.jobs.model import JobRecord
@@ -56,6 +55,9 @@ def clone(
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Continue from the job's newest checkpoint, at its step.")
     ] = False,
+    from_weights: Annotated[
+        bool, typer.Option("--from-weights", help="Start at step 0 from the weights of the job's newest checkpoint.")
+    ] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,
     as_json: AsJson = False,
@@ -63,8 +65,12 @@ def clone(
 ) -> None:
     """Submit a copy of a job."""
     patch = merge_patch(changes or [])
+    if from_checkpoint and from_weights:
+        raise BadInput("--from-checkpoint continues and --from-weights starts at step 0; give one of them")
     with open_client(url) as client:
-        record = client.clone(job_id, patch, from_checkpoint=from_checkpoint, idempotency_key=idempotency_key)
+        record = client.clone(
+            job_id, patch, from_checkpoint=from_checkpoint, from_weights=from_weights, idempotency_key=idempotency_key
+        )
         _go_on(client, record, follow_it, as_json)
 
 
@@ -188,7 +194,7 @@ def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) ->
     if not as_json:
         say(f"submitted {record.id}")
     if follow_it:
-        record = follow_until_interrupted(client, record.id, Console(stderr=as_json, highlight=False))
+        record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json))
     elif not as_json:
         say(f"watch it with: boost watch {record.id}")
     if as_json:

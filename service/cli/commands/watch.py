@@ -17,7 +17,7 @@ from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
 from service.cli.options import Url
 from service.cli.output.job_text import loss, news, productive_share, step
-from service.cli.output.printing import print_line, table_of
+from service.cli.output.printing import Terminal, print_line, table_of
 from service.cli.output.sparkline import sparkline
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -41,7 +41,7 @@ def watch(
     url: Url = None,
 ) -> None:
     """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, otherwise as lines."""
-    console = Console(highlight=False)
+    console = Terminal()
     view: _View = _screen(console) if console.is_terminal else nullcontext(_Lines(console).show)
     with open_client(url) as client:
         client.list(limit=1)  # fail at once if the service was never reachable

@@ -12,6 +12,22 @@ from rich.text import Text
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+class Terminal(Console):
+    """Standard output or standard error. A reader that has gone is an error, as for ``print``.
+
+    Args:
+        stderr: Whether it is standard error.
+        width: Characters per line; default: the terminal's.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Raise it; rich would end the program with the status of a failed job."""
+        raise BrokenPipeError
+
+
 def printable(text: str) -> str:
     """Return the text with its control characters, including bidirectional ones, escaped as in JSON."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
@@ -67,5 +83,5 @@ def number(value: float | None) -> str:
 
 def _console() -> Console:
     """Return standard output, wide enough not to wrap where it is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=240)
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=240)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,9 @@ START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 END_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's minimum; nothing large passes through here
+# The path of a socket may have 107 bytes, and those of Ray have up to 87 below this folder:
+# /boost-ray.xxxxxxxx/ray/session_2026-11-27_12-00-00_123456_1234567/sockets/plasma_store
+_LONGEST_PARENT = 20
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 
@@ -91,8 +95,15 @@ def _end_with_parent() -> None:
 
 
 def ray_folder() -> TemporaryFolder:
-    """A folder for Ray. Those that killed services have left go, with what still runs of their Ray."""
-    return TemporaryFolder("boost-ray.", end_users=end_processes_of)  # short: Ray puts sockets there
+    """A folder for Ray. Those that killed services have left go, with what still runs of their Ray.
+
+    It is in the system's folder for temporary files (``TMPDIR``), or in /tmp if the paths of Ray's sockets would be too
+    long there.
+    """
+    parent = Path(tempfile.gettempdir())
+    if len(os.fsencode(parent)) > _LONGEST_PARENT:
+        parent = Path("/tmp")
+    return TemporaryFolder("boost-ray.", parent, end_users=end_processes_of)
 
 
 def end_processes_of(folder: Path) -> None:

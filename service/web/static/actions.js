@@ -4,6 +4,7 @@ import { call, idempotencyKey, jobPath } from "./api.js";
 import { FINISHED } from "./badge.js";
 import { ask, field } from "./dialog.js";
 import { h, link } from "./dom.js";
+import { whole } from "./format.js";
 import { mayChange } from "./signin.js";
 
 const ACTIONS = [
@@ -86,7 +87,7 @@ export function actionButtons(changed, open) {
   async function clone(job) {
     const name = h("input", { type: "text", value: job.name, required: true, maxlength: 100 });
     const changes = h("textarea", { spellcheck: "false" }, "{}");
-    const fromCheckpoint = h("input", { type: "checkbox", disabled: !job.checkpoint });
+    const start = startChoice(job.checkpoint);
     const key = idempotencyKey();
     const record = await ask({
       title: "Clone this job",
@@ -98,14 +99,7 @@ export function actionButtons(changed, open) {
           changes,
           'A JSON merge patch, for example {"optimizer": {"learning_rate": 0.001}}',
         ),
-        h(
-          "label",
-          { class: "check" },
-          fromCheckpoint,
-          job.checkpoint
-            ? `Begin with the weights of step ${job.checkpoint.step}`
-            : "Begin with a checkpoint (there is none yet)",
-        ),
+        field("Start", start, job.checkpoint ? null : "The job has no checkpoint yet."),
         link(
           `/new?from=${encodeURIComponent(job.id)}`,
           { on: { click: (event) => event.currentTarget.closest("dialog").close() } },
@@ -114,7 +108,7 @@ export function actionButtons(changed, open) {
       ],
       act: () =>
         call("POST", jobPath(job.id, "clone"), {
-          body: { changes: { ...patch(changes.value), name: name.value }, from_checkpoint: fromCheckpoint.checked },
+          body: { changes: { ...patch(changes.value), name: name.value }, ...(start.value && { [start.value]: true }) },
           headers: { "Idempotency-Key": key },
         }),
     });
@@ -122,6 +116,17 @@ export function actionButtons(changed, open) {
   }
 
   return { element, update };
+}
+
+/** Where a clone starts; each value is the field of the request that says so. */
+function startChoice(checkpoint) {
+  const choices = [["", "As its spec says"]];
+  if (checkpoint)
+    choices.push(
+      ["from_checkpoint", `Continue from step ${whole(checkpoint.step)}: with the optimizer, to more steps`],
+      ["from_weights", `Start from the weights of step ${whole(checkpoint.step)}: at step 0`],
+    );
+  return h("select", {}, ...choices.map(([value, label]) => h("option", { value }, label)));
 }
 
 function patch(text) {

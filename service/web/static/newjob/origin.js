@@ -9,8 +9,8 @@ export async function textOf(id, schema, signal) {
   const lines = [`# From ${job.id}, ${job.name}.`];
   if (job.checkpoint)
     lines.push(
-      "# To begin with its newest weights, add to checkpoint:",
-      `#   resume_from: ${JSON.stringify(job.checkpoint_url)}`,
+      "# To start at step 0 from its newest weights, add to checkpoint (or continue_from, to continue from its step):",
+      `#   weights_from: ${JSON.stringify(job.checkpoint_url)}`,
     );
   return `${lines.join("\n")}\n${stringify(schema.withoutDefaults(job.spec), { schema: "core", lineWidth: 120 })}`;
 }
