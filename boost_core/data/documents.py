@@ -1,8 +1,10 @@
 """Streaming of a file's documents, never all in memory at once; documents that cannot be used are reported."""
 
 import codecs
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ _ARROW_FILE = b"ARROW1"  # begins Arrow files, including Feather; streams begin 
 _ROWS = 1024  # rows decoded at once
 # The types of columns of text, each with the one that reads the same memory as bytes.
 _BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+_Content = io.BufferedReader | gzip.GzipFile
+# What decompression and Arrow raise for damaged content, and file systems when they fail.
+_UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
 _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -65,7 +70,7 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
                 yield from _of_arrow(stream, file.url, source.text_field)
             else:
                 yield from _of_text(_decompressed(stream, file.url), file.url, source)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         yield Document(file.url, "", b"", _damage(error))
     except Exception as error:
         if not file.url.startswith(HUB):
@@ -74,24 +79,26 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
 
 
 def _damage(error: Exception) -> str:
-    """Describe Arrow's error about damaged content. The file system's errors, with a class or errno, are re-raised."""
-    if not isinstance(error, pa.ArrowException) and (type(error) is not OSError or error.errno is not None):
+    """Describe an error about damaged content. The file system's errors, with a class or errno, are re-raised."""
+    if isinstance(error, OSError) and (type(error) not in (OSError, gzip.BadGzipFile) or error.errno is not None):
         raise error
     return f"is damaged or cut off: {error}"
 
 
-def _decompressed(stream: Any, url: str) -> io.BufferedReader:
-    """The content of a file, decompressed if it is an archive. Reading a truncated one raises an OSError."""
+def _decompressed(stream: Any, url: str) -> _Content:
+    """The content of a file, decompressed if it is an archive. Reading a damaged one raises one of ``_UNREADABLE``."""
     codec = compression(url)
     if codec is None:
         return io.BufferedReader(stream, _READ_AHEAD)
     archive = io.BufferedReader(stream, _READ_AHEAD)
     if not archive.peek(1):
         raise OSError(f"the {codec} archive is empty")
+    if codec == "gzip":  # Arrow fails on the zeros with which tapes and tar pad archives
+        return gzip.GzipFile(fileobj=archive)
     return io.BufferedReader(pa.CompressedInputStream(archive, codec), _READ_AHEAD)
 
 
-def _of_text(stream: io.BufferedReader, url: str, source: SourceConfig) -> Iterator[Document]:
+def _of_text(stream: _Content, url: str, source: SourceConfig) -> Iterator[Document]:
     beginning = stream.peek(4)
     found = next((name for mark, name in _BYTE_ORDER_MARKS if beginning.startswith(mark)), None)
     if found:
@@ -105,7 +112,7 @@ def _of_text(stream: io.BufferedReader, url: str, source: SourceConfig) -> Itera
         yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), problem)
 
 
-def _of_lines(stream: io.BufferedReader, url: str, field: str) -> Iterator[Document]:
+def _of_lines(stream: _Content, url: str, field: str) -> Iterator[Document]:
     number = 0
     try:
         while line := stream.readline(_LONGEST + 1):
@@ -116,7 +123,7 @@ def _of_lines(stream: io.BufferedReader, url: str, field: str) -> Iterator[Docum
                     line = stream.readline(_READ_AHEAD)
             elif line.strip():
                 yield _of_line(line, url, f"line {number}", field)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         yield Document(url, f"after line {number}", b"", _damage(error))
 
 
@@ -173,7 +180,7 @@ def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
             for batch in batches:
                 yield from _of_rows(batch.column(field), url, "row", row, field)
                 row += len(batch)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         yield Document(url, f"from row {row} on", b"", _damage(error))
 
 

@@ -177,7 +177,7 @@ CUT = {
     "arrow": (arrow(), "dataset", ", from row 3900 on: is damaged or cut off: ", 3900),
     "jsonl.gz": (gzip.compress(LINES), "jsonl", ", after line ", 1000),
     "jsonl.zst": (zstd(LINES), "jsonl", ", after line ", 1000),
-    "txt.gz": (gzip.compress(LINES), "text", ": is damaged or cut off: Truncated compressed stream", 0),
+    "txt.gz": (gzip.compress(LINES), "text", ": is damaged or cut off: Compressed file ended", 0),
     "txt.zst": (zstd(LINES), "text", ": is damaged or cut off: Truncated compressed stream", 0),
 }
 
@@ -210,6 +210,24 @@ def test_archives_in_folders_and_globs_are_read_as_what_is_in_them(
         source = SourceConfig(kind="jsonl", paths=(path,))
         read = [document for file in list_files(source) for document in documents(file, source)]
         assert [document.content.decode() for document in read] == TEXTS * times
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [
+        (b"\0" * 512, None),  # as tapes and tar pad
+        (b"\0" * 512 + gzip.compress(LINES), None),
+        (b"something else", "is damaged or cut off: Not a gzipped file"),
+        (gzip.compress(LINES)[:40] + b"\xff" * 400, "is damaged or cut off: "),
+    ],
+)
+def test_what_follows_an_archive_in_its_file_loses_nothing_of_it(
+    tmp_path: Path, after: bytes, problem: str | None
+) -> None:
+    good, bad = found(tmp_path / "a.jsonl.gz", gzip.compress(LINES) + after, "jsonl")
+    assert good[: len(TEXTS)] == TEXTS
+    assert len(bad) == (problem is not None)
+    assert problem is None or problem in bad[0]
 
 
 def test_a_job_reads_archives_and_counts_what_is_in_them(tmp_path: Path) -> None:

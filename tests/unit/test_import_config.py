@@ -278,6 +278,15 @@ def test_data_is_left_to_be_set_and_never_another(
     assert [part in said for part, said in zip(unset, imported.unset.values(), strict=True)] == [True] * len(unset)
 
 
+@pytest.mark.parametrize("written_as", ["70_000", "+70000", "0x11170", "19:26:40"])
+def test_numbers_are_read_as_nanotron_reads_them(tmp_path: Path, written_as: str) -> None:
+    config = written(tmp_path, tokens__train_steps=70_000, optimizer__learning_rate_scheduler__lr_decay_steps=60_000)
+    text = config.read_text()
+    assert "train_steps: 70000\n" in text and yaml.safe_load(written_as) == 70_000
+    config.write_text(text.replace("train_steps: 70000\n", f"train_steps: {written_as}\n"))
+    assert spec_of(import_config(config)).training.steps == 70_000
+
+
 def test_the_data_of_earlier_versions_is_named_too(tmp_path: Path) -> None:
     config = written(tmp_path, data_stages=..., data={"dataset": {"hf_dataset_or_datasets": "the_pile"}})
     assert "hf_dataset_or_datasets=the_pile" in import_config(config).unset["data.source.paths"]

@@ -47,7 +47,7 @@ def import_config(path: str | Path) -> Imported:
         OSError: The file cannot be read.
     """
     try:
-        content = read_yaml(Path(path).read_text(encoding="utf-8"), allow_duplicates=True)  # BOOST's own have some
+        content = read_yaml(Path(path).read_text(encoding="utf-8"), foreign=True)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:

@@ -26,18 +26,19 @@ _CORE_SCHEMA = {
 }
 
 
-def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
+def read_yaml(text: str, foreign: bool = False) -> Any:
     """Parse a YAML or JSON document.
 
     Args:
         text: The document.
-        allow_duplicates: Whether the last value of a field given twice wins, as in most programs.
+        foreign: Read it as the program does for which it was written: with PyYAML, where the last value of a field
+            given twice wins; but ``3e-4`` is a number.
 
     Raises:
         yaml.YAMLError: It is not YAML, gives a field twice, or is nested too deeply.
     """
     try:
-        content = yaml.load(text, _Loader if allow_duplicates else _StrictLoader)
+        content = yaml.load(text, _ForeignLoader if foreign else _Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
     except (ValueError, LookupError) as error:
@@ -48,7 +49,7 @@ def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with the core schema."""
+    """The safe loader with the core schema; refuses duplicate fields."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as the parent has it
 
@@ -56,15 +57,6 @@ class _Loader(yaml.SafeLoader):
         """A whole number: decimal even with leading zeros, unless prefixed by ``0o`` or ``0x``."""
         digits = str(self.construct_scalar(node))
         return int(digits, 0 if digits[:2] in ("0o", "0x") else 10)
-
-
-for _name, (_pattern, _first) in _CORE_SCHEMA.items():
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
-_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
-
-
-class _StrictLoader(_Loader):
-    """The loader that refuses duplicate fields."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """Construct a mapping; written fields may override merged ones but must not be duplicated."""
@@ -77,3 +69,17 @@ class _StrictLoader(_Loader):
                     )
                 written.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
+
+
+for _name, (_pattern, _first) in _CORE_SCHEMA.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
+
+
+class _ForeignLoader(yaml.SafeLoader):
+    """The safe loader with YAML 1.1, where ``3e-4`` would be a string."""
+
+
+_ForeignLoader.add_implicit_resolver(
+    f"{_TAG}float", re.compile(f"(?:{_CORE_SCHEMA['float'][0]})$"), list("-+.0123456789")
+)
