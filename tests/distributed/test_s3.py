@@ -20,7 +20,7 @@ from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, S3Server, s3_server
 
-AWAY_SECONDS = 20  # s3fs tries again by itself for a good part of it
+AWAY_SECONDS = 30  # s3fs tries again by itself for a good part of it
 SHORT_RETRIES = (1.0, 2.0, 4.0)
 STEP_SECONDS = 0.2
 LONG = {"steps": 60, "evaluate_every_steps": 60}
