@@ -25,6 +25,7 @@ from service.scheduler.datasets import DatasetReconciler
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
+from service.security.access import AccessRules
 from service.security.network import UnsafeExposure, check_exposure
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
@@ -86,6 +87,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         settings.metrics_ports(),
         settings.log_format,
         settings.public_url,
+        settings.prefixes(),
     )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
@@ -106,7 +108,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
-        builds = RayBuilds(str(settings.secrets_dir))
+        builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
         return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits)
 
     metrics, tracing = ProcessMetrics(), _tracing(settings)

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from boost_core.config.parsing.urls import refuse_unserved
 from service.logs import LogFormat
+from service.security.access import Access, AccessRules
 
 
 def _absolute_prefix(value: str) -> str:
@@ -187,6 +188,14 @@ class Settings(BaseSettings):
             return range(0)
         first, last = map(int, self.rank_metrics_ports.split("-"))
         return range(first, last + 1)
+
+    def access(self, tenant: str, credentials: str | None) -> Access:
+        """Return what a tenant may reach with one of its secrets, by name.
+
+        Raises:
+            SecretUnusable: The name cannot be that of a secret.
+        """
+        return AccessRules(str(self.secrets_dir), self.prefixes()).of(tenant, credentials)
 
     def prefixes(self) -> tuple[str, ...] | None:
         """Return where jobs' data and checkpoints may be; ``None``: anywhere."""

@@ -8,8 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
+
+from boost_core.config.parsing.disk import Disk
 
 
 class StoreRefused(OSError):
@@ -83,7 +84,7 @@ class _Checksumming(FileSystem):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         filesystem = cast(AbstractFileSystem, self.fs)
-        if isinstance(filesystem, LocalFileSystem):
+        if isinstance(filesystem, Disk):
             super().rename(path, new_path)
         else:  # whose rename would take the path for a pattern
             filesystem.cp_file(os.fspath(path), os.fspath(new_path))

@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 
 import fsspec
 
@@ -382,12 +381,12 @@ class CheckpointFolder:
         if not self.is_local:
             self._filesystem.pipe_file(path, content)  # visible once the upload is complete
             return
-        temporary = Path(f"{path}.tmp")  # in the same file system, where renaming is atomic
-        with temporary.open("wb") as stream:
+        temporary = f"{path}.tmp"  # in the same file system, where renaming is atomic
+        with self._filesystem.open(temporary, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+        self._filesystem.mv(temporary, path)
 
     def _committed(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each committed step."""

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError, safe_open
 
 from boost_core.checkpoint.chunks import Sizes
 from boost_core.config import ModelConfig
+from boost_core.config.parsing.disk import Disk
 from boost_core.config.parsing.small_files import Unreadable, read_small, refuse_irregular
 from boost_core.convert.names import Tensors
 from boost_core.convert.read_config import model_of
 
 _CONFIG = "config.json"
 _LARGEST_CONFIG_BYTES = 2**20
-_LOCAL = LocalFileSystem()
+_LOCAL = Disk()
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _ROWS = 4096  # compared at once
 _DTYPES = {"F64", "F32", "F16", "BF16"}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources.files import HUB, SourceFile, compression, hub_problem
+from boost_core.config.sources.files import HUB, WHOLE_DISK, SourceFile, compression, hub_problem
 
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
@@ -63,7 +63,8 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
         OSError: The file system cannot provide the file.
     """
     try:
-        with fsspec.open(file.url, "rb") as stream:
+        options = WHOLE_DISK if source.kind == "standard_library" else {}
+        with fsspec.open(file.url, "rb", **options) as stream:
             if source.kind == "parquet":
                 yield from _of_parquet(stream, file.url, source.text_field)
             elif source.kind in ("arrow", "dataset"):

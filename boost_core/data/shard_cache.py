@@ -17,8 +17,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 
+from boost_core.config.parsing.disk import Disk
 from boost_core.config.parsing.urls import options_at
 from boost_core.config.sources.tokenized import Shard, TokenIndex
 
@@ -41,8 +41,9 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
     dtype = np.dtype(index.dtype).newbyteorder("<")
     filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, None))
     name, size = f"{path.rstrip('/')}/{shard.name}", shard.tokens * dtype.itemsize
-    if isinstance(filesystem, LocalFileSystem):
-        return np.memmap(name, dtype, "r", shape=(shard.tokens,))
+    if isinstance(filesystem, Disk):
+        with filesystem.open(name, "rb") as stream:
+            return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
     # Another folder of tokens at the same URL has another index.
     digest = hashlib.sha256(f"{folder}\n{index.model_dump_json()}\n{shard.name}".encode()).hexdigest()
     cached = _cache() / digest

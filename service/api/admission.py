@@ -28,8 +28,8 @@ from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
 from service.models.profiles import StoredProfile, basis_of
 from service.security.redaction import redact
-from service.security.secrets import SecretReference, SecretUnusable, load
-from service.security.storage_policy import named_places, named_sources, prefix_errors, refused_places
+from service.security.secrets import SecretUnusable
+from service.security.storage_policy import named_places, prefix_errors, refused_places
 from service.trackers.opening import tracker_errors
 
 _MOST_NAMED = 3
@@ -141,11 +141,11 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
         raise InvalidDataset(errors)
     field = "credentials"
     try:
-        options = giving_up_soon(_secret_options(request.credentials, context, tenant))
+        options = giving_up_soon(context.settings.access(tenant, request.credentials).storage_options())
         field = "source.paths"
-        files = list_files(request.source, options, partial(_may_be_followed, context, tenant))
+        files = list_files(request.source, options)
         if request.on_error == "fail":
-            refuse_damaged(request.source, files)
+            refuse_damaged(request.source, files, options)
         field = "tokenizer"
         tokenizer_vocabulary(request.tokenizer, options)
     except ValueError as error:
@@ -245,37 +245,19 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
     if errors := tracker_errors(spec, context.settings, tenant):
         raise InvalidJob(errors)
-    for field, source in named_sources(spec.data):
-        local = tuple(path for path in source.paths if path.startswith(("/", "file://")))
-        if local and source.kind != "tokenized" and context.settings.prefixes() is not None:
-            try:  # before anything is read
-                list_files(source.model_copy(update={"paths": local}), None, partial(_may_be_followed, context, tenant))
-            except ValueError as error:
-                raise InvalidJob([FieldError(field=f"{field}.paths", message=redact(str(error)))]) from error
     _refuse_absent_data(spec, options)
 
 
-def _may_be_followed(context: Context, tenant: str, link: str) -> bool:
-    """Whether a symbolic link in a source leads to a place that the tenant may use."""
-    return not refused_places([("source", link)], context.settings.prefixes(), tenant)
-
-
-def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
-    """Options for reaching a job's object store; ``None``: the service's own credentials.
+def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:
+    """Options for reaching a job's files: its credentials, and the folders that its tenant may use.
 
     Raises:
         SecretUnusable: The secret that the job names is missing or malformed.
     """
-    return _secret_options(spec.credentials, context, tenant)
+    return context.settings.access(tenant, spec.credentials).storage_options()
 
 
-def _secret_options(credentials: str | None, context: Context, tenant: str) -> StorageOptions | None:
-    if credentials is None:
-        return None
-    return load(SecretReference(str(context.settings.secrets_dir), tenant, credentials)).storage_options()
-
-
-def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
+def _refuse_absent_data(spec: JobSpec, options: StorageOptions) -> None:
     try:
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
     except UnfitData as error:

@@ -12,7 +12,7 @@ from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.control.watch import Heartbeat
 from service.gang.status import JobTag
 from service.logs import GangLogs
-from service.security.secrets import SecretReference
+from service.security.access import Access
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class GangContext:
 
     Attributes:
         tag: The job, as shown to people in Ray's tools.
-        secret: Credentials for data and checkpoints; ``None`` to use those of the nodes.
+        access: What the workers may reach for the job.
         metrics_ports: Each rank serves its metrics on the first free one of these ports; empty: no metrics.
         logs: How the processes write their logs.
         version: Version of the service, which the workers must have too.
@@ -29,7 +29,7 @@ class GangContext:
     """
 
     tag: JobTag
-    secret: SecretReference | None
+    access: Access
     metrics_ports: range
     logs: GangLogs
     version: str = __version__

@@ -1,10 +1,10 @@
 """The folder next to a job's checkpoints where a tracker writes its files, on a disk or in an object store."""
 
 import os
-from pathlib import Path
 
 import fsspec
 
+from boost_core.config.parsing.disk import Disk
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon, options_at
 from service.jobs.model import JobRecord
 
@@ -25,7 +25,9 @@ class TrackerFolder:
 
     def may_begin(self, job: JobRecord) -> bool:
         """Whether the job's folder exists, or its ranks have had time to create it under their own user."""
-        return job.progress is not None or self._filesystem.protocol[0] != "file" or Path(self._folder).parent.is_dir()
+        if job.progress is not None or not isinstance(self._filesystem, Disk):
+            return True
+        return self._filesystem.isdir(self._folder.rpartition("/")[0])
 
     def write(self, name: str, at: int, content: bytes) -> bool:
         """Write ``content`` at offset ``at`` and end the file there; return whether the file reached up to ``at``.
@@ -34,8 +36,8 @@ class TrackerFolder:
             OSError: The store or the disk refused it, for example because it is full.
         """
         path = f"{self._folder}/{name}"
-        if self._filesystem.protocol[0] == "file":
-            return _write_local(Path(path), at, content)
+        if isinstance(self._filesystem, Disk):
+            return _write_local(self._filesystem, path, at, content)
         before = b""
         if at:
             try:
@@ -48,12 +50,13 @@ class TrackerFolder:
         return True
 
 
-def _write_local(path: Path, at: int, content: bytes) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A link here would lead the service outside of what the job's tenant may use.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _write_local(disk: Disk, path: str, at: int, content: bytes) -> bool:
+    above, _, name = path.rpartition("/")
+    disk.makedirs(above, exist_ok=True)
+    # A link would lead the service outside of what the job's tenant may use.
+    folder = disk.descriptor(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
         try:
             if os.fstat(file).st_size < at:
                 return False

@@ -1,13 +1,13 @@
 """Which trackers a job uses, and how each is created from its spec and the service's settings."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from boost_core.config import JobSpec
+from boost_core.config.parsing.urls import StorageOptions
 from boost_core.config.trackers import MlflowConfig, WandbConfig
 from service.jobs.model import JobRecord
 from service.models.problems import FieldError
-from service.security.secrets import SecretReference, SecretUnusable, load, read
+from service.security.secrets import SecretReference, SecretUnusable, read
 from service.settings import Settings
 from service.trackers.curves import Tracker
 from service.trackers.mlflow import Mlflow
@@ -104,11 +104,8 @@ class TrackerFactory:
         values = _of_wandb_secret(wandb.credentials, self._settings, job.tenant)
         return Wandb(wandb, values, self._page(job))
 
-    def _storage_options(self, job: JobRecord) -> dict[str, Any] | None:
-        if not job.spec.credentials:
-            return None
-        reference = SecretReference(str(self._settings.secrets_dir), job.tenant, job.spec.credentials)
-        return load(reference).storage_options()
+    def _storage_options(self, job: JobRecord) -> StorageOptions:
+        return self._settings.access(job.tenant, job.spec.credentials).storage_options()
 
     def _page(self, job: JobRecord) -> str | None:
         return f"{self._settings.public_url}/jobs/{job.id}" if self._settings.public_url else None

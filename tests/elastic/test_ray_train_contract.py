@@ -43,6 +43,7 @@ from service.gang.ray_train.worker_group import GangWorkerGroup, KeptGroupState,
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
+from service.security.access import Access
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within
 from tests.idle_rank import Rank, assigned
@@ -164,7 +165,7 @@ class Gang:
         self._folder = folder
         tag = JobTag(job_id, 1, "cola", "lab", "alice", f"https://boost.example.org/jobs/{job_id}")
         self._run = TrainRun(
-            tiny_job("unused", folder), GangContext(tag, None, range(0), GangLogs(LogFormat.TEXT, job_id, 1))
+            tiny_job("unused", folder), GangContext(tag, Access(), range(0), GangLogs(LogFormat.TEXT, job_id, 1))
         )
         self._ranks: list[RunWorker] = []
         self._trained: list[Any] = []

@@ -22,6 +22,7 @@ from service.models.datasets import DatasetProgress, DatasetRequest, DatasetStat
 from service.models.identity import Scope
 from service.scheduler.datasets import LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler
 from service.scheduler.quotas import Limits
+from service.security.access import Access
 from tests.jobs import tiny_job, write_corpus
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
@@ -389,7 +390,7 @@ def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("boost_core.data.pipeline.build.Build", panic)
     monkeypatch.setattr("service.gang.ray.builds._prepare_worker", id)
     corpus = DatasetRequest.model_validate(request(tmp_path)).corpus
-    builder = Builder(BuildTask("dataset-1-1", "lab", corpus, str(tmp_path), None, 2.0), None)
+    builder = Builder(BuildTask("dataset-1-1", "lab", corpus, str(tmp_path), None, 2.0), Access())
     for thread in threading.enumerate():
         if thread.name == "dataset":
             thread.join()

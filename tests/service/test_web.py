@@ -404,6 +404,25 @@ def test_a_clone_is_made_with_changes(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("longer")
     (clone, _) = job.store.list()
     assert (clone.cloned_from, clone.spec.training.steps, page.url.split("/")[-1]) == (job.id, 400, clone.id)
+    assert clone.spec.checkpoint.origin is None
+
+
+@pytest.mark.full
+def test_a_clone_starts_from_a_checkpoint_as_its_user_says(visitor: Visit, job: SampleJob) -> None:
+    job.save(40)
+    visitor.refused = {422}
+    page = visitor.open(f"/jobs/{job.id}")
+    page.get_by_role("button", name="Clone").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Start").select_option(label="Continue from step 40: with the optimizer, to more steps")
+    dialog.get_by_label("Changes").fill('{"training": {"steps": 40}}')
+    dialog.get_by_role("button", name="Submit").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("set training.steps above 40")
+    dialog.get_by_label("Start").select_option(label="Start from the weights of step 40: at step 0")
+    dialog.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    (clone, _) = job.store.list()
+    assert clone.spec.checkpoint.origin == ("weights_from", job.record.checkpoint_url)
 
 
 def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:

@@ -28,6 +28,7 @@ from service.gang.ray_train.run import TrainRun
 from service.gang.ray_train.run_state import RunState
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
+from service.security.access import Access
 from tests.idle_rank import Rank, assigned
 from tests.jobs import tiny_job
 
@@ -74,7 +75,7 @@ class Run:
         self._calls, self._state = calls, state
         self._ranks: list[Rank] = []
         context = GangContext(
-            JobTag("job-1", 1, "cola", "lab", "alice"), None, range(0), GangLogs(LogFormat.TEXT, "", 1)
+            JobTag("job-1", 1, "cola", "lab", "alice"), Access(), range(0), GangLogs(LogFormat.TEXT, "", 1)
         )
         self.train_run = TrainRun(tiny_job("unused", folder), context)
 

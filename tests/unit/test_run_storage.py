@@ -10,6 +10,7 @@ from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2.api.result import Result
 
 from service.gang.ray_train.storage import RunStorage, folder_of
+from service.security.access import Access
 from service.security.secrets import SecretReference, SecretUnusable
 
 
@@ -23,7 +24,7 @@ def test_the_folder_is_named_as_its_file_system_does(url: str, folder: str) -> N
 def test_ray_train_leaves_nothing_in_the_folder_and_reads_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "step-00000008").mkdir()
     (tmp_path / "step-00000008" / "manifest.json").write_text("{}")
-    files = PyFileSystem(RunStorage(str(tmp_path), None))
+    files = PyFileSystem(RunStorage(str(tmp_path), Access()))
     storage = StorageContext(str(tmp_path), "", files)
     with files.open_output_stream(storage.checkpoint_manager_snapshot_path) as snapshot:
         snapshot.write(b"{}")
@@ -36,7 +37,7 @@ def test_ray_train_leaves_nothing_in_the_folder_and_reads_what_is_there(tmp_path
 
 def test_a_folder_that_cannot_be_reached_does_not_matter_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("a file")
-    StorageContext(str(tmp_path / "job"), "", PyFileSystem(RunStorage(str(tmp_path / "job"), None)))
+    StorageContext(str(tmp_path / "job"), "", PyFileSystem(RunStorage(str(tmp_path / "job"), Access())))
 
 
 def test_the_secret_stays_where_it_is(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_the_secret_stays_where_it_is(tmp_path: Path) -> None:
     secret.mkdir(parents=True)
     for name in ("access_key_id", "secret_access_key"):
         (secret / name).write_text("confidential-value")
-    storage = RunStorage("s3://bucket/job", SecretReference(str(tmp_path), "lab", "store"))
+    storage = RunStorage("s3://bucket/job", Access(SecretReference(str(tmp_path), "lab", "store")))
     sent = pickle.dumps(PyFileSystem(storage))
     assert b"confidential" not in sent
     assert pickle.loads(sent) == PyFileSystem(storage)

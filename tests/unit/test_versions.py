@@ -8,6 +8,7 @@ from service.gang.status import JobTag
 from service.gang.versions import require_version
 from service.gang.worker import worker
 from service.logs import GangLogs, LogFormat
+from service.security.access import Access
 from tests.service.records import a_spec
 
 
@@ -19,8 +20,8 @@ def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(worker, "redact_logs", lambda: None)  # the log is that of all tests
     monkeypatch.setattr(GangLogs, "write", lambda *_: None)
     tag, logs = JobTag("job-1", 1, "tiny", "lab", "alice"), GangLogs(LogFormat.TEXT, "job-1", 1)
-    assert GangContext(tag, None, range(0), logs).version == __version__
-    context = GangContext(tag, None, range(0), logs, version="0.0.9")
+    assert GangContext(tag, Access(), range(0), logs).version == __version__
+    context = GangContext(tag, Access(), range(0), logs, version="0.0.9")
     rank = worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
     assignment = Assignment(1, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,))
     rank.join(assignment, None)

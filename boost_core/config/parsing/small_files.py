@@ -5,10 +5,10 @@
 
 import os
 import stat
-from pathlib import Path
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
+
+from boost_core.config.parsing.disk import Disk
 
 # Opening must not block, as it would for a pipe without a writer or a terminal.
 _WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -31,8 +31,8 @@ def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> by
         Unreadable: It is a folder, a pipe, a device or a socket, or too large.
         OSError: It cannot be read.
     """
-    if isinstance(filesystem, LocalFileSystem):
-        return _read_local(path, most_bytes)
+    if isinstance(filesystem, Disk):
+        return _read_local(filesystem, path, most_bytes)
     found = filesystem.info(path)
     if found["type"] != "file":
         raise Unreadable(f"{path!r} is not a regular file; check the path")
@@ -50,13 +50,13 @@ def refuse_irregular(filesystem: AbstractFileSystem, path: str) -> None:
         Unreadable: It is a folder, a pipe, a device or a socket.
         OSError: It cannot be looked at.
     """
-    if isinstance(filesystem, LocalFileSystem):
-        _refuse_irregular(path, Path(path).stat())
+    if isinstance(filesystem, Disk):
+        _refuse_irregular(path, filesystem.status(path))
 
 
-def _read_local(path: str, most_bytes: int) -> bytes:
-    _refuse_irregular(path, Path(path).stat())  # first, because opening a device may have side effects
-    with os.fdopen(os.open(path, _WITHOUT_WAITING), "rb") as stream:
+def _read_local(disk: Disk, path: str, most_bytes: int) -> bytes:
+    _refuse_irregular(path, disk.status(path))  # first, because opening a device may have side effects
+    with os.fdopen(disk.descriptor(path, _WITHOUT_WAITING), "rb") as stream:
         found = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
         _refuse_irregular(path, found)
         _refuse_large(path, found.st_size, most_bytes)

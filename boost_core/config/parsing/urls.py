@@ -8,11 +8,14 @@ from typing import Any
 import fsspec
 from pydantic_core import PydanticCustomError
 
+import boost_core.config.parsing.disk  # noqa: F401  # registers itself with fsspec
+
 SCHEMES = ("file", "s3")
 SOURCE_SCHEMES = (*SCHEMES, "hf")  # read-only data may also be on Hugging Face's hub
 UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 
-StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
+# For s3:// by s3fs's names (key, secret, token, endpoint_url, client_kwargs); for a disk ``beneath``, see ``Disk``.
+StorageOptions = Mapping[str, Any]
 
 # Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use s3fs's own timeouts and
 # five times the attempts, so that a store that is slow for minutes stops no job.
@@ -84,15 +87,26 @@ def may_hold_credentials(text: str) -> bool:
     return any(sign in text.partition("://")[2] for sign in "@:?")
 
 
+def is_local(url: str) -> bool:
+    """Whether a URL is on a disk."""
+    return "://" not in url.removeprefix("file://")
+
+
 def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, Any]:
     """Options to pass to fsspec along with a URL.
 
     Args:
         url: The URL, or a plain path.
-        storage_options: Options for ``s3://``; default: the process's own.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
     """
+    given = dict(storage_options or {})
+    beneath = {"beneath": given.pop("beneath")} if "beneath" in given else {}
+    if is_local(url):
+        given = beneath
+    elif not url.startswith("s3://"):
+        given = {}
     # Other processes write to the same places, so a cached listing could be stale.
-    return {"use_listings_cache": False, **(storage_options or {} if url.startswith("s3://") else {})}
+    return {"use_listings_cache": False, **given}
 
 
 def literal(filesystem: fsspec.AbstractFileSystem, path: str) -> str:

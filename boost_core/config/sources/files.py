@@ -21,9 +21,9 @@ from typing import Any
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.core import has_magic
-from fsspec.implementations.local import LocalFileSystem
 
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
+from boost_core.config.parsing.disk import Disk
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
 from boost_core.config.sources.parquet import refuse_cut_off
@@ -32,6 +32,7 @@ from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
+WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
@@ -143,7 +144,7 @@ def _check_source(
     """The files to train on; none for tokenized folders, which have their own validation part."""
     if source.kind != "tokenized":
         split = split_source(source, validation_fraction, sequence_length, storage_options)
-        refuse_damaged(source, [*split.training, *split.validation])
+        refuse_damaged(source, [*split.training, *split.validation], storage_options)
         return split.training
     for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
@@ -169,19 +170,21 @@ def _check_validation_set(
     files = list_files(named, storage_options)
     if both := next((file.url for file in files if file.identity in trained_on), None):
         raise ValueError(f"{both} is also trained on; validate on other files")
-    refuse_damaged(named, files)
+    refuse_damaged(named, files, storage_options)
     if not any(compression(file.url) for file in files):  # otherwise the trainer counts
         refuse_too_little("validation", _size(files), "bytes", sequence_length)
 
 
-def refuse_damaged(source: SourceConfig, files: Sequence[SourceFile]) -> None:
+def refuse_damaged(
+    source: SourceConfig, files: Sequence[SourceFile], storage_options: StorageOptions | None = None
+) -> None:
     """Refuse files whose beginning or end shows that they are damaged.
 
     Raises:
         ValueError: A file is damaged.
     """
     if source.kind == "parquet":
-        refuse_cut_off(dict.fromkeys(file.url for file in files))
+        refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -261,9 +264,7 @@ def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSpl
     return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
 
 
-def list_files(
-    source: SourceConfig, storage_options: StorageOptions | None = None, allowed: Callable[[str], bool] = bool
-) -> list[SourceFile]:
+def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
     """The files that a source names, sorted by URL, each once, under the first of its names.
 
     Symbolic links are followed. Hidden files and folders, whose names begin with a dot, are left out of folders and
@@ -271,18 +272,17 @@ def list_files(
 
     Args:
         source: The source.
-        storage_options: Options for ``s3://``; default: the process's own.
-        allowed: Whether a symbolic link of that path may be followed.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
 
     Raises:
-        ValueError: A path, glob or URL names no file, a symbolic link is broken or not allowed, or a folder is not one
-            saved dataset.
+        ValueError: A path, glob or URL names no file, a symbolic link is broken or leads out of a confined disk, or a
+            folder is not one saved dataset.
     """
     if source.kind == "standard_library":
         return list(_standard_library_files())
     files: list[SourceFile] = []
     for pattern in dict.fromkeys(source.paths):
-        found = _expand(pattern, storage_options, allowed, saved_dataset=source.kind == "dataset")
+        found = _expand(pattern, storage_options, saved_dataset=source.kind == "dataset")
         if not found:
             raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
         files += found
@@ -292,7 +292,7 @@ def list_files(
 @functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
 def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
-    found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
+    found = [file for file in _expand(f"{root}/**/*.py", WHOLE_DISK) if not _skipped(file.url.removeprefix(root))]
     if not found:
         raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
     return tuple(sorted(found, key=_url))
@@ -302,14 +302,13 @@ def _skipped(relative_path: str) -> bool:
     return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
 
 
-def _expand(
-    pattern: str, storage_options: StorageOptions | None, allowed: Callable[[str], bool] = bool,
-    saved_dataset: bool = False,
-) -> list[SourceFile]:  # fmt: skip
+def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset: bool = False) -> list[SourceFile]:
     """Files at a path: the file itself, all files in a folder, those of a saved dataset, or the matches of a glob."""
     try:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
-        found = _look_up(_Disk(allowed) if isinstance(filesystem, LocalFileSystem) else filesystem, path, saved_dataset)
+        if isinstance(filesystem, Disk):
+            filesystem = _Links(beneath=filesystem.beneath)
+        found = _look_up(filesystem, path, saved_dataset)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -335,7 +334,7 @@ def _expand(
 
 def _look_up(filesystem: AbstractFileSystem, path: str, saved_dataset: bool) -> dict[str, Any]:
     """What there is at a path, by name, with fsspec's information."""
-    if isinstance(filesystem, LocalFileSystem):
+    if isinstance(filesystem, Disk):
         path = re.sub("/{2,}", "/", path)  # which patterns would take literally
     if filesystem.isdir(path):
         if saved_dataset:
@@ -391,26 +390,18 @@ def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list
     return [f"{folder}/{name}" for name in names]
 
 
-class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A local disk whose symbolic links are followed, also in folders, where fsspec takes them for no files.
+class _Links(Disk):
+    """A disk whose symbolic links are followed, also in folders, where fsspec takes them for no files.
 
-    ``unreadable`` is the type of broken links and of folders that may not be read.
-
-    Args:
-        allowed: Whether a symbolic link of that path may be followed.
+    ``unreadable`` is the type of links that are broken or lead out of a confined disk, and of folders that may not be
+    read.
     """
-
-    cachable = False  # by its arguments
-
-    def __init__(self, allowed: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._allowed = allowed
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """What is known of a file or folder, or of what a link leads to."""
-        if not self._allowed(path):
+        if not self.allows(path):
             return self._unreadable(path, _LEADS_OUT)
-        return self._info(path, Path(path).stat())
+        return self._info(path, self.status(path))
 
     def find(self, path: str, maxdepth: int | None = None, **_: Any) -> dict[str, dict[str, Any]]:
         """All files below a folder. With no limit to the depth each folder is read once, so that loops end."""
@@ -420,8 +411,8 @@ class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         while folders:
             folder, depth = folders.popleft()
             try:
-                identity = self._info(folder, Path(folder).stat())["identity"]
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+                identity = self._info(folder, self.status(folder))["identity"]
+                entries = self.entries(folder)
             except PermissionError as error:
                 found[folder] = self._unreadable(folder, f"may not be read: {error.strerror}")
                 continue
@@ -429,24 +420,26 @@ class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
                 continue
             read.add(identity)
             for entry in entries:
+                name = f"{folder.rstrip('/')}/{entry.name}"
                 descends = maxdepth is None or depth < maxdepth
-                if entry.is_symlink() and not self._allowed(entry.path):
-                    if descends and entry.is_dir():  # no glob matches the folder itself, but what is in it
-                        raise ValueError(f"{entry.path!r} {_LEADS_OUT}")
-                    found[entry.path] = self._unreadable(entry.path, _LEADS_OUT)
+                if entry.is_symlink() and not self.allows(name):
+                    if descends and Path(name).is_dir():  # no glob matches the folder itself, but what is in it
+                        raise ValueError(f"{name!r} {_LEADS_OUT}")
+                    found[name] = self._unreadable(name, _LEADS_OUT)
                     continue
                 try:
-                    info = self._info(entry.path, entry.stat())
+                    status = self.status(name) if entry.is_symlink() else entry.stat(follow_symlinks=False)
                 except OSError as error:
                     if entry.is_symlink():
-                        problem = f"is a symbolic link to {str(Path(entry.path).readlink())!r}: {error.strerror}"
-                        found[entry.path] = self._unreadable(entry.path, problem)
+                        problem = f"is a symbolic link to {str(Path(name).readlink())!r}: {error.strerror}"
+                        found[name] = self._unreadable(name, problem)
                     continue  # otherwise it was just removed
+                info = self._info(name, status)
                 if info["type"] == "file":
-                    found[entry.path] = info
+                    found[name] = info
                 elif info["type"] == "directory" and descends:
                     # Links last, so that a folder that is there itself is read under its own name.
-                    (folders.append if entry.is_symlink() else folders.appendleft)((entry.path, depth + 1))
+                    (folders.append if entry.is_symlink() else folders.appendleft)((name, depth + 1))
         return found
 
     def _info(self, name: str, status: os.stat_result) -> dict[str, Any]:

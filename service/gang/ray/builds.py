@@ -11,8 +11,8 @@ from ray.util import list_named_actors
 
 from service.gang.builds import BuildStatus, BuildTask
 from service.models.datasets import DatasetProgress
+from service.security.access import Access, AccessRules
 from service.security.redaction import redact
-from service.security.secrets import SecretReference, configure_fsspec, load
 
 if TYPE_CHECKING:
     from boost_core.data.pipeline.build import BuildProgress
@@ -25,11 +25,11 @@ class RayBuilds:
     """``Builds`` on the cluster that this process is connected to.
 
     Args:
-        secrets: Folder of all secrets, the same on all nodes.
+        access: The rules by which tenants get access to stores and files.
     """
 
-    def __init__(self, secrets: str) -> None:
-        self._secrets = secrets
+    def __init__(self, access: AccessRules) -> None:
+        self._access = access
         self._answers: dict[str, Any] = {}  # not yet read
 
     def alive(self) -> set[str]:
@@ -39,12 +39,12 @@ class RayBuilds:
 
     def launch(self, task: BuildTask) -> None:
         """Start or resume a build; launching it twice starts one."""
-        secret = SecretReference(self._secrets, task.tenant, task.credentials) if task.credentials else None
+        access = self._access.of(task.tenant, task.credentials)
         remote: Any = ray.remote(Builder)
         remote.options(
             name=task.id, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0,
             memory=BUILDER_MEMORY,
-        ).remote(task, secret)  # fmt: skip
+        ).remote(task, access)  # fmt: skip
 
     def poll(self, build_id: str) -> BuildStatus | None:
         """Return a build's status by the last poll's answer, without waiting; ``None`` if its actor is gone."""
@@ -72,11 +72,11 @@ class Builder:
 
     Args:
         task: The dataset.
-        secret: Credentials for ``s3://``; ``None`` to use those of the nodes.
+        access: What the build may reach.
     """
 
-    def __init__(self, task: BuildTask, secret: SecretReference | None) -> None:
-        self._task, self._secret, self._status = task, secret, BuildStatus()
+    def __init__(self, task: BuildTask, access: Access) -> None:
+        self._task, self._access, self._status = task, access, BuildStatus()
         threading.Thread(target=self._run, name="dataset", daemon=True).start()
 
     def status(self) -> BuildStatus:
@@ -91,7 +91,7 @@ class Builder:
 
         task = self._task
         try:
-            prepare = partial(_prepare_worker, self._secret)
+            prepare = partial(_prepare_worker, self._access)
             prepare()
             # Its tasks get processes of their own, so that its credentials never meet those of another dataset.
             engine = RayEngine(task.cpus, prepare, {"env_vars": {"BOOST_DATASET": task.id}})
@@ -118,10 +118,9 @@ class Builder:
         )
 
 
-def _prepare_worker(secret: SecretReference | None) -> None:
-    """Set up a process of this dataset only: reach ``s3://`` with its secret, and tokenize on one core."""
+def _prepare_worker(access: Access) -> None:
+    """Set up a process of this dataset only: reach what it may, and tokenize on one core."""
     from boost_core.data.pipeline.engine import use_one_core
 
     use_one_core()
-    if secret is not None:
-        configure_fsspec(load(secret))
+    access.configure()

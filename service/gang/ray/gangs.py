@@ -42,7 +42,7 @@ from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
 from service.gang.versions import require_version
 from service.logs import GangLogs, LogFormat
-from service.security.secrets import SecretReference
+from service.security.access import AccessRules
 
 NAMESPACE = "boost"
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
@@ -62,13 +62,15 @@ class RayGangs:
         metrics_ports: Each rank serves its metrics on its node's first free one of these; empty: no metrics.
         log_format: How the processes of gangs write their logs.
         public_url: Public URL of the service, for links from Ray's dashboard; ``None`` for no links.
+        prefixes: Where jobs may read and write; ``None``: anywhere. See ``AccessRules``.
     """
 
     def __init__(
         self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
         metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT, public_url: str | None = None,
+        prefixes: tuple[str, ...] | None = None,
     ) -> None:  # fmt: skip
-        self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
+        self._address, self._cpus, self._access = ray_address, cpus, AccessRules(str(secrets), prefixes)
         self._token_file, self._public_url = token_file, public_url
         self._metrics_ports, self._log_format = metrics_ports, log_format
         self._folder: TemporaryFolder | None = None
@@ -190,9 +192,9 @@ class RayGangs:
         # Ray shows arguments to everyone with access, so they only tell the ranks where the secret is.
         if self._public_url:
             tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
-        secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
+        access = self._access.of(tag.tenant, spec.credentials)
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
-        context = GangContext(tag, secret, self._metrics_ports, logs, basis=basis)
+        context = GangContext(tag, access, self._metrics_ports, logs, basis=basis)
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(

@@ -109,7 +109,7 @@ class GangTrainer(DataParallelTrainer):
         self.result: Result | None = None
         self._decided, self._tag = decided, context.tag
         assert spec.checkpoint.url is not None
-        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.secret))
+        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
         resources, tag = worker_resources(spec), context.tag
         run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
         vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name

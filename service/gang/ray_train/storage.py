@@ -8,7 +8,7 @@ import fsspec
 import pyarrow
 from pyarrow.fs import FileInfo, FileType, FSSpecHandler
 
-from service.security.secrets import SecretReference, configure_fsspec, load
+from service.security.access import Access
 
 MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
 SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
@@ -23,31 +23,30 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     Args:
         url: The folder.
-        secret: Credentials for the store; read on the node, so that only the reference travels.
+        access: What may be reached; a secret is read on the node, so that only the reference travels.
     """
 
-    def __init__(self, url: str, secret: SecretReference | None) -> None:
-        self._url, self._secret = url, secret
+    def __init__(self, url: str, access: Access) -> None:
+        self._url, self._access = url, access
         self._opened: Any = None
 
-    def __reduce__(self) -> tuple[type["RunStorage"], tuple[str, SecretReference | None]]:
-        return RunStorage, (self._url, self._secret)
+    def __reduce__(self) -> tuple[type["RunStorage"], tuple[str, Access]]:
+        return RunStorage, (self._url, self._access)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunStorage) and (self._url, self._secret) == (other._url, other._secret)
+        return isinstance(other, RunStorage) and (self._url, self._access) == (other._url, other._access)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self._url, self._secret))
+        return hash((self._url, self._access))
 
     @property
     def fs(self) -> Any:
         """The file system of the URL, opened on first use."""
         if self._opened is None:
-            if self._secret is not None:
-                configure_fsspec(load(self._secret))
+            self._access.configure()
             self._opened, _ = fsspec.url_to_fs(self._url)
         return self._opened
 

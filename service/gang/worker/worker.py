@@ -35,7 +35,6 @@ from service.gang.worker.rank_metrics import StepCollector, serve_metrics
 from service.gang.worker.reporter import LogReports, SupervisorReporter
 from service.gang.worker.transport import TransportCollector
 from service.security.redaction import redact, redact_logs
-from service.security.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
@@ -150,8 +149,7 @@ class Worker:
         spec, rank = assignment.spec, assignment.rank
         try:
             require_version(self._context.version, "the service")
-            if self._context.secret is not None:
-                configure_fsspec(load(self._context.secret))
+            self._context.access.configure()
             self._meet(assignment)
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()

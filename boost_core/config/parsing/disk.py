@@ -1,0 +1,301 @@
+"""The local disk as fsspec sees it, for paths and ``file://``, and confined to some folders where that is asked for.
+
+A check of a path by its name says nothing about what is opened later: whoever may write to a folder on the way can
+replace it with a symbolic link meanwhile. So a confined disk resolves a path, checks the result, and then opens exactly
+that, from one of its folders downwards, component by component and without following any further link.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from errno import EACCES
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+_FLAGS = {
+    "r": os.O_RDONLY,
+    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+}  # fmt: skip
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # macOS has no O_PATH
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+
+
+class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The local disk, or some folders of it.
+
+    Args:
+        beneath: The folders; ``None``: the whole disk. Links may lead from one to another. A process that works for one
+            tenant sets it for all its disks by ``confine``.
+        options: fsspec's own.
+    """
+
+    def __init__(self, beneath: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.beneath = None if beneath is None else tuple(os.path.realpath(folder) for folder in beneath)
+
+    def descriptor(self, path: str, flags: int, mode: int = 0o666) -> int:
+        """Open a file or folder and return its descriptor; what may be created is not followed if it is a link.
+
+        Raises:
+            PermissionError: It is outside of the folders, or its permissions forbid it.
+            OSError: It cannot be opened, or a part of its path was replaced meanwhile.
+        """
+        if self.beneath is None:
+            return os.open(path, flags | os.O_CLOEXEC, mode)
+        with self._place(path, follow=not flags & os.O_CREAT) as (folder, name):
+            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=folder)
+
+    def status(self, path: str) -> os.stat_result:
+        """What ``os.stat`` returns for a path, following links."""
+        if self.beneath is None:
+            return Path(path).stat()
+        with self._place(path, follow=True) as (folder, name):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                raise self._outside(path)  # it has just become one
+            return found
+
+    def entries(self, path: str) -> "list[os.DirEntry[str]]":
+        """The entries of a folder, by name; each has its name only, as its path is not to be trusted."""
+        folder = self.descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(folder) as found:
+                listed = sorted(found, key=lambda entry: entry.name)
+            for entry in listed:  # while the folder is open
+                with suppress(FileNotFoundError):
+                    entry.stat(follow_symlinks=False)
+            return listed
+        finally:
+            os.close(folder)
+
+    def allows(self, path: str) -> bool:
+        """Whether a path leads into the folders at present."""
+        return self.beneath is None or self._root(os.path.realpath(path)) is not None
+
+    def _root(self, real: str) -> str | None:
+        """The folder that a resolved path is in."""
+        return next((each for each in self.beneath or () if _is_beneath(real, each)), None)
+
+    @contextmanager
+    def _place(self, path: str, follow: bool) -> Iterator[tuple[int, str]]:
+        """Hold the folder that a path is in, and give the path's name there.
+
+        Args:
+            path: The path.
+            follow: Whether a link at the path itself is followed.
+        """
+        folder, name = os.path.split(path)
+        itself = follow or name in ("", ".", "..")
+        real = os.path.realpath(path) if itself else _join(os.path.realpath(folder), name)
+        root = self._root(real)
+        if root is None:
+            raise self._outside(path)
+        *folders, name = real[len(root) :].strip("/").split("/")
+        try:
+            held = os.open(root, _FOLDER)
+            try:
+                for each in folders:
+                    below = os.open(each, _FOLDER | os.O_NOFOLLOW, dir_fd=held)
+                    os.close(held)
+                    held = below
+                yield held, name or "."
+            finally:
+                os.close(held)
+        except OSError as error:
+            error.filename = path  # otherwise it is the name of one component
+            raise
+
+    def _outside(self, path: str) -> PermissionError:
+        return PermissionError(EACCES, "leads outside of what this tenant may use", path)
+
+    # fsspec's operations, each the unconfined one unless there are folders.
+
+    def info(self, path: Any, **named: Any) -> dict[str, Any]:
+        """What is known of a file or folder, or of what a link leads to."""
+        if self.beneath is None:
+            return super().info(path, **named)  # type: ignore[no-any-return]
+        path = self._strip_protocol(path)
+        return _info(path, self.status(path), islink=Path(path).is_symlink())
+
+    def ls(self, path: str, detail: bool = False, **named: Any) -> list[Any]:
+        """A folder's entries."""
+        if self.beneath is None:
+            return super().ls(path, detail, **named)  # type: ignore[no-any-return]
+        path = self._strip_protocol(path)
+        here = self.info(path)
+        if here["type"] != "directory":
+            return [here] if detail else [path]
+        found = [self._entry(_join(path, each.name), each) for each in self.entries(path)]
+        return found if detail else [each["name"] for each in found]
+
+    def _entry(self, path: str, entry: "os.DirEntry[str]") -> dict[str, Any]:
+        """What is known of a folder's entry; of a link, as for fsspec, the size of what it leads to."""
+        info = _info(path, entry.stat(follow_symlinks=False))
+        if info["islink"]:
+            with suppress(OSError):
+                info["size"] = self.status(path).st_size
+        return info
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether something is there that may be seen."""
+        try:
+            self.info(path)
+        except OSError:
+            return False
+        return True
+
+    def lexists(self, path: str, **_: Any) -> bool:
+        """``exists``."""
+        return self.exists(path)
+
+    def isfile(self, path: str) -> bool:
+        """Whether it is a file that may be seen."""
+        return self.exists(path) and self.info(path)["type"] == "file"
+
+    def isdir(self, path: str) -> bool:
+        """Whether it is a folder that may be seen."""
+        return self.exists(path) and self.info(path)["type"] == "directory"
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **named: Any) -> Any:
+        if self.beneath is None:
+            return super()._open(path, mode, block_size, **named)
+        flags = _FLAGS[mode[0]]
+        if "+" in mode:
+            flags = flags & ~os.O_WRONLY | os.O_RDWR
+        return os.fdopen(self.descriptor(self._strip_protocol(path), flags), mode)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Make a folder."""
+        if self.exists(path):
+            raise FileExistsError(path)
+        self.makedirs(path) if create_parents else self._at(path, os.mkdir)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder and those above it."""
+        if self.beneath is None:
+            super().makedirs(path, exist_ok)
+            return
+        path = self._strip_protocol(path)
+        real = os.path.realpath(path)
+        if real in self.beneath:
+            Path(real).mkdir(parents=True, exist_ok=exist_ok)
+            return
+        if not self.isdir(parent := self._parent(path)) and parent != path:
+            self.makedirs(parent, exist_ok=True)
+        try:
+            self._at(path, os.mkdir)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(path):
+                raise
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        self._at(path, os.rmdir)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file, or a link and not what it leads to."""
+        self._at(path, os.unlink)
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Remove files, and folders with all that is in them."""
+        if self.beneath is None:
+            super().rm(path, recursive, maxdepth)
+            return
+        for each in path if isinstance(path, list) else [path]:
+            with self._place(self._strip_protocol(each), follow=False) as (folder, name):
+                if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=folder)
+                elif not recursive:
+                    raise ValueError("Cannot delete directory, set recursive=True")
+                else:
+                    shutil.rmtree(name, dir_fd=folder)
+
+    def mv(self, path1: str, path2: str, recursive: bool = True, **named: Any) -> None:
+        """Rename a file or folder."""
+        if self.beneath is None:
+            super().mv(path1, path2, recursive, **named)
+            return
+        with (
+            self._place(self._strip_protocol(path1), follow=False) as (folder, name),
+            self._place(self._strip_protocol(path2), follow=False) as (other_folder, other_name),
+        ):
+            os.replace(name, other_name, src_dir_fd=folder, dst_dir_fd=other_folder)
+
+    def cp_file(self, path1: str, path2: str, **named: Any) -> None:
+        """Copy a file."""
+        if self.beneath is None:
+            super().cp_file(path1, path2, **named)
+            return
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def get_file(self, rpath: str, lpath: Any, **_: Any) -> None:
+        """Copy a file of this disk to a place of the process's own."""
+        if self.beneath is None:
+            super().get_file(rpath, lpath)
+            return
+        with self.open(rpath, "rb") as source, Path(lpath).open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def put_file(self, lpath: Any, rpath: str, **_: Any) -> None:
+        """Copy a file of the process's own to this disk."""
+        if self.beneath is None:
+            super().put_file(lpath, rpath)
+            return
+        with Path(lpath).open("rb") as source, self.open(rpath, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def _at(self, path: str, change: Callable[..., None]) -> None:
+        path = self._strip_protocol(path)
+        if self.beneath is None:
+            change(path)
+            return
+        with self._place(path, follow=False) as (folder, name):
+            change(name, dir_fd=folder)
+
+    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
+        """Create a file, or empty it."""
+        with self.open(path, "wb" if truncate else "ab"):
+            pass
+
+    def _whole_only(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("a confined disk has no such operation; nothing needs it")
+
+    chmod = link = symlink = _whole_only
+
+
+def confine(folders: Sequence[str] | None) -> None:
+    """Confine all disks that this process opens through fsspec; for processes that work for one tenant only.
+
+    Args:
+        folders: The folders; ``None``: the whole disk.
+    """
+    fsspec.config.conf["file"] = {} if folders is None else {"beneath": tuple(folders)}
+
+
+def _is_beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def _info(path: str, found: os.stat_result, islink: bool = False) -> dict[str, Any]:
+    return {
+        "name": path, "size": found.st_size, "type": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
+        "created": found.st_ctime, "mtime": found.st_mtime, "mode": found.st_mode, "ino": found.st_ino,
+        "nlink": found.st_nlink, "uid": found.st_uid, "gid": found.st_gid,
+        "islink": islink or stat.S_ISLNK(found.st_mode),
+    }  # fmt: skip
+
+
+fsspec.register_implementation("file", Disk, clobber=True)
+fsspec.register_implementation("local", Disk, clobber=True)
