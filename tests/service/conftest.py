@@ -167,8 +167,13 @@ def looked_at(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
     """A server that asks for keys."""
-    allowed = (str(READABLE),)
-    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed))
+    settings = Settings(
+        home=tmp_path / "home",
+        database_url=database_url,
+        checkpoint_root=str(tmp_path / "checkpoints"),
+        allowed_prefixes=(str(READABLE),),
+    )
+    running = RunningApi(store, settings)
     yield running
     running.stop()
 

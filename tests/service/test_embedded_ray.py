@@ -31,7 +31,7 @@ gangs = RayGangs(None, 1, Path(sys.argv[1]))
 gangs.connect()
 gangs.check()
 folder, started = gangs._folder.path, psutil.Process().children(recursive=True)
-next(process for process in started if process.name() == "gcs_server").kill()
+next(process for process in started if process.name() == sys.argv[2]).kill()
 time.sleep(1)
 try:
     gangs.check()
@@ -84,12 +84,19 @@ def test_a_gcs_that_hangs_is_waited_for_no_longer_than_it_may_take(tmp_path: Pat
     assert done.stdout.splitlines() == [*["Ray's head does not answer True"] * 5, "1"], done.stderr[-3000:]
 
 
-def test_a_gcs_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path) -> None:
+def as_by_systemd(*command: object) -> list[str]:
+    """A command that runs another one with process 1 as its parent, and with the pipes that it is given itself."""
+    leave = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:]); os._exit(0)"
+    return [sys.executable, "-c", leave, *map(str, command)]
+
+
+@pytest.mark.parametrize(("part", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
+def test_a_part_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path, part: str, name: str) -> None:
     assert len(str(tmp_path)) > 20, "a folder for temporary files in which Ray's sockets would have too long paths"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    program = [sys.executable, "-c", _PROGRAM, tmp_path]
+    program = as_by_systemd(sys.executable, "-c", _PROGRAM, tmp_path, part)
     done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.stdout.splitlines() == ["the embedded Ray's GCS has ended", "[] False", "1"], done.stderr[-3000:]
+    assert done.stdout.splitlines() == [f"the embedded Ray's {name} has ended", "[] False", "1"], done.stderr[-3000:]
 
 
 _JOINS = """
@@ -109,6 +116,7 @@ for _ in "the first head", "the second":
         print(error, flush=True)
     gangs.close()
     sys.stdin.readline()
+print("left", flush=True)
 """
 
 
@@ -138,14 +146,13 @@ def head(port: int, folder: str, **variables: str) -> Iterator[psutil.Process]:
 def test_a_head_that_dies_is_noticed_and_the_next_one_is_joined(tmp_path: Path) -> None:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ray-") as folder, contextlib.ExitStack() as service:
-        command = [sys.executable, "-c", _JOINS, tmp_path, f"{get_node_ip_address()}:{port}"]
+        command = as_by_systemd(sys.executable, "-c", _JOINS, tmp_path, f"{get_node_ip_address()}:{port}")
         for number in ("1", "2"):
             with head(port, f"{folder}/{number}") as gcs:
                 if number == "1":
                     joined = service.enter_context(
                         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                     )
-                    service.callback(joined.kill)
                     assert joined.stdin and joined.stdout
                 else:
                     print(file=joined.stdin, flush=True)
@@ -155,7 +162,7 @@ def test_a_head_that_dies_is_noticed_and_the_next_one_is_joined(tmp_path: Path) 
                 print(file=joined.stdin, flush=True)
                 assert joined.stdout.readline() == "Ray's head does not answer\n"
         print(file=joined.stdin, flush=True)
-        assert joined.wait(60) == 0
+        assert joined.stdout.read() == "left\n"
 
 
 _MEETS = """
