@@ -558,7 +558,8 @@ def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[Runn
 
 
 def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store: JobStore) -> None:
-    store.create(SampleJob(store, Path("/c"), name="mine").record.spec, "file:///c", Owner("birds", "ada"))
+    spec = SampleJob(store, Path("/c"), name="mine").record.spec
+    store.create(spec, guarded.settings.checkpoint_root, Owner("birds", "ada"))
     reader = KeyStore(store.engine).create("ada", "birds", [Scope.READ])
     with visit(browser, guarded.url) as visiting:
         visiting.refused = {401}
