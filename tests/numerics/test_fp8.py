@@ -20,6 +20,8 @@ from tests.jobs import tiny_job, write_corpus
 from tests.numerics.sharded import HOST, Outcome, relative_error, run_sharded
 from tests.ranks import Ranks
 
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 has this product on GPUs alone")
+
 MODEL = ModelConfig.model_validate(
     {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 16,
