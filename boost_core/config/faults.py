@@ -6,12 +6,20 @@ from pydantic import Field
 
 from boost_core.config.base import Config, Count
 
+# Faults that no job causes, within its restart_window_seconds: a node or a gang's supervisor that is gone. They do not
+# count as restarts; but a job that keeps losing them stops.
+MOST_LOSSES = 10
+
 
 class FaultToleranceConfig(Config):
     """How often to restart, how to detect faults, and what to do about them."""
 
     max_restarts: int = Field(
-        3, ge=0, le=1000, description="Restarts after faults within restart_window_seconds before the job fails."
+        3,
+        ge=0,
+        le=1000,
+        description="Restarts after faults of the job's own within restart_window_seconds before the job fails. "
+        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES}.",
     )
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
     memory_copy_every_steps: Count | None = Field(

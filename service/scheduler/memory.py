@@ -45,6 +45,7 @@ class GangMemory:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._room_since: dict[str, float] = {}
+        self._held: dict[str, float] = {}  # when jobs that lost their gangs may have another
 
     def start(
         self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = ()
@@ -68,8 +69,15 @@ class GangMemory:
 
     def takes_part(self, job: JobRecord) -> bool:
         """Whether a job has or wants resources. A gang that only keeps a state does not, unless it has lost it."""
+        if self._held.get(job.id, 0.0) > self._clock():
+            return False
         entry = self._entries.get(job.id)
         return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
+
+    def hold(self, job: JobRecord, seconds: float) -> None:
+        """Let a job take no part for some time."""
+        now = self._clock()
+        self._held = {job_id: until for job_id, until in self._held.items() if until > now} | {job.id: now + seconds}
 
     def orders(self, job: JobRecord) -> Orders:
         """Orders for a job's gang."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec
+from boost_core.config.faults import MOST_LOSSES
 from boost_core.messages.reports import Cause, RestartReport
 from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, PollRequest
 from service.jobs.leases import LeaseLost
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CHANGES = 10_000  # from which a job's trace is made
+# Seconds before a job that keeps losing its gangs gets another: twice as long each time.
+_LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {
@@ -229,16 +232,20 @@ class Reconciler:
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
-        policy = job.spec.fault_tolerance
-        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=policy.restart_window_seconds))
-        restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
-        if restarts_left > 0:
-            message = f"gang {job.attempt} is gone; the job waits for a new one; restarts left: {restarts_left}"
+        """Queue a job again whose supervisor has gone, which is no fault of its own: at once, and then ever later."""
+        window = job.spec.fault_tolerance.restart_window_seconds
+        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=window))
+        lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
+        if lost <= MOST_LOSSES:
+            pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
+            self._memory.hold(job, pause)
+            later = f" in {pause:g} s" if pause else ""
+            message = f"gang {job.attempt} is gone, through no fault of the job, which gets a new one{later}"
             self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
-                f"gang {job.attempt} is gone, and fault_tolerance.max_restarts = {policy.max_restarts} allows no "
-                f"other; submit the job again with checkpoint.continue_from: {job.checkpoint_url}"
+                f"gang {job.attempt} is gone, the {lost}th within {window:g} s; something ends the gangs' supervisors: "
+                f"see the logs of the service and of Ray's head, and then: boost retry {job.id}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 

@@ -28,6 +28,7 @@ from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, LeaseRow
+from service.scheduler import reconcile
 from service.scheduler.loop import LEASE, LEASE_SECONDS
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
@@ -196,10 +197,10 @@ def makes_room(user: User) -> list[JobRecord]:
 LIVES: dict[str, Callable[[User], list[JobRecord]]] = {
     "succeeds": simple("recovers"),
     "fails": simple("fails"),
-    "is lost": simple("is-lost", fault_tolerance={"max_restarts": 1}),
+    "is lost": simple("is-lost"),
     "is lost for good": simple("is-lost-for-good"),
     "fails as it starts": simple("fails-as-it-starts"),
-    "is lost as it starts": simple("is-lost-as-it-starts", fault_tolerance={"max_restarts": 1}),
+    "is lost as it starts": simple("is-lost-as-it-starts"),
     "is cancelled": is_cancelled,
     "is cancelled while it waits": is_cancelled_while_it_waits,
     "is paused and resumed": is_paused_and_resumed,
@@ -223,6 +224,7 @@ def live(store: JobStore, folder: Path, life: str, kill_at: int | None = None) -
     watched = points.watch(store)
     reconciler = Reconciler(watched.under(lease), points.watch(FileCluster(folder / "cluster.db")))
     user = User(watched, str(folder))
+    reconcile.MOST_LOSSES = 0 if life == "is lost for good" else 1
     for _ in range(MOST_PASSES):
         ended = all(job.finished for job in LIVES[life](user))
         reconciler.tick()

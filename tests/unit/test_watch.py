@@ -1,6 +1,8 @@
 """Hangs, slow ranks and too many restarts, from beats at given times."""
 
 from boost_core.config import FaultToleranceConfig
+from boost_core.config.faults import MOST_LOSSES
+from boost_core.messages.reports import Cause
 from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
 
 
@@ -111,9 +113,17 @@ def test_a_few_long_steps_do_not_make_a_rank_slow() -> None:
 
 def test_restarts_are_counted_within_a_window() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=2, restart_window_seconds=60))
-    assert [limit.exceeded(now) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [False, False, False, True, True]
-    assert [limit.exceeded(now) for now in (200.0, 261.0, 322.0)] == [False, False, False]
+    assert [bool(limit.exceeded(Cause.HANG, now)) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [0, 0, 0, 1, 1]
+    assert not any(limit.exceeded(Cause.ERROR, now) for now in (200.0, 261.0, 322.0))
 
 
 def test_without_restarts_the_first_fault_is_one_too_many() -> None:
-    assert RestartLimit(FaultToleranceConfig(max_restarts=0)).exceeded(0.0)
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
+    said = "1 faults within 3600 s are more than fault_tolerance.max_restarts = 0 allows"
+    assert limit.exceeded(Cause.WORKER_LOST, 0.0) == said
+
+
+def test_lost_nodes_are_no_faults_of_the_job_but_not_endlessly_many() -> None:
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
+    assert not any(limit.exceeded(Cause.NODE_LOST, float(now)) for now in range(MOST_LOSSES))
+    assert limit.exceeded(Cause.NODE_LOST, 11.0) == "11 lost nodes within 3600 s are more than a job survives"

@@ -558,12 +558,8 @@ class GangController:
                     yield port.ReplaceWorker(worker.number)
         self._state = Idle()
         self._record.reached("stop")
-        if self._limit.exceeded(self._now):
-            policy = self._spec.fault_tolerance
-            raise GangFailed(
-                f"{policy.max_restarts + 1} faults within {policy.restart_window_seconds:g} s are more than "
-                f"fault_tolerance.max_restarts = {policy.max_restarts} allows; the last one: {reason.message}"
-            )
+        if exceeded := self._limit.exceeded(reason.cause, self._now):
+            raise GangFailed(f"{exceeded}; the last one: {reason.message}")
 
 
 def _reason(formation: Formation, gone: Set[str]) -> Break:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from boost_core.config import FaultToleranceConfig
+from boost_core.config.faults import MOST_LOSSES
+from boost_core.messages.reports import Cause
 
 _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times
@@ -118,7 +120,7 @@ class GangWatch:
 
 
 class RestartLimit:
-    """Counts restarts in a time window.
+    """Counts restarts in a time window: those for faults of the job's own, and those for lost nodes.
 
     Args:
         config: The limit and the window.
@@ -126,14 +128,23 @@ class RestartLimit:
 
     def __init__(self, config: FaultToleranceConfig) -> None:
         self._config = config
-        self._times: deque[float] = deque()
+        self._faults: deque[float] = deque()
+        self._losses: deque[float] = deque()
 
-    def exceeded(self, now: float) -> bool:
-        """Record a fault, and return whether it is one too many."""
-        self._times.append(now)
-        while self._times[0] < now - self._config.restart_window_seconds:
-            self._times.popleft()
-        return len(self._times) > self._config.max_restarts
+    def exceeded(self, cause: Cause, now: float) -> str | None:
+        """Record a fault; return what was exceeded, in words, if it is one too many."""
+        policy = self._config
+        lost = cause is Cause.NODE_LOST
+        times, most = (self._losses, MOST_LOSSES) if lost else (self._faults, policy.max_restarts)
+        times.append(now)
+        while times[0] < now - policy.restart_window_seconds:
+            times.popleft()
+        if len(times) <= most:
+            return None
+        within = f"within {policy.restart_window_seconds:g} s"
+        if lost:
+            return f"{most + 1} lost nodes {within} are more than a job survives"
+        return f"{most + 1} faults {within} are more than fault_tolerance.max_restarts = {most} allows"
 
 
 class NodeWatch:
