@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from service.gang.status import Gangs
 from service.jobs.leases import Lease, LeaseLost, Leases
@@ -19,6 +20,8 @@ STALE_SECONDS = 30.0
 UPDATE_SECONDS = 0.1  # between two polls of gangs, so that a fast gang's reports are stored together
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
+LAST_PASS = "last_pass"  # name of the record of the newest good pass, whichever service made it
+NOTE_SECONDS = 5.0  # between two of these records
 HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
 
 
@@ -61,7 +64,8 @@ class ReconcileLoop:
         self._lease_lock = threading.Lock()  # so that it is not renewed when it has just been given back
         self._connected = False
         self._problem: str | None = "Ray is starting"
-        self._began = self._last_good = time.monotonic()
+        self._began = self._last_good = self._problem_since = time.monotonic()
+        self._noted = -NOTE_SECONDS  # when this service last recorded a good pass
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler")
         self._renewal = threading.Thread(target=self._keep_lease, name="lease")
@@ -107,20 +111,32 @@ class ReconcileLoop:
                 with self._metrics.one_pass():
                     self._reconciler.tick()
                 self._see_to_datasets()
+            self._note_good_pass()
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None
         except ConnectionError as error:
             logger.exception("Ray cannot be reached; retrying in %g s", RETRY_SECONDS)
-            self._problem = f"Ray cannot be reached: {error}"
+            self._problem, self._problem_since = f"Ray cannot be reached: {error}", time.monotonic()
             self._release_lease()  # another service may reach it
             self._disconnect()
             return False
         except Exception:
             logger.exception("a pass of the scheduler failed; the next one tries again")
-            return True
-        self._problem, self._last_good = None, time.monotonic()
         return True
+
+    def _note_good_pass(self) -> None:
+        """Note the newest good pass: this one, or that of the service that has the lease, by the record."""
+        now = time.monotonic()
+        if self._reconciler is not None and self._lease is not None:
+            self._last_good = now
+            if now - self._noted >= NOTE_SECONDS:
+                self._store.under(self._lease).keep_snapshot(LAST_PASS, {})
+                self._noted = now
+        elif (found := self._store.snapshot(LAST_PASS)) is not None:
+            self._last_good = now - max(0.0, (datetime.now(UTC) - found[0]).total_seconds())
+        if self._last_good > self._problem_since:
+            self._problem = None
 
     def _see_to_datasets(self) -> None:
         """Make a pass over datasets. Errors there do not hold up jobs."""

@@ -187,6 +187,31 @@ def test_a_service_that_cannot_reach_ray_lets_another_try(office: Office, monkey
     until(lambda: office.loops["one"].problem() is None)
 
 
+def test_none_is_ready_while_none_can_reach_ray(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "NOTE_SECONDS", 0.1)
+    away = threading.Event()
+
+    def connect() -> None:
+        if away.is_set():
+            raise ConnectionError("no head")
+
+    office.start("one", "other")
+    for name, gangs in office.gangs.items():
+        gangs.connect = connect
+        until(lambda name=name: office.loops[name].problem() is None)
+    away.set()
+    for made in office.made.values():
+        for each in made:
+            each.fails_with = ConnectionError("its node has ended")
+    until(lambda: all(loop.problem() for loop in office.loops.values()))
+    for _ in range(100):
+        assert all(loop.problem() for loop in office.loops.values())
+        time.sleep(0.005)
+    away.clear()
+    until(lambda: not any(loop.problem() for loop in office.loops.values()))
+
+
 def test_a_service_that_has_lost_ray_leaves_it_and_comes_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.05)
     calls: list[str] = []
