@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from boost_core.config.base import Config, ResourceName, raise_problems, spelled
 from boost_core.config.checkpoint import CheckpointConfig
@@ -92,6 +92,14 @@ class JobSpec(Config):
         raise_problems("JobSpec", problems)
         return self
 
+    def as_written(self) -> dict[str, Any]:
+        """The job as JSON, without those fields of its model and optimizer that their others decide anyway.
+
+        A change of one takes effect on the others, as in a job file: made dense, a model loses its preset's rank.
+        """
+        sections = {"model": self.model, "optimizer": self.optimizer}
+        return self.model_dump(mode="json") | {name: _fewest_fields(section) for name, section in sections.items()}
+
     def layouts(self) -> tuple[Layout, ...]:
         """All layouts that the gang may take, largest last; at most ``MOST_LAYOUTS``.
 
@@ -128,6 +136,26 @@ class JobSpec(Config):
         if self.elasticity is None:
             return self
         return self.model_copy(update={"elasticity": self.elasticity.with_chosen(layouts)})
+
+
+def _fewest_fields(section: Config) -> dict[str, Any]:
+    """The fewest fields that make a section, as JSON."""
+    content = section.model_dump(mode="json")
+
+    def leave_out(fields: dict[str, Any]) -> None:
+        for name, value in list(fields.items()):
+            del fields[name]
+            try:
+                decided = type(section).model_validate(content) == section
+            except ValidationError:
+                decided = False
+            if not decided:
+                fields[name] = value
+                if isinstance(value, dict):
+                    leave_out(value)
+
+    leave_out(content)
+    return content
 
 
 def load_job(path: str | Path) -> JobSpec:

@@ -217,6 +217,21 @@ def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, st
     assert code(http.post(path, json={"from_weights": True, "from_checkpoint": True})) == (422, "invalid-request")
 
 
+def test_a_change_in_a_clone_takes_effect_on_what_follows_from_it(http: httpx.Client) -> None:
+    job = submit(http, model={"preset": "tiny", "family": "svd"}, optimizer={"kind": "loro"})
+
+    def clone(**changes: dict) -> dict:
+        answer = http.post(f"/jobs/{job['id']}/clone", json={"changes": changes})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["spec"]
+
+    adamw = clone(optimizer={"kind": "adamw"})["optimizer"]
+    assert (job["spec"]["optimizer"]["learning_rate"], adamw["learning_rate"], adamw["loro"]) == (0.01, 0.003, None)
+    dense = clone(optimizer={"kind": "adamw"}, model={"family": "dense"})["model"]
+    assert (job["spec"]["model"]["rank"], dense["rank"], dense["hidden_size"]) == (32, None, 128)
+    assert clone(model={"preset": "60m", "vocab_size": 256})["model"]["hidden_size"] == 512
+
+
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/dry-run"])
 def test_what_a_job_starts_from_is_looked_up(http: httpx.Client, store: JobStore, tmp_path: Path, path: str) -> None:
     first = store.create(a_spec(), f"file://{tmp_path}")

@@ -6,7 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources.files import SourceSplit, UnfitData, check_data, list_files, split_source
+from boost_core.config.sources.files import (
+    SourceSplit,
+    UnfitData,
+    check_data,
+    list_files,
+    refuse_damaged,
+    split_source,
+)
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 
@@ -189,3 +196,29 @@ def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("y" * 100)
     with pytest.raises(ValueError, match="the training text is 100 bytes, too little for one sequence of 100 tokens"):
         split(text(tmp_path), 100)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('{"messages": [{"role": "user", "content": "hi"}], "id": 7}', "'messages', 'id'"),
+        ('{"text": null}', "'text'"),
+        ("{}", "none"),
+        ('\ufeff{"content": "a"}', "'content'"),
+        ("not JSON", None),
+        ('["text"]', None),
+        ("", None),
+        ('{"text": "a document"}', None),
+        ('{"text": "a document that is longer than what is looked at, ' + "x" * 2**20 + '"}', None),
+    ],
+)
+def test_lines_without_text_are_refused_by_the_first(tmp_path: Path, line: str, named: str | None) -> None:
+    (tmp_path / "a.jsonl").write_text(f"\n{line}\n" + '{"text": "another"}\n' * 50)
+    source = SourceConfig(kind="jsonl", paths=(str(tmp_path),))
+    if named is None:
+        refuse_damaged(source, list_files(source))
+        return
+    with pytest.raises(
+        UnfitData, match=f"no text in the field 'text' of its first line, which has the fields {named}; "
+    ):
+        check_data(DataConfig(source=source), 256, 32)

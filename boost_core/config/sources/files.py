@@ -32,6 +32,8 @@ from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
+_BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
+_MOST_NAMED = 8
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
@@ -178,13 +180,31 @@ def _check_validation_set(
 def refuse_damaged(
     source: SourceConfig, files: Sequence[SourceFile], storage_options: StorageOptions | None = None
 ) -> None:
-    """Refuse files whose beginning or end shows that they are damaged.
+    """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
 
     Raises:
-        ValueError: A file is damaged.
+        ValueError: A file is damaged, or the first line of the first file has no text in its ``text_field``.
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+    elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
+        _refuse_without_text(files[0], source.text_field, storage_options)
+
+
+def _refuse_without_text(file: SourceFile, field: str, storage_options: StorageOptions | None) -> None:
+    filesystem, path = fsspec.url_to_fs(file.url, **options_at(file.url, storage_options))
+    beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
+    line, newline, _ = beginning.partition(b"\n")
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):  # whatever it is, the reader says it better
+        return
+    if isinstance(first, dict) and not isinstance(first.get(field), str):
+        there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
+        raise ValueError(
+            f"{file.url!r} has no text in the field {field!r} of its first line, which has the fields {there}; set "
+            "text_field, or convert it: conversations are trained on as text"
+        )
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:

@@ -127,7 +127,7 @@ async def clone(
         origin, other = ("weights_from", "continue_from") if wanted.from_weights else ("continue_from", "weights_from")
         changes = merged(changes, {"checkpoint": {origin: job.checkpoint_url, other: None}})
     try:
-        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).model_dump(mode="json"), changes))
+        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).as_written(), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
     return await _create(spec, who, http, request, original=job)
