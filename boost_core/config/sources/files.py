@@ -194,7 +194,7 @@ def refuse_damaged(
 def _refuse_without_text(file: SourceFile, field: str, storage_options: StorageOptions | None) -> None:
     filesystem, path = fsspec.url_to_fs(file.url, **options_at(file.url, storage_options))
     beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
-    line, newline, _ = beginning.partition(b"\n")
+    line = beginning.partition(b"\n")[0]
     try:
         first = json.loads(line)
     except (ValueError, RecursionError):  # whatever it is, the reader says it better
