@@ -49,7 +49,7 @@ def lived_in(tmp_path: Path) -> Iterator[RunningApi]:
     running = RunningApi(store, settings)
     running.app.state.context.profiles.put("X1", PROFILE, "ops")
     known = {
-        "jobs": jobs_in_every_state(store),
+        "jobs": jobs_in_every_state(store, tmp_path),
         "training": [job_with_checkpoints(store, tmp_path) for _ in range(12)],
         "keys": [running.app.state.context.keys.create(f"key {number}", "lab", [Scope.READ]).id for number in range(3)],
     }
@@ -60,9 +60,9 @@ def lived_in(tmp_path: Path) -> Iterator[RunningApi]:
     store.close()
 
 
-def jobs_in_every_state(store: JobStore) -> list[str]:
+def jobs_in_every_state(store: JobStore, folder: Path) -> list[str]:
     _, scheduling, running, paused, succeeded, failed, cancelled = (
-        store.create(a_spec(name=state.lower(), data={}), "/checkpoints") for state in JobState
+        store.create(a_spec(name=state.lower(), data={}), f"{folder}/checkpoints") for state in JobState
     )
     store.change(scheduling.id, Reason.HEAD_OF_QUEUE, "is next")
     start(store, running.id)

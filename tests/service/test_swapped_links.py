@@ -107,7 +107,7 @@ def test_checkpoints_of_others_are_not_listed_pinned_or_deleted(
                 answer.status_code in (200, 503) and answer.json().get("checkpoints", []) == []
             ), answer.text
             answers = [lab.get(f"{at}/20"), lab.put(f"{at}/20/pin"), lab.delete(f"{at}/20/pin"), lab.delete(f"{at}/20")]
-            assert {answer.status_code for answer in answers} <= {404, 503}
+            assert {answer.status_code for answer in answers} <= {404, 409, 503}  # 409: its manifest cannot be read
             assert snapshot(there) == before
 
 
