@@ -5,11 +5,14 @@ with all that is in it (weights, moments, step, data cursor), or *start from its
 optimizer, schedule and data cursor.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from boost_core.checkpoint.folder import CheckpointFolder, located
+from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint, located
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import JobSpec
+from boost_core.config.base import UnfitField
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.parsing.urls import StorageOptions
 
@@ -17,17 +20,8 @@ from boost_core.config.parsing.urls import StorageOptions
 _CONTEXT = frozenset({"rope_theta", "rope_scaling", "sliding_window"})
 
 
-class UnfitOrigin(ValueError):
-    """A job cannot start from the checkpoint that it names.
-
-    Args:
-        field: The job's field at fault.
-        message: What is wrong and what to do.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(field, message)  # both, so that it can be pickled
-        self.field, self.message = field, message
+class UnfitOrigin(UnfitField):
+    """A job cannot start from the checkpoint that it names."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
@@ -63,8 +57,16 @@ class Origin:
         folder, step = located(url, storage_options)
         return cls(f"checkpoint.{field}", folder, step, weights_only=field == "weights_from")
 
+    def checkpoints(self) -> Iterator[StoredCheckpoint]:
+        """Yield the checkpoints that a job may start from, newest first; each is examined only when reached."""
+        if self.step is None:
+            yield from self.folder.checkpoints()
+            return
+        with suppress(FileNotFoundError):
+            yield self.folder.checkpoint(self.step)
+
     def absent(self) -> UnfitOrigin:
-        """The error if there is no such checkpoint."""
+        """Return the error for a checkpoint that does not exist."""
         where = self.folder.url if self.step is None else self.folder.step_url(self.step)
         return UnfitOrigin(self.field, f"no committed checkpoint is at {where!r}; check the URL")
 
@@ -111,9 +113,7 @@ def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = 
     if origin is None:
         return
     damage = ""
-    for found in origin.folder.checkpoints():
-        if origin.step not in (None, found.step):
-            continue
+    for found in origin.checkpoints():
         if found.manifest is not None and not found.damage:
             origin.refuse_unfit(spec, found.manifest)
             return

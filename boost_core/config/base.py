@@ -63,6 +63,22 @@ class FieldProblem:
     message: str
 
 
+class UnfitField(ValueError):
+    """A field of a legal job names something that the job cannot use.
+
+    Args:
+        field: The job's field at fault.
+        message: What is wrong and what to do.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)  # both, so that it can be pickled
+        self.field, self.message = field, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 def in_lines(error: Exception) -> str:
     """Format an error for a terminal; a validation error has one line per field."""
     if not isinstance(error, ValidationError):

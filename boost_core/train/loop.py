@@ -57,8 +57,8 @@ def train(
 ) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
-    It continues from the state in memory that it is given; otherwise it resumes from the newest committed checkpoint of
-    ``spec.checkpoint.url``; if there is none, it starts from another job's (``boost_core.checkpoint.origin``) or from
+    It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
+    ``spec.checkpoint.url``. A job without one starts from its origin (``boost_core.checkpoint.origin``), or from
     scratch. It has finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
 
     Args:

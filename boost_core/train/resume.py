@@ -25,7 +25,7 @@ def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int
         step: The only one to try; default: all, newest first.
 
     Returns:
-        Its step, the same on all ranks; ``None`` if there is none.
+        The step that was loaded, the same on all ranks; ``None`` if the folder has no checkpoint.
 
     Raises:
         ValueError: All existing checkpoints are damaged.

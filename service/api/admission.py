@@ -1,18 +1,20 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
-from boost_core.checkpoint.origin import UnfitOrigin, refuse_unfit_origin
+from boost_core.checkpoint.origin import refuse_unfit_origin
 from boost_core.config import JobSpec
+from boost_core.config.base import UnfitField
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.legality import door_problems
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
-from boost_core.config.sources.files import UnfitData, check_data, list_files, refuse_damaged, tokenizer_vocabulary
+from boost_core.config.sources.files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
 from boost_core.plan.fitted import Fitted
@@ -68,7 +70,7 @@ async def admitted(
     then: Callable[[Completed], T],
     original: JobSpec | None = None,
 ) -> T:
-    """Complete a job, check that it could run (paths, memory, queue, data), and return what ``then`` makes of it.
+    """Complete a job, check that it could run (paths, memory, queue, data, checkpoint), and return what ``then`` makes.
 
     Completing a job may take seconds.
 
@@ -82,7 +84,7 @@ async def admitted(
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
         RateLimited: It leaves its layouts to the service, and another search is under way.
-        StoreUnavailable: The store of its data does not respond.
+        StoreUnavailable: The store of its data, or of the checkpoint that it starts from, does not respond.
     """
 
     def completed_or_done() -> tuple[Completed, T | None]:
@@ -258,19 +260,22 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
 
 
 def _refuse_absent_data(spec: JobSpec, options: StorageOptions) -> None:
-    try:
+    with _refusals("data"):
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
-    except UnfitData as error:
-        raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
-    except Exception as error:  # the clients of object stores raise types of their own
-        raise InvalidJob([_unreachable("data", error)]) from error
 
 
 def _refuse_unfit_origin(job: Completed, context: Context, tenant: str, field: str) -> None:
     """Refuse a job that could not start from the checkpoint that it names."""
-    try:
+    with _refusals(field):
         refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
-    except UnfitOrigin as error:
+
+
+@contextmanager
+def _refusals(field: str) -> Iterator[None]:
+    """Raise what a look at a store says as ``InvalidJob``; ``field``: at fault if the store cannot be reached."""
+    try:
+        yield
+    except UnfitField as error:
         raise InvalidJob([FieldError(field=error.field, message=redact(error.message))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
         raise InvalidJob([_unreachable(field, error)]) from error

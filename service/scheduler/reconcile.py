@@ -232,7 +232,7 @@ class Reconciler:
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
-        """Queue a job again whose supervisor has gone, which is no fault of its own: at once, and then ever later."""
+        """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
         since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=window))
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1

@@ -1,9 +1,7 @@
 """A tenant who swaps its own folders for links, at any time after they were checked, reaches nothing of another's."""
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,8 +18,10 @@ from tests.jobs import tiny_job
 from tests.ranks import Ranks
 from tests.service.conftest import RunningApi
 from tests.service.records import GOOD, a_spec, run_to_the_end, write_checkpoints
+from tests.swapping import snapshot, swapping
 
 SWAPPING_SECONDS = 1.0
+PAUSE_SECONDS = 0.0005  # less than a request takes
 
 
 @pytest.fixture
@@ -54,33 +54,6 @@ def finished(store: JobStore, tenant: str, tmp_path: Path) -> JobRecord:
     return job
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
-
-
-@contextmanager
-def swapping(path: Path, target: Path) -> Iterator[None]:
-    """Replace a folder with a link and back, in turns of less than a request."""
-    aside, link, done = path.with_name("aside"), path.with_name("link"), threading.Event()
-    link.symlink_to(target)
-
-    def swap() -> None:
-        while not done.wait(0.0005):
-            path.rename(aside)
-            link.rename(path)
-            done.wait(0.0005)
-            path.rename(link)
-            aside.rename(path)
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def test_checkpoints_of_others_are_not_listed_pinned_or_deleted(
     lab: httpx.Client, store: JobStore, tmp_path: Path
 ) -> None:
@@ -100,7 +73,7 @@ def test_checkpoints_of_others_are_not_listed_pinned_or_deleted(
     CheckpointFolder(str(folder)).remove(20)
     CheckpointFolder(str(there)).remove(10)
     before, until = snapshot(there), time.monotonic() + SWAPPING_SECONDS
-    with swapping(folder, there):
+    with swapping(folder, there, PAUSE_SECONDS):
         while time.monotonic() < until:
             answer = lab.get(at)
             assert (answer.status_code == 200 and [each["step"] for each in answer.json()["checkpoints"]] == [10]) or (
@@ -124,7 +97,7 @@ def test_data_and_checkpoints_of_others_are_no_start(lab: httpx.Client, store: J
     refused = lab.post("/jobs/dry-run", json=origin)
     assert refused.status_code == 422 and "step" not in refused.text.replace("this tenant may use", "")
     until, seen = time.monotonic() + SWAPPING_SECONDS, set()
-    with swapping(own, others):
+    with swapping(own, others, PAUSE_SECONDS):
         while time.monotonic() < until:
             answer = lab.post("/jobs/dry-run", json=spec)
             seen.add(answer.status_code)

@@ -1,14 +1,14 @@
 """A disk that is confined to some folders: nothing outside is seen, read, written or removed, whatever is swapped."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from boost_core.config.parsing.disk import Disk, confine
+from tests.swapping import snapshot, swapping
 
 SECRET = b"of another tenant"
 
@@ -120,29 +120,6 @@ def test_nothing_outside_is_reached(operation: str, how: str, disk: Disk, own: P
     assert snapshot(others) == before
 
 
-@contextmanager
-def swapping(path: Path, target: Path) -> Iterator[None]:
-    """Replace a folder with a link and back, as fast as can be."""
-    aside, link, done = path.with_name("aside"), path.with_name("link"), threading.Event()
-    link.symlink_to(target)
-
-    def swap() -> None:
-        while not done.is_set():
-            with suppress(OSError):
-                path.rename(aside)
-                link.rename(path)
-                path.rename(link)
-                aside.rename(path)
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("swapped", ["data", "data/below"])
 @pytest.mark.parametrize("operation", operations(Disk(), ""))
 def test_nothing_outside_is_reached_while_a_folder_is_swapped(
@@ -175,7 +152,3 @@ def test_a_process_is_confined(own: Path, others: Path) -> None:
     finally:
         confine(None)
     assert fsspec.filesystem("file").exists(str(others))
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}

@@ -122,7 +122,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         if self.beneath is None:
             return super().info(path, **named)  # type: ignore[no-any-return]
         path = self._strip_protocol(path)
-        return _info(path, self.status(path), islink=Path(path).is_symlink())
+        return info_of(path, self.status(path), islink=Path(path).is_symlink())
 
     def ls(self, path: str, detail: bool = False, **named: Any) -> list[Any]:
         """A folder's entries."""
@@ -137,7 +137,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def _entry(self, path: str, entry: "os.DirEntry[str]") -> dict[str, Any]:
         """What is known of a folder's entry; of a link, as for fsspec, the size of what it leads to."""
-        info = _info(path, entry.stat(follow_symlinks=False))
+        info = info_of(path, entry.stat(follow_symlinks=False))
         if info["islink"]:
             with suppress(OSError):
                 info["size"] = self.status(path).st_size
@@ -145,23 +145,21 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether something is there that may be seen."""
-        try:
-            self.info(path)
-        except OSError:
-            return False
-        return True
-
-    def lexists(self, path: str, **_: Any) -> bool:
-        """``exists``."""
-        return self.exists(path)
+        return self._kind(path) is not None
 
     def isfile(self, path: str) -> bool:
         """Whether it is a file that may be seen."""
-        return self.exists(path) and self.info(path)["type"] == "file"
+        return self._kind(path) == "file"
 
     def isdir(self, path: str) -> bool:
         """Whether it is a folder that may be seen."""
-        return self.exists(path) and self.info(path)["type"] == "directory"
+        return self._kind(path) == "directory"
+
+    def _kind(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except OSError:
+            return None
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **named: Any) -> Any:
         if self.beneath is None:
@@ -175,7 +173,10 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         """Make a folder."""
         if self.exists(path):
             raise FileExistsError(path)
-        self.makedirs(path) if create_parents else self._at(path, os.mkdir)
+        if create_parents:
+            self.makedirs(path)
+        else:
+            self._at(path, os.mkdir)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder and those above it."""
@@ -265,10 +266,29 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         with self.open(path, "wb" if truncate else "ab"):
             pass
 
-    def _whole_only(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("a confined disk has no such operation; nothing needs it")
+    def lexists(self, path: str, **named: Any) -> bool:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        return super().lexists(path, **named)  # type: ignore[no-any-return]
 
-    chmod = link = symlink = _whole_only
+    def chmod(self, path: str, mode: int) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().chmod(path, mode)
+
+    def link(self, src: str, dst: str, **named: Any) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().link(src, dst, **named)
+
+    def symlink(self, src: str, dst: str, **named: Any) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().symlink(src, dst, **named)
+
+    def _refuse_if_confined(self) -> None:
+        if self.beneath is not None:
+            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
 
 
 def confine(folders: Sequence[str] | None) -> None:
@@ -288,7 +308,14 @@ def _join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def _info(path: str, found: os.stat_result, islink: bool = False) -> dict[str, Any]:
+def info_of(path: str, found: os.stat_result, islink: bool = False) -> dict[str, Any]:
+    """What fsspec's ``info`` returns for a path.
+
+    Args:
+        path: The path.
+        found: Its status.
+        islink: Whether it is a link, of which this is the status of what it leads to.
+    """
     return {
         "name": path, "size": found.st_size, "type": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
         "created": found.st_ctime, "mtime": found.st_mtime, "mode": found.st_mode, "ino": found.st_ino,

@@ -81,5 +81,5 @@ class _ForeignLoader(yaml.SafeLoader):
 
 
 _ForeignLoader.add_implicit_resolver(
-    f"{_TAG}float", re.compile(f"(?:{_CORE_SCHEMA['float'][0]})$"), list("-+.0123456789")
+    f"{_TAG}float", re.compile(f"(?:{_CORE_SCHEMA['float'][0]})$"), _CORE_SCHEMA["float"][1]
 )

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import stat
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,9 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.core import has_magic
 
+from boost_core.config.base import UnfitField
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
-from boost_core.config.parsing.disk import Disk
+from boost_core.config.parsing.disk import Disk, info_of
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
 from boost_core.config.sources.parquet import refuse_cut_off
@@ -78,20 +78,8 @@ class SourceSplit:
         return _size(self.training), _size(self.validation)
 
 
-class UnfitData(ValueError):
-    """Data that a job cannot train on.
-
-    Args:
-        field: The job's field at fault.
-        message: What is wrong and what to do.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(field, message)  # both, so that it can be pickled
-        self.field, self.message = field, message
-
-    def __str__(self) -> str:
-        return self.message
+class UnfitData(UnfitField):
+    """Data that a job cannot train on."""
 
 
 def check_data(
@@ -463,11 +451,7 @@ class _Links(Disk):
         return found
 
     def _info(self, name: str, status: os.stat_result) -> dict[str, Any]:
-        kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
-        return {
-            "name": name, "type": kinds.get(stat.S_IFMT(status.st_mode), "other"), "size": status.st_size,
-            "mtime": status.st_mtime, "identity": f"{status.st_dev}:{status.st_ino}",
-        }  # fmt: skip
+        return info_of(name, status) | {"identity": f"{status.st_dev}:{status.st_ino}"}
 
     def _unreadable(self, name: str, problem: str) -> dict[str, Any]:
         return {"name": name, "type": "unreadable", "size": 0, "problem": problem}
