@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch.distributed.checkpoint import save
 
-from boost_core.checkpoint.checksums import ChecksummingWriter
-from boost_core.checkpoint.chunks import Chunk, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.reshard import Chunk, SaveChunks
+from boost_core.checkpoint.shards import ChecksummingWriter
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

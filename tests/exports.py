@@ -10,17 +10,14 @@ from safetensors.torch import save_file
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
-from boost_core.config.presets import PRESETS
-from boost_core.convert.destination import Destination
-from boost_core.convert.export import Export, export_model, model_files
-from boost_core.convert.model_folder import InMemory
+from boost_core.config.model import PRESETS
+from boost_core.convert.export import Destination, Export, export_model, model_files
+from boost_core.convert.model_folder import InMemory, write_start
 from boost_core.convert.names import Tensors, to_published
 from boost_core.convert.published_config import TrainedOn
-from boost_core.convert.whole import write_start
-from boost_core.models.build import build
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import build
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import full_weights
 

@@ -9,13 +9,10 @@ from random import Random
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
 from boost_core.plan.devices import SPARE
-from boost_core.plan.host_memory import lacking, node_bytes
-from boost_core.plan.machine import Machine
-from boost_core.plan.measured import machine_of
-from boost_core.plan.memory import PipelineRank
-from boost_core.plan.network import NetworkConfig
-from boost_core.plan.stages import Stage, cut
+from boost_core.plan.machine import Machine, NetworkConfig, machine_of
+from boost_core.plan.memory import PipelineRank, lacking, node_bytes
 from boost_core.plan.throughput import Step
+from boost_core.plan.work import Stage, cut
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 MODES = tuple(product(("none", "latent", "shared", "full", "offload"), (1, 2)))

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.symmetric_memory import SymmetricMemory
 
 SIGNAL_BYTES = 256

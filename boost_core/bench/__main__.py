@@ -10,23 +10,31 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
 from boost_core.bench.comm import Level, comm_rows, levels, measured_link, symmetric_rows
-from boost_core.bench.correctness import disagreements
-from boost_core.bench.kernels import kernel_rows
+from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements, kernel_rows
 from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape, rank_rows
-from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, table
-from boost_core.bench.timing import matrix_rate, memory_bandwidth
-from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS, Variant
+from boost_core.bench.results import (
+    NO_GPU,
+    PUBLISHED_SIZES,
+    RESULTS,
+    VARIANTS,
+    Environment,
+    Row,
+    Variant,
+    append,
+    matrix_rate,
+    memory_bandwidth,
+    table,
+)
 from boost_core.config import ModelConfig
 from boost_core.config.base import hear_interrupts, in_lines
+from boost_core.config.model import PRESETS
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.config.presets import PRESETS
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
 from boost_core.kernels.fp8_product import unavailable
-from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+from boost_core.plan.machine import MeasuredLink, MeasuredProfile
 
 _FIELDS = {"node": "link", "between nodes": "between_nodes"}  # of ``MeasuredProfile``, by level
 

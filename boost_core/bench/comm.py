@@ -17,13 +17,12 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.results import Row
-from boost_core.bench.timing import Spread, synchronize
+from boost_core.bench.results import Row, Spread, synchronize
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
 from boost_core.parallel.symmetric_memory import SymmetricMemory, connect
-from boost_core.plan.collectives import fit
-from boost_core.plan.measured import MeasuredLink
+from boost_core.plan.machine import MeasuredLink
+from boost_core.plan.throughput import fit
 
 _WARM_CALLS = 3
 _HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide

@@ -1,13 +1,314 @@
-"""Each kernel against its reference in plain torch, the reference compiled, and the roofline."""
+"""Every operation of ``kernels`` at given sizes, with the bytes that it cannot avoid moving.
+
+Tests compare implementations on these cases at awkward sizes, the benchmark times them at those of a model.
+"""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
-from boost_core.bench.cases import Case, Tensors
-from boost_core.bench.results import Row
-from boost_core.bench.timing import Spread, kernel_seconds
+from boost_core.bench.results import Row, Spread, kernel_seconds
+from boost_core.config import ModelConfig
+from boost_core.kernels.adamw import AdamWUpdate, adamw_
+from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.dispatch import Implementation, always
+from boost_core.kernels.fp8_product import QuantisedRows, quantise_columns, quantise_rows
+from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.latent_crossing import latent_crossing
+from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
+from boost_core.kernels.residual_add import residual_add, residual_start
+from boost_core.kernels.rotary import rotary
+from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
+
+Tensors = tuple[torch.Tensor, ...]
+Quantise = Callable[[torch.Tensor, torch.Tensor], QuantisedRows]
+EPSILON = 1e-5
+UPDATE = AdamWUpdate(learning_rate=1e-2, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, step=3)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One rank's sizes.
+
+    Attributes:
+        tokens: Tokens of a micro-batch, a multiple of ``positions``.
+        positions: Length of a sequence.
+        hidden: Hidden size, this rank's shard.
+        rank: Width of a latent.
+        mlp: MLP size, this rank's shard.
+        heads: Query heads of this rank.
+        key_value_heads: Its key and value heads.
+        head_size: Width of a head.
+        vocabulary: Logits per token, this rank's part.
+        weights: Elements in one optimizer update.
+    """
+
+    tokens: int
+    positions: int
+    hidden: int
+    rank: int
+    mlp: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    vocabulary: int
+    weights: int
+
+    @classmethod
+    def of_model(cls, model: ModelConfig, tensor_parallel_size: int, sequences: int, positions: int) -> "Sizes":
+        """Return one rank's sizes under btp; an optimizer update covers one block's largest factor."""
+        hidden, mlp = model.hidden_size // tensor_parallel_size, model.intermediate_size // tensor_parallel_size
+        return cls(
+            tokens=sequences * positions,
+            positions=positions,
+            hidden=hidden,
+            rank=model.bottleneck_rank,
+            mlp=mlp,
+            heads=model.num_attention_heads // tensor_parallel_size,
+            key_value_heads=model.key_value_heads // tensor_parallel_size,
+            head_size=model.head_size,
+            vocabulary=model.vocab_size // tensor_parallel_size,
+            weights=model.num_hidden_layers * 2 * mlp * model.bottleneck_rank,
+        )
+
+
+# One row; primes; a row that fills its block, and one that needs several blocks.
+AWKWARD = [
+    Sizes(*values)
+    for values in (
+        # tokens, positions, hidden, rank, mlp, heads, key_value_heads, head_size, vocabulary, weights
+        (1, 1, 1, 3, 1, 1, 1, 2, 1, 1),
+        (6, 3, 7, 5, 13, 3, 1, 6, 11, 97),
+        (4, 2, 64, 16, 32, 4, 2, 8, 128, 1024),
+        (5, 5, 97, 31, 1031, 3, 3, 10, 8209, 1031),
+    )
+]
+
+
+class Draw:
+    """Random inputs.
+
+    Args:
+        dtype: The compute type.
+        device: Where they live.
+        seed: The same seed draws the same values on the same device.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self._dtype, self._device = dtype, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int, precise: bool = False) -> torch.Tensor:
+        """Draw from a standard normal, in the compute type, or in at least fp32."""
+        values = torch.randn(shape, generator=self._generator, device=self._device)
+        return values.to(torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
+
+    def ids(self, low: int, high: int, count: int) -> torch.Tensor:
+        """Draw integers from ``low`` to ``high − 1``."""
+        return torch.randint(low, high, (count,), generator=self._generator, device=self._device)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation with its inputs.
+
+    Attributes:
+        name: The operation and its variant.
+        inputs: Its arguments; some operations overwrite them.
+        differentiated: Which of the inputs get a gradient; none if the operation has no backward pass.
+        run: Calls it.
+        forward_bytes: The minimum that a call has to read and write.
+        backward_bytes: The minimum that its backward pass has to; 0 if there is none.
+    """
+
+    name: str
+    inputs: Tensors
+    differentiated: tuple[int, ...]
+    run: Callable[..., Tensors]
+    forward_bytes: int
+    backward_bytes: int = 0
+
+
+def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    """Yield all operations in all variants."""
+    yield from _residual(sizes, draw)
+    yield from _latents(sizes, draw)
+    yield from _crossings(sizes, draw)
+    yield from _gates(sizes, draw)
+    yield from _rotations(sizes, draw)
+    yield from _losses(sizes, draw)
+    yield from _updates(sizes, draw)
+    yield from _quantised(sizes, draw)
+    yield from _summed(sizes, draw)
+
+
+def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    x_Td, y_Td = draw.normal(sizes.tokens, sizes.hidden), draw.normal(sizes.tokens, sizes.hidden)
+
+    def add(x_Td: torch.Tensor, y_Td: torch.Tensor | None = None) -> Tensors:
+        residual = residual_start(x_Td) if y_Td is None else residual_add(x_Td, y_Td)
+        return tuple(part for part in residual if part is not None)
+
+    yield Case("residual_add", (x_Td, y_Td), (0, 1), add, _bytes(x_Td) * 3, _bytes(x_Td) * 4)
+    yield Case("residual_start", (x_Td,), (0,), add, _bytes(x_Td), _bytes(x_Td) * 4)
+
+
+def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    count, width = 3, 4 * sizes.hidden
+    h_Tc = draw.normal(sizes.tokens, count * sizes.rank)
+    squares_T = width * draw.normal(sizes.tokens).square()
+
+    def epilogue(activation: bool) -> Callable[..., Tensors]:
+        return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, count, width, EPSILON, activation),)
+
+    read_and_written = _bytes(h_Tc) * 2
+    for name, activation in (("norm", False), ("norm and SiLU", True)):
+        inputs = (h_Tc, squares_T)
+        yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, _bytes(h_Tc) * 3)
+    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(True), read_and_written, _bytes(h_Tc) * 3)
+    gradient_Tc = draw.normal(*h_Tc.shape)
+    yield Case(
+        "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
+        lambda dh_Tc, h_Tc, s_T: (statistic_gradient(dh_Tc, h_Tc, s_T, width, EPSILON),), read_and_written,
+    )  # fmt: skip
+
+
+def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    count, width = 2, 4 * sizes.hidden
+    h_Tc, crossed_gTr = draw.normal(sizes.tokens, count * sizes.rank), draw.normal(count, sizes.tokens, sizes.rank)
+    squares_T = width * draw.normal(sizes.tokens).square()
+    scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
+
+    def crossing(activation: bool) -> Callable[..., Tensors]:
+        def run(h_Tc: torch.Tensor, crossed_gTr: torch.Tensor, scale_gr: torch.Tensor, shift_gr: torch.Tensor,
+                s_T: torch.Tensor | None = None) -> Tensors:  # fmt: skip
+            z_gTr = latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation)
+            return (z_gTr,)
+
+        return run
+
+    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), _bytes(h_Tc) * 3, _bytes(h_Tc) * 5
+    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(False), forward, backward)
+    for name, activation in (("norm", False), ("norm and SiLU", True)):
+        with_norm = (*inputs, squares_T)
+        yield Case(f"latent_crossing, {name}", with_norm, (0, 1, 2, 3, 4), crossing(activation), forward, backward)
+
+
+def _gates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
+    one_bytes = _bytes(both_gTf) // 2
+    for name, activation in (("", False), (", SiLU", True)):
+
+        def run(*parts: torch.Tensor, activation: bool = activation) -> Tensors:
+            return (gated_product(list(parts), activation),)
+
+        yield Case(f"gated_product{name}", (both_gTf,), (0,), run, one_bytes * 3, one_bytes * 5)
+        yield Case(
+            f"gated_product{name}, apart", tuple(torch.split(both_gTf, 1)), (0, 1), run, one_bytes * 3, one_bytes * 5
+        )
+
+
+def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    angles_se = draw.normal(sizes.positions, sizes.head_size // 2, precise=True)
+    angles = (angles_se.cos(), angles_se.sin())
+    wide, narrow = sizes.heads * sizes.head_size, sizes.key_value_heads * sizes.head_size
+
+    def run(cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor) -> Tensors:
+        return rotary(list(parts), cosine_se, sine_se)
+
+    variants = {
+        "": (wide, (draw.normal(3, sizes.tokens, wide),)),
+        ", grouped-query": (narrow, (draw.normal(1, sizes.tokens, wide), draw.normal(2, sizes.tokens, narrow))),
+        ", one by one": (narrow, tuple(draw.normal(1, sizes.tokens, width) for width in (wide, narrow, narrow))),
+    }
+    for name, (key_width, parts) in variants.items():
+        inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
+        differentiated = tuple(range(len(angles), len(inputs)))
+        yield Case(f"rotary{name}", inputs, differentiated, run, turned * 2, sum(map(_bytes, parts)) * 2)
+
+
+def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
+    # Half of the targets belong to other ranks, on either side.
+    target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
+    log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
+    dloss_c, dlog_sum_c = (draw.normal(sizes.tokens, precise=True) for _ in range(2))
+    yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, _bytes(logits_cV))
+    inputs = (logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
+    yield Case(
+        "cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), _bytes(logits_cV) * 2
+    )
+
+
+def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    master, gradient, first = (draw.normal(sizes.weights, precise=True) for _ in range(3))
+    second, weight = draw.normal(sizes.weights, precise=True).square(), draw.normal(sizes.weights)
+    clip = torch.full((1,), 0.25, dtype=master.dtype, device=master.device)
+
+    def run(master: torch.Tensor, gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor,
+            clip: torch.Tensor, weight: torch.Tensor | None = None) -> Tensors:  # fmt: skip
+        adamw_(master, gradient, first, second, weight, clip, UPDATE)
+        return (master, first, second) if weight is None else (master, first, second, weight)
+
+    inputs = (master, gradient, first, second, clip)
+    yield Case("adamw", inputs, (), run, _bytes(master) * 7)
+    yield Case("adamw, rounded", (*inputs, weight), (), run, _bytes(master) * 7 + _bytes(weight))
+
+
+def _quantised(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
+    scale_r = draw.normal(sizes.rank)
+    read_and_written = _bytes(x_gTm) + x_gTm.numel(), _bytes(weight_grd) + weight_grd.numel()
+    yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), read_and_written[0])
+    for name, quantise in (("rows", quantise_rows), ("columns", quantise_columns)):
+
+        def run(weight: torch.Tensor, factor: torch.Tensor, quantise: Quantise = quantise) -> Tensors:
+            return tuple(quantise(weight, factor))
+
+        yield Case(f"quantise a weight's {name}", (weight_grd, scale_r), (), run, read_and_written[1])
+
+
+def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    ranks, count, width = 3, 2, 4 * sizes.hidden
+    columns = count * sizes.rank
+    sent = tuple(
+        torch.cat([draw.normal(sizes.tokens * columns), width * draw.normal(sizes.tokens).square()])
+        for _ in range(ranks)
+    )
+
+    def sum_all(*memory: torch.Tensor) -> Tensors:
+        out_n = torch.empty_like(memory[0])
+        symmetric_sum(Peers.of(list(memory)), out_n)
+        return (out_n,)
+
+    def spread(*memory: torch.Tensor) -> Tensors:
+        spread_sum(Peers.of(list(memory)), sizes.rank, len(memory[0]) - 1)
+        return memory
+
+    def epilogue(statistic: bool, activation: bool) -> Callable[..., Tensors]:
+        made = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
+
+        def run(*memory: torch.Tensor) -> Tensors:
+            out_n = torch.empty_like(memory[0][: len(memory[0]) - (0 if statistic else sizes.tokens)])
+            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, made)
+            return out_n, z_gTr
+
+        return run
+
+    read, one = sum(map(_bytes, sent)), _bytes(sent[0])
+    yield Case("symmetric_sum", sent, (), sum_all, read + one)
+    yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
+    for name, statistic, activation in (("norm", True, False), ("norm and SiLU", True, True), ("SiLU", False, True)):
+        yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+# Each kernel against its reference in plain torch, the reference compiled, and the roofline.
 
 Run = Callable[..., Tensors]
 
@@ -64,3 +365,72 @@ def _backward(run: Run, case: Case) -> Callable[[], object]:
     outputs = [output for output in run(*inputs) if output.requires_grad]
     upstream = [torch.ones_like(output) for output in outputs]
     return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True)
+
+
+# The gate before every timing: an operation matches the float64 reference within a derived bound.
+
+ROUNDINGS = 4  # of each element on its way through an operation
+Arrange = Callable[[torch.Tensor], torch.Tensor]  # the same values in another memory layout
+
+
+def disagreements(
+    case: Case, implementation: Implementation = "triton", arrange: Arrange = torch.Tensor.contiguous
+) -> list[str]:
+    """Return outputs and gradients that are further from the float64 reference than rounding explains.
+
+    The bound: the relative error of the reference in the same type; the effect of moving the inputs by a few
+    roundings of the fp32 arithmetic inside, which is large where terms cancel; and one more rounding of the result.
+
+    Args:
+        case: The operation with its inputs, which are left unchanged.
+        implementation: The implementation to check.
+        arrange: Gives the inputs of the checked implementation a memory layout.
+    """
+    # Each call gets copies, because operations may overwrite their inputs.
+    mine = _results(case, implementation, tuple(arrange(each.clone()) for each in case.inputs))
+    same_type = _results(case, "naive", tuple(each.clone() for each in case.inputs))
+    truth = _results(case, "naive", tuple(_widened(each) for each in case.inputs))
+    moved = _results(case, "naive", tuple(_moved(_widened(each)) for each in case.inputs))
+    found = []
+    for index, (value, reference, exact, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
+        error = _relative_error(value, exact)
+        limit = _relative_error(reference, exact) + _relative_error(nearby, exact) + torch.finfo(value.dtype).eps
+        if not error <= limit:  # NaN is a disagreement, too
+            found.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
+    return found
+
+
+def _results(case: Case, implementation: Implementation, inputs: Tensors) -> list[torch.Tensor]:
+    """Return the outputs, then the gradients for one fixed gradient of each output."""
+    leaves = [inputs[index].requires_grad_() for index in case.differentiated]
+    with always(implementation):
+        outputs = case.run(*inputs)
+        results = [output.detach().clone() for output in outputs]
+        if leaves:
+            torch.autograd.backward(list(outputs), [_upstream(output) for output in outputs])
+    gradients = (leaf.grad for leaf in leaves)
+    return list(chain(results, (gradient for gradient in gradients if gradient is not None)))
+
+
+def _upstream(output: torch.Tensor) -> torch.Tensor:
+    """A gradient of the output's type, the same in all types except for rounding, laid out across its rows."""
+    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
+    values = (count * 0.7 + 1).sin().to(torch.bfloat16).to(output.dtype).view(output.shape)
+    return values.mT.contiguous().mT if values.ndim > 1 else values
+
+
+def _widened(values: torch.Tensor) -> torch.Tensor:
+    return values.double() if values.is_floating_point() else values
+
+
+def _moved(values: torch.Tensor) -> torch.Tensor:
+    """Move every number up or down by a few fp32 roundings."""
+    if not values.is_floating_point():
+        return values
+    directions = torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos()
+    return values * (1 + ROUNDINGS * torch.finfo(torch.float32).eps * directions.sign().view(values.shape))
+
+
+def _relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    exact = truth.double()  # for 8-bit numbers, which have no arithmetic
+    return float((value.double() - exact).norm() / exact.norm())

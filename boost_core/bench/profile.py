@@ -18,16 +18,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from boost_core.bench.rank import RunShape, block_seconds
-from boost_core.bench.results import Environment
-from boost_core.bench.timing import kernel_seconds
-from boost_core.bench.variants import VARIANTS, Variant
+from boost_core.bench.results import VARIANTS, Environment, Variant, kernel_seconds
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.hardware import BYTES
-from boost_core.parallel.locked_memory import page_locked_like
-from boost_core.plan.measured import MeasuredProfile
-from boost_core.plan.parameters import block_parameters
-from boost_core.plan.profile import Profile
-from boost_core.plan.work import Product, Work, block_products, block_work
+from boost_core.parallel.offload import page_locked_like
+from boost_core.plan.machine import MeasuredProfile, Profile
+from boost_core.plan.work import Product, Work, block_parameters, block_products, block_work
 
 Sample = tuple[Work, float]
 

@@ -3,15 +3,94 @@
 import csv
 import os
 import platform
+import statistics
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from boost_core.bench.timing import Spread
+from boost_core.kernels.dispatch import Implementation
+
+# Times of repeated calls, and a device's peak rates.
+
+_AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU enqueues the timed work
+_FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of repeated measurements."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """Compute the percentiles of two or more values."""
+        p20, _, _, p80 = statistics.quantiles(values, n=5, method="inclusive")
+        return cls(p20, statistics.median(values), p80)
+
+
+def wall_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Return the wall time of each of ``repeats`` calls, the device's work included, after one warm-up call."""
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        started = time.perf_counter()
+        call()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Like ``wall_seconds``, but on a GPU without the time in which it waits for the CPU to enqueue work.
+
+    The GPU is kept busy while the CPU enqueues a call, and its caches hold nothing of the previous call.
+    """
+    if device.type != "cuda":
+        return wall_seconds(call, device, repeats)
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device)
+    marks = []
+    call()
+    for _ in range(repeats):
+        torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        flushed.zero_()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        call()
+        end.record()
+        marks.append((begin, end))
+    synchronize(device)
+    return [begin.elapsed_time(end) / 1000 for begin, end in marks]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all enqueued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def memory_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second of a large copy, counting reads and writes."""
+    source = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
+    target = torch.empty_like(source)
+    seconds = kernel_seconds(lambda: target.copy_(source), device, repeats=10)
+    return 2 * source.numel() / statistics.median(seconds)
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the FLOPs per second of a large square matrix product."""
+    width = 8192 if device.type == "cuda" else 512
+    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    return 2 * width**3 / statistics.median(kernel_seconds(lambda: left @ right, device, repeats=10))
+
 
 RESULTS = Path("tests/benchmarks/results.csv")
 _ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it creates an archive
@@ -137,3 +216,53 @@ def _version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+# The ways to train a model that are compared, and the shapes at which they are compared.
+
+_AS_PUBLISHED = {"strategy": "btp", "norm": "online_paper", "recompute": "full"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A family under a strategy with its options.
+
+    Attributes:
+        name: For tables.
+        family: The model's family.
+        parallelism: The job's ``parallelism`` without the sizes.
+        kernels: The implementation to use; ``None`` for the device's default.
+        published: Whether to run the published code's step in place of the trainer's.
+        fp8: Whether products are in 8 bits, on devices that support it.
+    """
+
+    name: str
+    family: str
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    kernels: Implementation | None = None
+    published: bool = False
+    fp8: bool = False
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return str(self.parallelism["strategy"])
+
+
+VARIANTS = [
+    Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
+    # One product and one exchange per projection, like pairs that know nothing of each other.
+    Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
+    # What BOOST's code ran at 7B: its own step instead of the trainer's, over the same tokens, a sequence at a time.
+    Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, published=True),
+    # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks recomputed.
+    Variant("cola, btp as published", "cola", _AS_PUBLISHED),
+    Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),
+    Variant("cola, btp", "cola", {"strategy": "btp"}),
+    Variant("cola, btp, eager", "cola", {"strategy": "btp"}, kernels="naive"),
+    Variant("cola, btp, fp8", "cola", {"strategy": "btp"}, fp8=True),
+    Variant("cola, btp, recompute latent", "cola", {"strategy": "btp", "recompute": "latent"}),
+]
+
+# Presets and the tensor parallel sizes of BOOST's systems runs.
+PUBLISHED_SIZES = {"1b": 1, "3b": 2, "7b": 4, "13b": 4, "30b": 4}

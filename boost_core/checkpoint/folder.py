@@ -16,20 +16,22 @@ manifest, so an interrupted save has never written it, whenever it was interrupt
 saved again, so that interrupting that save is not mistaken for interrupting a first one.
 """
 
+import io
 import logging
 import os
+import pickle
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 import fsspec
 
 from boost_core import __version__
-from boost_core.checkpoint.index import INDEX, files_named
 from boost_core.checkpoint.manifest import (
     CheckpointDamaged,
     Manifest,
@@ -39,10 +41,73 @@ from boost_core.checkpoint.manifest import (
     encode,
     model_facts,
 )
-from boost_core.checkpoint.retention import prunable
 from boost_core.config import JobSpec, Layout, ParallelismConfig
-from boost_core.config.parsing.small_files import Unreadable, read_small, refuse_irregular
-from boost_core.config.parsing.urls import StorageOptions, literal, options_at
+from boost_core.config.reading import Unreadable, read_small, refuse_irregular
+from boost_core.config.storage import StorageOptions, literal, options_at
+
+# Which checkpoints a job no longer needs. Does not import torch.
+
+
+def prunable(
+    steps: Sequence[int],
+    keep_last: int | None,
+    keep_every: int | None,
+    pinned: Collection[int] = (),
+    damaged: Collection[int] = (),
+) -> list[int]:
+    """Steps whose checkpoints may be removed, ascending.
+
+    Args:
+        steps: Steps with a committed checkpoint, ascending.
+        keep_last: Number of newest checkpoints to keep; ``None``: all.
+        keep_every: Checkpoints at multiples of this many steps are kept as well.
+        pinned: Steps that are always kept.
+        damaged: Steps that do not count among the newest, so that checkpoints to resume from are kept.
+    """
+    intact = [step for step in steps if step not in damaged]
+    if keep_last is None or len(intact) < keep_last:
+        return []
+    older = [step for step in steps if step < intact[-keep_last]]
+    return [step for step in older if step not in pinned and (not keep_every or step % keep_every)]
+
+
+# The files named by torch's index of a checkpoint, read without torch and without executing anything in it.
+
+INDEX = ".metadata"
+
+
+def files_named(index: bytes) -> set[str]:
+    """Names of the files that hold the tensors according to torch's index, which is a pickle.
+
+    Raises:
+        ValueError: The content is not such an index.
+    """
+    try:
+        stored = _Reader(io.BytesIO(index)).load().state["storage_data"]
+        return {str(place.state["relative_path"]) for place in stored.values()}
+    except Exception as error:  # a pickle can raise anything
+        raise ValueError(f"is not a torch checkpoint index: {type(error).__name__}: {error}") from error
+
+
+class _Anything:
+    """Stands in for any class that a pickle names, and keeps the state given to it."""
+
+    state: Any = None
+
+    def __new__(cls, *_: object) -> "_Anything":
+        return super().__new__(cls)
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, _module: str, _name: str) -> type[_Anything]:
+        return _Anything
+
 
 logger = logging.getLogger(__name__)
 

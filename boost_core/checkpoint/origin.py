@@ -13,8 +13,8 @@ from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint, loc
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
-from boost_core.config.checkpoint import CheckpointConfig
-from boost_core.config.parsing.urls import StorageOptions
+from boost_core.config.job import CheckpointConfig
+from boost_core.config.storage import StorageOptions
 
 # The facts about a model that may be others where only its weights are kept: how far they see, and not what they are.
 _CONTEXT = frozenset({"rope_theta", "rope_scaling", "sliding_window"})

@@ -8,19 +8,80 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
-from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.peers import PeerCopies
+from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.shards import SaveFailed, on_first_rank, refuse_damaged, save_chunks
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
-from boost_core.config.checkpoint import CheckpointConfig
+from boost_core.config.job import CheckpointConfig
+from boost_core.parallel.offload import page_locked_like
+from boost_core.plan.snapshots import TensorSlice
+
+# Copies of each rank's snapshots in the memory of another rank.
+
+_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks, because a pickle could execute code
+
+
+class PeerCopies:
+    """Sends this rank's snapshots to the rank that keeps copies of them, and keeps copies of another rank's.
+
+    Args:
+        snapshots: This process's snapshot store.
+        owner_of: For each rank, the rank that keeps the copy of its snapshots.
+        ranks: A gloo group of all ranks.
+    """
+
+    def __init__(self, snapshots: SnapshotStore, owner_of: Sequence[int], ranks: dist.ProcessGroup) -> None:
+        self._snapshots, self._ranks = snapshots, ranks
+        self._rank = dist.get_rank()
+        self._to, self._of = owner_of[self._rank], list(owner_of).index(self._rank)
+        self._boxes: tuple[TensorSlice, ...] | None = None  # of the copies kept here; they never change
+
+    def exchange(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot here and a copy of it in the peer's memory; all ranks call this with theirs of the same step.
+
+        When it returns, every rank's snapshot is in two places, and all older ones have been dropped.
+        """
+        self._snapshots.put(snapshot)
+        if self._to != self._rank:
+            self._snapshots.put(self._swapped(snapshot))
+        dist.barrier(self._ranks)
+        self._snapshots.keep_only(snapshot.index.key.generation, snapshot.index.key.step)
+
+    def _swapped(self, mine: Snapshot) -> Snapshot:
+        if self._boxes is None:
+            self._boxes = self._swap_boxes(mine.index.boxes)
+        sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in mine.tensors]
+        theirs = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
+        for tensor in theirs:
+            dist.recv(tensor, group=self._ranks, group_src=self._of)
+        for work in sending:
+            if work is not None:
+                work.wait()
+        index = replace(mine.index, key=replace(mine.index.key, rank=self._of), boxes=self._boxes)
+        return Snapshot(index, theirs)
+
+    def _swap_boxes(self, mine: tuple[TensorSlice, ...]) -> tuple[TensorSlice, ...]:
+        message = torch.frombuffer(bytearray(_BOXES.dump_json(mine)), dtype=torch.uint8)
+        length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
+        received = self._swap(length, theirs)
+        received = self._swap(message, torch.empty(int(received.item()), dtype=torch.uint8))
+        return _BOXES.validate_json(received.numpy().tobytes())
+
+    def _swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        sending = dist.isend(mine, group=self._ranks, group_dst=self._to)
+        dist.recv(theirs, group=self._ranks, group_src=self._of)
+        if sending is not None:
+            sending.wait()
+        return theirs
+
 
 logger = logging.getLogger(__name__)
 
@@ -247,3 +308,84 @@ class Saver:
             self._folder.discard(step)
         except Exception as error:  # stores raise types of their own
             logger.warning("the partial files of %s cannot be removed now: %s", self._folder.step_url(step), error)
+
+
+# Copies of a rank's state in the host's memory.
+#
+# On a GPU, copies are made on a separate stream, after all work queued at the time of the request. The next step
+# proceeds
+# meanwhile, up to its update, which waits for the copies on the device, since only updates change the state.
+
+
+class HostCopies:
+    """Makes copies in several buffers, so that one copy stays intact while others are made.
+
+    Args:
+        places: Number of buffers; each is as large as the rank's state.
+        is_held: Whether someone still reads a copy in the buffer to be used next. If so, a new buffer is allocated.
+    """
+
+    def __init__(self, places: int, is_held: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
+        self._is_held = is_held
+        self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
+        self._turn = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._made: torch.cuda.Event | None = None  # the newest copy
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        """Allocate memory for the next copy now if that is slow, as for a GPU's copies, which are page-locked."""
+        if not self._places[self._turn] and _on_gpu(chunks):
+            self._places[self._turn] = _memory_for(chunks)
+
+    def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
+        """Copy chunks; from a GPU, read copies only after ``wait`` and change the state only after ``before_update``.
+
+        Args:
+            chunks: The chunks, the same ones every time.
+            lasting: Whether the next copy goes to the next buffer, in turn; otherwise it overwrites this one.
+        """
+        if self._places[self._turn] and self._is_held(self._places[self._turn][0]):
+            self._places[self._turn] = []
+        place = self._places[self._turn]
+        if lasting:
+            self._turn = (self._turn + 1) % len(self._places)
+        if not place:
+            place += _memory_for(chunks)
+        if behind := [pair for pair in zip(chunks, place, strict=True) if pair[0].tensor.is_cuda]:
+            self._copy_behind(behind)
+        for chunk, copy in zip(chunks, place, strict=True):
+            if not chunk.tensor.is_cuda:
+                copy.copy_(chunk.tensor)
+        return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
+
+    def before_update(self) -> None:
+        """Make work queued from now on wait, on the device, until the newest copy has been made."""
+        if self._made is not None:
+            torch.cuda.current_stream().wait_event(self._made)
+
+    def wait(self) -> None:
+        """Wait until the newest copy has been made. Another thread may call this before the next copy is taken."""
+        if self._made is not None:
+            self._made.synchronize()
+
+    def _copy_behind(self, behind: Sequence[tuple[Chunk, torch.Tensor]]) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for chunk, copy in behind:
+                copy.copy_(chunk.tensor, non_blocking=True)
+                chunk.tensor.record_stream(self._stream)  # in case the state is freed before it has been copied
+            self._made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._made.record(self._stream)
+
+
+def _on_gpu(chunks: Sequence[Chunk]) -> bool:
+    return any(chunk.tensor.is_cuda for chunk in chunks)
+
+
+def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+    """Allocate a separate storage for each chunk; torch's checkpoint would copy a view again to write it."""
+    of_gpu = [chunk.tensor for chunk in chunks if chunk.tensor.is_cuda]
+    locked = iter(page_locked_like(of_gpu) if of_gpu else ())
+    return [next(locked) if chunk.tensor.is_cuda else torch.empty_like(chunk.tensor) for chunk in chunks]

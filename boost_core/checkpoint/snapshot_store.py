@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from boost_core.checkpoint.chunks import Chunk, LoadChunks
+from boost_core.checkpoint.reshard import Chunk, LoadChunks
 from boost_core.plan.snapshots import MemoryState, Region, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
 
 HOLD_SECONDS = 60.0  # time without a read after which a held snapshot is released, as its reader must be gone

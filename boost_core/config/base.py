@@ -1,9 +1,11 @@
 """The base class of all configuration models, and errors that name the fields at fault."""
 
 import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from types import EllipsisType, NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -17,8 +19,134 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from boost_core.config.parsing.kinds import Wanted
-from boost_core.config.parsing.validation_messages import in_words
+# Strict checks of strings, numbers and booleans, which JSON tells apart but pydantic converts into each other.
+
+# Types that pydantic mixes up, and its error for a value of another type; int goes first.
+_KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which of the types that pydantic mixes up a field accepts.
+
+    Attributes:
+        error: Pydantic's error type for a value of another type.
+        truth: Whether it accepts true and false; otherwise it accepts numbers.
+        listed: Whether it accepts a list of them.
+    """
+
+    error: str
+    truth: bool
+    listed: bool
+
+    @classmethod
+    def by(cls, annotation: Any) -> "Wanted | None":
+        """What a field of a type accepts; ``None`` unless it takes numbers or booleans, as pydantic checks the rest."""
+        types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
+        wanted = types - {tuple}
+        if not wanted or not wanted <= _KINDS.keys():
+            return None
+        error = next(error for python_type, error in _KINDS.items() if python_type in wanted)
+        return cls(error, wanted == {bool}, tuple in types)
+
+    def mixed_up(self, value: Any) -> list[InitErrorDetails]:
+        """Errors for the parts of a value that are of another kind, with their place in a list.
+
+        Args:
+            value: What was given.
+        """
+        if isinstance(value, list | tuple) != self.listed:
+            return []
+        return [
+            InitErrorDetails(type=self.error, loc=place, input=given)
+            for place, given in _scalars(value)
+            if isinstance(given, str) or isinstance(given, bool) != self.truth
+        ]
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """The types that make up a type such as ``int``, ``int | None``, ``tuple[float, ...]`` or a ``Literal``."""
+    parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+    if get_origin(annotation) is tuple:
+        yield tuple
+    for part in parts:
+        yield from _plain_types(part)
+    if not parts:
+        yield annotation if isinstance(annotation, type) else type(annotation)
+
+
+def _scalars(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool | int | float | str]]:
+    """Each string, number and boolean in nested lists, with its place."""
+    if isinstance(value, bool | int | float | str):
+        yield place, value
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _scalars(entry, (*place, index))
+
+
+# Pydantic's validation errors in terms of JSON; its own messages are about Python's types.
+
+_LONGEST = 100  # characters of a value inside a sentence
+
+_WHOLE, _NUMBER, _TEXT = "must be a whole number", "must be a number", "must be a string"
+_SWITCH, _LIST, _OBJECT = "must be true or false", "must be a list", "must be an object"
+_TIME = "must be a time such as 2026-01-31T12:00:00Z"
+
+_BY_TYPE = {
+    "missing": "is missing; add it",
+    "extra_forbidden": "is unknown here; leave it out",
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_parsing_size": _WHOLE, "int_from_float": _WHOLE,
+    "float_type": _NUMBER, "float_parsing": _NUMBER,
+    "string_type": _TEXT,
+    "bool_type": _SWITCH, "bool_parsing": _SWITCH,
+    "list_type": _LIST, "tuple_type": _LIST,
+    "dict_type": _OBJECT, "model_type": _OBJECT, "model_attributes_type": _OBJECT,
+    "datetime_type": _TIME, "datetime_parsing": _TIME, "datetime_from_date_parsing": _TIME, "timezone_aware": _TIME,
+}  # fmt: skip
+_OF_LENGTH = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
+_COMPLETE = frozenset({"missing", "extra_forbidden", "illegal_value", "value_error", *_OF_LENGTH})
+
+
+def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
+    """Phrase one entry of ``ValidationError.errors()`` as a sentence about the field.
+
+    Args:
+        error: The entry.
+        shown: Whether the sentence may repeat the value.
+    """
+    kind = error["type"]
+    if kind in _OF_LENGTH:
+        what = _length(error["ctx"], *_OF_LENGTH[kind])
+    else:
+        what = _BY_TYPE.get(kind) or _without_subject(str(error["msg"]))
+    return what if kind in _COMPLETE or not shown else f"{what}, not {_said(error.get('input'))}"
+
+
+def _length(context: Mapping[str, Any], bound: str, limit: str) -> str:
+    entries = "entry" if context[limit] == 1 else "entries"
+    given = context.get("actual_length")
+    return f"must have {bound} {context[limit]} {entries}{f', not {given}' if given is not None else ''}"
+
+
+def _without_subject(message: str) -> str:
+    for subject in ("Value error, ", "Input ", "String "):
+        message = message.removeprefix(subject)
+    return message
+
+
+def _said(value: object) -> str:
+    """A value in JSON's terms, shortened."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    said = repr(value)
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+
 
 INTERRUPTED = 130  # exit status of a program after Ctrl-C
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]

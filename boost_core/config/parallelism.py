@@ -2,12 +2,109 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
-from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import Config
-from boost_core.config.layout import Layout
+from boost_core.config.base import Config, FieldProblem, Wanted, raise_problems
+
+# How the ranks of a gang are laid out: one type for job files, plan, scheduler, gang and metrics.
+
+
+class ParallelSizes(Protocol):
+    """Anything with the sizes under the job file's names: a job's ``parallelism``, and reports on a gang."""
+
+    @property
+    def tensor_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def pipeline_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def data_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def context_parallel_size(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """The number of ranks of a gang along each dimension.
+
+    Attributes:
+        tp: Tensor parallel ranks; a group of them shares a node.
+        pp: Pipeline parallel ranks: tensor parallel groups per replica.
+        dp: Data parallel ranks: replicas of the gang.
+        cp: Context parallel ranks, to which a replica's tensor parallel groups deal the tokens of a sequence.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int = 1
+
+    @classmethod
+    def of(cls, sizes: ParallelSizes) -> "Layout":
+        """The layout given by a configuration or a report."""
+        return cls(
+            sizes.tensor_parallel_size,
+            sizes.pipeline_parallel_size,
+            sizes.data_parallel_size,
+            sizes.context_parallel_size,
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes under the job file's names."""
+        return {
+            "tensor_parallel_size": self.tp,
+            "pipeline_parallel_size": self.pp,
+            "data_parallel_size": self.dp,
+            "context_parallel_size": self.cp,
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Total number of ranks."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def same_weights(self) -> int:
+        """Number of ranks with the same weights, which share their state and sum their gradients."""
+        return self.dp * self.cp
+
+    @property
+    def per_replica(self) -> "Layout":
+        """The layout of one replica, which stays the same as replicas come and go."""
+        return Layout(self.tp, self.pp, dp=1, cp=self.cp)
+
+    @property
+    def replica_text(self) -> str:
+        """The part of the text form that all its replicas share."""
+        context = f" × cp {self.cp}" if self.cp > 1 else ""
+        return f"tp {self.tp} × pp {self.pp}{context}"
+
+    def coordinates(self, rank: int) -> "Layout":
+        """A rank's tensor, pipeline, data and context parallel ranks; tp varies fastest, then cp, pp and dp."""
+        group, tp = divmod(rank, self.tp)
+        stage, cp = divmod(group, self.cp)
+        dp, pp = divmod(stage, self.pp)
+        return Layout(tp, pp, dp, cp)
+
+    def __str__(self) -> str:
+        return f"{self.replica_text} × dp {self.dp}"
+
 
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # the cost of planning a pipeline grows with its ranks
@@ -98,10 +195,10 @@ class StageModes(Config):
         return " + ".join(f"{mode} {count}" for mode, count in self.runs)
 
 
-Listed = Annotated[tuple[StageModes, ...], Field(max_length=64)]  # the maximum number of stages
+RecomputeList = Annotated[tuple[StageModes, ...], Field(max_length=64)]  # the maximum number of stages
 
 _MODE: TypeAdapter[str] = TypeAdapter(Literal[RecomputeMode, "auto"])
-_LISTED: TypeAdapter[tuple[StageModes, ...]] = TypeAdapter(Listed)
+_RECOMPUTE_LIST: TypeAdapter[tuple[StageModes, ...]] = TypeAdapter(RecomputeList)
 
 
 class ContextConfig(Config):
@@ -171,7 +268,7 @@ class ParallelismConfig(Config):
         True,
         description="Compute q, k and v (and gate and up) in one matrix product and one exchange instead of one each.",
     )
-    recompute: Literal[RecomputeMode, "auto"] | Listed = Field(
+    recompute: Literal[RecomputeMode, "auto"] | RecomputeList = Field(
         "none",
         description="Activation checkpointing. latent: keep the latents, the residual and, with context parallelism, "
         "attention's output, and recompute everything else without collectives; for btp. shared: as latent, but each "
@@ -203,7 +300,9 @@ class ParallelismConfig(Config):
             raise ValueError(
                 "modes of blocks must be a list with an entry for each pipeline stage, such as [{latent: 6, none: 4}]"
             )
-        return _LISTED.validate_python(value) if isinstance(value, list | tuple) else _MODE.validate_python(value)
+        return (
+            _RECOMPUTE_LIST.validate_python(value) if isinstance(value, list | tuple) else _MODE.validate_python(value)
+        )
 
     @property
     def stages(self) -> int:
@@ -258,3 +357,165 @@ class ParallelismConfig(Config):
     def at(self, layout: Layout) -> "ParallelismConfig":
         """The same in another layout; a single stage takes the default pipeline schedule."""
         return self.model_copy(update=layout.sizes | ({"pipeline_schedule": "1f1b"} if layout.pp == 1 else {}))
+
+
+# The chunks into which the tokens of a sequence are cut for context parallel ranks.
+
+EFFICIENT = 2048  # tokens per chunk, below which attention kernels slow down considerably
+MOST_CHUNKS = 64  # per rank: with more, planning takes the host too long
+_CHUNKS, _FEWEST_CHUNKS = 8, 4  # per rank: enough to balance the work, and the minimum
+
+
+@lru_cache(1024)
+def chunk_tokens(sequence_length: int, ranks: int) -> int:
+    """Tokens per chunk: a divisor of a rank's part of a sequence.
+
+    Args:
+        sequence_length: Tokens per sequence; a multiple of ``ranks``.
+        ranks: Size of the context parallel group.
+    """
+    tokens = sequence_length // ranks
+    wanted = max(tokens // _CHUNKS, min(EFFICIENT, tokens // _FEWEST_CHUNKS), 1)
+    return next(size for size in range(wanted, 0, -1) if tokens % size == 0)
+
+
+# Which layouts a gang may take while its job runs.
+
+MOST_LAYOUTS = 32  # per job, over all numbers of replicas: each is examined when a job is checked and scheduled
+
+Pair = tuple[TensorSize, PipelineSize]
+Triple = tuple[TensorSize, PipelineSize, ContextSize]
+
+_PAIR: TypeAdapter[tuple[int, int]] = TypeAdapter(Pair)
+_TRIPLE: TypeAdapter[tuple[int, int, int]] = TypeAdapter(Triple)
+
+
+def _pair_or_triple(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[int, int] | tuple[int, int, int]:
+    """Validate as either a pair or a triple, so that errors do not mention both as a union's would."""
+    three = isinstance(value, list | tuple) and len(value) > 2
+    return _TRIPLE.validate_python(value) if three else _PAIR.validate_python(value)
+
+
+def _in_one(schema: dict[str, Any]) -> None:
+    """Merge both forms into one list, so that editors' errors do not mention both."""
+    pair, triple = schema.pop("anyOf")
+    schema.update(triple, minItems=pair["minItems"])
+
+
+ReplicaSizes = Annotated[Pair | Triple, WrapValidator(_pair_or_triple), Field(json_schema_extra=_in_one)]
+LayoutList = Annotated[tuple[ReplicaSizes, ...], Field(max_length=16)]
+Chosen = Annotated[tuple[tuple[TensorSize, PipelineSize, DataSize], ...], Field(max_length=MOST_LAYOUTS)]
+
+_LAYOUT_LIST: TypeAdapter[tuple[tuple[int, int] | tuple[int, int, int], ...]] = TypeAdapter(LayoutList)
+
+
+class DataParallelRange(Config):
+    """The minimum and maximum number of replicas."""
+
+    min: DataSize = 1
+    max: DataSize
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "DataParallelRange":
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) must not exceed max ({self.max})")
+        return self
+
+
+class GpuRange(DataParallelRange):
+    """The minimum and maximum number of a gang's GPUs; on CPUs, of workers."""
+
+
+class ElasticityConfig(Config):
+    """How the service may resize a gang as nodes and other jobs come and go. The global batch stays the same."""
+
+    layouts: Literal["auto"] | LayoutList | None = Field(
+        None,
+        json_schema_extra={"minItems": 1},
+        description="Allowed sizes of a replica, each as [tensor_parallel_size, pipeline_parallel_size] with the "
+        "context_parallel_size of parallelism, or as [tensor_parallel_size, pipeline_parallel_size, "
+        "context_parallel_size]; default: those of parallelism. auto: for each number of gpus the service chooses "
+        "among all sizes without context parallelism that are legal and fit the GPUs.",
+    )
+    gpus: GpuRange | None = Field(
+        None, description="With layouts=auto: minimum and maximum number of the gang's GPUs; on CPUs, of workers."
+    )
+    data_parallel_size: DataParallelRange | None = Field(
+        None,
+        validate_default=True,
+        description="Minimum and maximum number of replicas; required unless layouts=auto, where gpus determines it.",
+    )
+    resolved: Chosen | None = Field(
+        None,
+        description="With layouts=auto: the layouts chosen by the service, as [tensor_parallel_size, "
+        "pipeline_parallel_size, data_parallel_size]. Written by the service, which chooses again when the "
+        "job is submitted.",
+    )
+
+    @field_validator("layouts", mode="wrap")
+    @classmethod
+    def _auto_or_listed(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Report only the entry at fault; a union's error would mention all its types."""
+        if value is None or value == "auto":
+            return handler(value)
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is not auto, nor a list of sizes such as [[2, 1], [1, 1]]; use one of these")
+        wanted = Wanted.by(LayoutList)
+        if wanted and (found := wanted.mixed_up(value)):
+            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+        # A min_length would also be reported for layouts that are given but wrong.
+        if not (listed := _LAYOUT_LIST.validate_python(value)):
+            raise ValueError("this allows no sizes; give one pair or more, or leave layouts out")
+        return listed
+
+    @field_validator("data_parallel_size")
+    @classmethod
+    def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
+        if info.data.get("gpus") is not None:
+            return value  # gpus without layouts=auto is reported by itself
+        if value is None and info.data.get("layouts", "auto") != "auto":  # absent if layouts are invalid themselves
+            raise PydanticKnownError("missing")
+        return value
+
+    @model_validator(mode="after")
+    def _limits_of_one_kind(self) -> "ElasticityConfig":
+        problems = []
+        if self.automatic and self.gpus is None:
+            message = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
+            problems.append(FieldProblem(("gpus",), None, message))
+        if self.automatic and self.data_parallel_size is not None:
+            message = "layouts=auto also chooses the number of replicas; leave it out, and limit gpus"
+            problems.append(FieldProblem(("data_parallel_size",), None, message))
+        if not self.automatic and self.gpus is not None:
+            message = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
+            problems.append(FieldProblem(("gpus",), None, message))
+        if not self.automatic and self.resolved is not None:
+            problems.append(FieldProblem(("resolved",), None, "is only for layouts=auto; leave it out"))
+        raise_problems("ElasticityConfig", problems)
+        return self
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the service chooses the layouts."""
+        return self.layouts == "auto"
+
+    def replicas(self, own: Layout) -> tuple[Layout, ...]:
+        """The distinct layouts that a replica may have, with dp 1.
+
+        Args:
+            own: The layout in parallelism, which also supplies the cp that pairs leave out.
+        """
+        listed = self.layouts if isinstance(self.layouts, tuple) else ()
+        allowed = (Layout(tp, pp, dp=1, cp=cp[0] if cp else own.cp) for tp, pp, *cp in listed)
+        return tuple(dict.fromkeys(allowed)) or (own.per_replica,)
+
+    @property
+    def chosen(self) -> tuple[Layout, ...]:
+        """The layouts that the service has chosen, fewest ranks first; empty before the choice."""
+        layouts = (Layout(*sizes) for sizes in self.resolved or ())
+        return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
+
+    def with_chosen(self, layouts: tuple[Layout, ...] | None) -> "ElasticityConfig":
+        """Return a copy with layouts chosen by the service; ``None`` for none."""
+        sizes = None if layouts is None else tuple((layout.tp, layout.pp, layout.dp) for layout in layouts)
+        return self.model_copy(update={"resolved": sizes})

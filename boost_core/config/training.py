@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from boost_core.config.attention import SparseAttentionConfig
 from boost_core.config.base import Config, Count
+from boost_core.config.model import SparseAttentionConfig
 
 
 class BatchStage(Config):

@@ -11,18 +11,32 @@ from pathlib import Path
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig, load_job
 from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines
-from boost_core.config.parsing.stores import stores_in_words
-from boost_core.convert.chosen import chosen_checkpoint, damage_named
-from boost_core.convert.compare import is_cut, refuse_another_function
-from boost_core.convert.destination import Destination, Hub
-from boost_core.convert.export import DTYPES, MAX_SHARD_SIZE, Export, export_model, job_tokenizer_or_none
-from boost_core.convert.factor import Factored
-from boost_core.convert.model_folder import InMemory, ModelFolder, Source
+from boost_core.config.storage import stores_in_words
+from boost_core.convert.export import (
+    DTYPES,
+    MAX_SHARD_SIZE,
+    Destination,
+    Export,
+    Hub,
+    chosen_checkpoint,
+    damage_named,
+    export_model,
+    job_tokenizer_or_none,
+)
+from boost_core.convert.model_folder import (
+    Factored,
+    InMemory,
+    ModelFolder,
+    Source,
+    is_cut,
+    read_weights,
+    refuse_another_function,
+    write_start,
+)
 from boost_core.convert.names import to_published
-from boost_core.convert.nanotron.llama import CONFIG as NANOTRON_CONFIG
-from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
+from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
+from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
-from boost_core.convert.whole import read_weights, write_start
 
 
 def main(command_line: Sequence[str] | None = None) -> int:

@@ -7,31 +7,384 @@ and one weight of the model.
 
 import json
 import logging
-from collections.abc import Mapping
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+import fsspec
 import torch
+import yaml
+from huggingface_hub import HfApi, split_state_dict_into_shards_factory
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch.distributed.checkpoint.planner import ReadItem
 
-from boost_core.architecture.families import is_dense
-from boost_core.checkpoint.chunks import LoadChunks
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.manifest import Manifest
+from boost_core.architecture import is_dense, is_low_rank
+from boost_core.checkpoint.folder import CheckpointFolder, located
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.reshard import LoadChunks, Sizes
 from boost_core.checkpoint.shards import load_alone
-from boost_core.config import ModelConfig
+from boost_core.config import Layout, ModelConfig
 from boost_core.config.data import DataConfig
-from boost_core.convert.chosen import removal_named
-from boost_core.convert.destination import Destination, Hub
-from boost_core.convert.merge import merged_model, multiply_out
-from boost_core.convert.model_card import Losses, model_card
-from boost_core.convert.names import published_slots
+from boost_core.config.storage import refuse_unserved
+from boost_core.convert.names import Tensors, published_slots
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
-from boost_core.convert.tensor_files import TensorFiles
-from boost_core.data.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
-from boost_core.plan.parameters import parameter_count
+from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer
+from boost_core.plan.work import parameter_count
 from boost_core.temporary import TemporaryFolder
+
+# Destinations of exported models: folders, S3 and hubs. Models are staged locally and appear once complete.
+
+
+class HubRefused(OSError):
+    """A hub is unavailable, or does not accept a model."""
+
+
+class Destination:
+    """A folder or S3 prefix for an exported model.
+
+    Args:
+        url: A path, ``file://`` or ``s3://`` URL at which nothing exists yet.
+
+    Raises:
+        ValueError: The URL has another form, or something exists there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = refuse_unserved(url).rstrip("/")
+        self._filesystem, self._path = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        self._is_local = self._filesystem.protocol[0] == "file"
+        if self._filesystem.isfile(self._path):
+            raise ValueError(f"{self.url} is a file; give a new folder")
+        if self._filesystem.exists(self._path) and (there := self._filesystem.ls(self._path, detail=False)):
+            raise ValueError(f"{self.url} is not empty (it has {Path(there[0]).name}); give a new folder")
+
+    @contextmanager
+    def staging(self, needed: int) -> Iterator[Path]:
+        """A local folder to write the model to, removed at the end unless it has been published.
+
+        Args:
+            needed: Size of the model in bytes.
+
+        Raises:
+            OSError: There is not enough room.
+        """
+        parent = Path(tempfile.gettempdir())
+        if self._is_local:  # in the existing folder, which may be a separate file system, or next to the new one
+            parent = Path(self._path) if self._filesystem.exists(self._path) else Path(self._path).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(parent).free
+        if free < needed:
+            raise OSError(
+                f"{parent} has {free / 1e9:,.3f} GB free and the export takes {needed / 1e9:,.3f} GB; make room"
+            )
+        with TemporaryFolder(".export-", parent) as folder:
+            yield folder
+
+    def publish(self, folder: Path) -> Path:
+        """Make a staged model appear at its destination; return a local folder that contains it."""
+        if self._is_local and not self._filesystem.exists(self._path):
+            folder.chmod(0o755)  # temporary folders are readable by their owner only
+            return folder.rename(self._path)
+        # config.json, which marks the folder as a model, comes last.
+        for file in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
+            if self._is_local:
+                file.rename(f"{self._path}/{file.name}")
+            else:
+                self._filesystem.put_file(str(file), f"{self._path}/{file.name}")
+        return Path(self._path) if self._is_local else folder
+
+
+class Hub:
+    """A repository on a hub with Hugging Face's protocol; ``huggingface_hub`` determines the address and token.
+
+    Args:
+        repository: Its name, such as ``team/model``. If it does not exist, it is created as a private one.
+
+    Raises:
+        HubRefused: The hub is unavailable, or does not allow writing to it.
+        ValueError: The name is invalid.
+    """
+
+    def __init__(self, repository: str) -> None:
+        self._api = HfApi(library_name="boost-service")
+        with self._in_words(repository):
+            self.repository = self._api.create_repo(repository, private=True, exist_ok=True).repo_id
+
+    def push(self, folder: Path, message: str) -> str:
+        """Upload a model; return the commit's URL.
+
+        Raises:
+            HubRefused: The hub is unavailable, or does not accept it.
+        """
+        with self._in_words(self.repository):
+            pushed = self._api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
+        return str(pushed.commit_url)
+
+    @contextmanager
+    def _in_words(self, repository: str) -> Iterator[None]:
+        try:
+            yield
+        except HFValidationError as error:
+            raise ValueError(f"--push {repository}: {error}") from error
+        except HfHubHTTPError as error:
+            reason = " ".join((error.server_message or str(error)).split())
+            raise HubRefused(f"the hub at {self._api.endpoint} refuses {repository}: {reason}") from error
+        except Exception as error:  # from the underlying HTTP library, which differs between versions
+            raise HubRefused(f"the hub at {self._api.endpoint} does not answer: {error}; try again later") from error
+
+
+# Conversion of a linear low-rank model to a dense one by multiplying out its products.
+#
+# Shape suffixes: d input width, r rank, f output width.
+
+_ROWS = 1024  # rows of a product computed at a time
+
+
+def merged_model(model: ModelConfig) -> ModelConfig:
+    """The dense model that computes the same function as a linear low-rank one.
+
+    Raises:
+        ValueError: The model is already dense, or more than a product joins its factors.
+    """
+    if model.rank is None:
+        raise ValueError("the model is dense already; export it without --merge")
+    if not is_low_rank(model):
+        raise ValueError(
+            f"family={model.family} has projections that are more than a product of two factors, so they cannot be "
+            "multiplied out; export it without --merge"
+        )
+    if model.latent_activation:
+        raise ValueError(
+            f"family={model.family} has a SiLU between the two factors of a projection, so there is no product to "
+            "multiply out; export it without --merge"
+        )
+    dense = {"family": "dense", "rank": None, "gate_activation": model.gated_by_silu, "preset": None}
+    return ModelConfig.model_validate(model.model_dump() | dense)
+
+
+def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tuple[str, ...]:
+    """Fill a published tensor of the dense model.
+
+    Products are summed in fp64, so that they are rounded only once, to the tensor's type.
+
+    Args:
+        name: Name of the tensor.
+        weight_fd: The tensor.
+        published: The low-rank model's tensors.
+
+    Returns:
+        The names of the low-rank model's tensors that were used.
+    """
+    if name in published:
+        weight_fd.copy_(published[name])
+        return (name,)
+    projection = name.removesuffix(".weight")
+    down, up = f"{projection}.cola_a", f"{projection}.cola_b"
+    down_rd = published[down].double().T
+    for rows_fd, columns_rf in zip(
+        torch.split(weight_fd, _ROWS), torch.split(published[up], _ROWS, dim=1), strict=True
+    ):
+        rows_fd.copy_(columns_rf.double().T @ down_rd)
+    return down, up
+
+
+# The model card of an exported model: a README.md in the format that hubs display.
+
+Losses = Mapping[str, float]  # nats per token, by kind: training, validation
+
+# Sections of the job that determined the model; those about where things are stored are left out.
+_SECTIONS = ("model", "data", "training", "optimizer", "parallelism")
+
+
+def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Losses, scores: Mapping[str, str]) -> str:
+    """The card's content.
+
+    Args:
+        manifest: The checkpoint's manifest.
+        model: The model that was trained.
+        merged: Whether the low-rank products were multiplied out.
+        losses: The last losses reported by the job; empty if only the checkpoint is known.
+        scores: Its scores on tasks, as text by task and metric.
+    """
+    about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
+    rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"
+    tokens = manifest.samples * manifest.sequence_length
+    facts = {
+        "checkpoint": f"step {manifest.step}, {manifest.saved_at:%Y-%m-%d %H:%M} UTC",
+        "trained on": f"{tokens:,} tokens, in sequences of {manifest.sequence_length:,}",
+        **{f"{part} loss": f"{loss:.4f} nats a token" for part, loss in losses.items()},
+        **scores,
+        "layout": str(Layout.of(manifest.parallelism)),
+        "written by": ", ".join(f"{package} {version}" for package, version in manifest.versions.items()),
+    }
+    table = "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
+    job = {section: manifest.job[section] for section in _SECTIONS if section in manifest.job}
+    return f"""---
+{yaml.safe_dump(about, sort_keys=False)}---
+
+# {manifest.job.get("name", "model")}
+
+A {model.family} decoder of {parameter_count(model):,} parameters{rank}, trained by BOOST Service.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH"{_trust(model, merged)})
+tokenizer = AutoTokenizer.from_pretrained("PATH"{_trust(model, merged)})
+```
+
+The job:
+
+```yaml
+{yaml.safe_dump(job, sort_keys=False)}```
+"""
+
+
+def _trust(model: ModelConfig, merged: bool) -> str:
+    return "" if merged or is_dense(model) else ", trust_remote_code=True"
+
+
+# Safetensors files that are filled in any order, without holding the model in memory.
+#
+# The library can only write a file from tensors that all exist. Here a file is laid out first, according to the format
+# (https://huggingface.co/docs/safetensors: eight bytes of length, a JSON header, the tensors), and its tensors are
+# views
+# of the memory-mapped file.
+
+INDEX = "model.safetensors.index.json"
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_ALIGNMENT = 8
+
+
+class TensorFiles:
+    """The safetensors of a model, in as many files as needed, with an index if there are several.
+
+    Args:
+        folder: The folder for the files, which has none yet.
+        shapes: Shapes of all tensors by name.
+        dtype: Type of all tensors, fp32 or bf16.
+        max_shard_size: Maximum size of a file, such as ``5GB``, unless a single tensor is larger.
+
+    Attributes:
+        tensors: The tensors, initially zero; writing to them writes to the files.
+
+    Raises:
+        OSError: There is not enough room for all of them.
+    """
+
+    def __init__(self, folder: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype, max_shard_size: str) -> None:
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+        split = split_state_dict_into_shards_factory(
+            sizes, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+        )
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._memory: dict[str, mmap.mmap] = {}
+        for file, names in split.filename_to_tensors.items():
+            memory, begin = _laid_out(folder / file, {name: shapes[name] for name in names}, dtype)
+            for name in names:
+                flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shapes[name]), offset=begin)
+                self.tensors[name], self._memory[name] = flat.view(shapes[name]), memory
+                begin += sizes[name]
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (folder / INDEX).write_text(json.dumps(index, indent=2))
+
+    def release(self, name: str) -> None:
+        """Free the memory of a tensor's file until it is used again."""
+        self._memory[name].madvise(mmap.MADV_DONTNEED)
+
+    def flush(self) -> None:
+        """Wait until everything has been written to disk.
+
+        Raises:
+            OSError: Writing to the disk failed.
+        """
+        for memory in {id(memory): memory for memory in self._memory.values()}.values():
+            memory.flush()
+
+
+def _laid_out(path: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype) -> tuple[mmap.mmap, int]:
+    """Create a memory-mapped file of zeros; return it and the offset at which its tensors begin."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("x+b") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.flush()
+        # Allocated in full now, because a disk that fills up while mapped memory is written would kill the process.
+        os.posix_fallocate(stream.fileno(), 0, stream.tell() + end)
+        return mmap.mmap(stream.fileno(), 0), stream.tell()
+
+
+# The choice of a checkpoint, and errors that explain if it is gone or damaged.
+
+
+class CheckpointRemoved(ValueError):
+    """A checkpoint was removed while it was being read."""
+
+
+def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
+    """Find a folder of checkpoints, by its URL or that of one of them, and a step: the given one or the newest.
+
+    Raises:
+        ValueError: The checkpoint does not exist.
+    """
+    folder, step = located(url) if step is None else (CheckpointFolder(url), step)
+    steps = folder.steps()
+    if not steps:
+        raise ValueError(f"{folder.url} holds no checkpoint; check it")
+    if step not in (None, *steps):
+        raise ValueError(
+            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job is "
+            "still training, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
+        )
+    return folder, steps[-1] if step is None else step
+
+
+@contextmanager
+def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Make errors about damage name the checkpoint and list the others."""
+    try:
+        yield
+    except CheckpointDamaged as damage:
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
+        raise CheckpointDamaged(
+            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
+        ) from damage
+
+
+@contextmanager
+def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Replace errors caused by the removal of a checkpoint with one that says so.
+
+    Raises:
+        CheckpointRemoved: The checkpoint is gone.
+    """
+    try:
+        yield
+    except (OSError, CheckpointDamaged) as error:
+        if step not in folder.steps():
+            raise CheckpointRemoved(
+                f"the checkpoint of step {step} was removed while it was being read; choose another with --step, and "
+                "pin it first (boost ckpt pin) if the job is still training"
+            ) from error
+        raise
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,17 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.planner import WriteItem
 
-from boost_core.checkpoint.chunks import Sizes
-from boost_core.config import ModelConfig
-from boost_core.config.parsing.disk import Disk
-from boost_core.config.parsing.small_files import Unreadable, read_small, refuse_irregular
-from boost_core.convert.names import Tensors
-from boost_core.convert.read_config import model_of
+from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.reshard import SaveChunks, Sizes
+from boost_core.checkpoint.shards import load_whole, save_one_by_one
+from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
+from boost_core.config.reading import Unreadable, read_small, refuse_irregular
+from boost_core.config.storage import Disk
+from boost_core.convert.names import Tensors, published_slots
+from boost_core.convert.published_config import described, model_of
 
 _CONFIG = "config.json"
 _LARGEST_CONFIG_BYTES = 2**20
@@ -114,3 +118,168 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}; copy it again") from error
+
+
+# Reading models from checkpoints and writing them to checkpoints, in a single process.
+
+_MASTER, _MOMENTS = "master", ("first_moment", "second_moment")
+
+
+def empty_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
+    """A model's whole weights in fp32, uninitialized."""
+    return {name: torch.empty(spec.shape) for name, spec in model_weights(model).items()}
+
+
+def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Read the model of a committed checkpoint and its whole master weights.
+
+    Raises:
+        FileNotFoundError: That step has no committed checkpoint.
+        CheckpointDamaged: The checkpoint is not what was written.
+        ValueError: This version does not support the model.
+    """
+    manifest = folder.manifest(step)
+    model = manifest.read_model()
+    weights = empty_weights(model)
+    load_whole(folder, manifest, {f"{name}.{_MASTER}": weight for name, weight in weights.items()})
+    return model, weights
+
+
+def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> None:
+    """Commit a model as a checkpoint of step 0, from which a job can start, with one tensor in memory at a time.
+
+    Raises:
+        ValueError: The tensors are not those of the job's model.
+    """
+    _refuse_other_tensors(job.model, published)
+    checksums = save_one_by_one(folder, 0, _SaveSource(job, published))
+    folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)
+
+
+class _SaveSource(SaveChunks):
+    """Writes tensors in their source's order, each read on demand, along with zero moments."""
+
+    def __init__(self, job: JobSpec, published: Source) -> None:
+        self._slots, self._published, specs = published_slots(job.model), published, model_weights(job.model)
+        nothing = {name: torch.empty(shape, device="meta") for name, shape in published.shapes.items()}
+        chunks = {
+            (name, kind): self._slots[name].chunk(empty, kind)
+            for name, empty in nothing.items()
+            for kind in (_MASTER, *_MOMENTS[: moments_of(specs[self._slots[name].weight], job.optimizer)])
+        }
+        super().__init__(chunks.values())
+        self._of = {chunk.index: key for key, chunk in chunks.items()}
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """The box of an item."""
+        name, kind = self._of[write_item.index]
+        tensor = self._published.read(name) if kind == _MASTER else torch.zeros(self._published.shapes[name])
+        return self._slots[name].chunk(tensor, kind).tensor.contiguous()
+
+
+def _refuse_other_tensors(model: ModelConfig, published: Source) -> None:
+    slots = published_slots(model)
+    if different := slots.keys() ^ published.shapes.keys():
+        raise ValueError(
+            f"the tensors are not those of a {model.family} model of {model.num_hidden_layers} layers: "
+            f"{', '.join(sorted(different)[:3])}{' …' if len(different) > 3 else ''} is on one side only; "
+            "make the job's model the same"
+        )
+    for name, slot in slots.items():
+        if slot.published_shape != published.shapes[name]:
+            there, here = list(published.shapes[name]), list(slot.published_shape)
+            raise ValueError(f"{name} is {there} there and {here} in the job; make the job's model the same")
+
+
+# Factoring of a dense model's projections to low rank by truncated singular value decomposition.
+
+_PROJECTION, _FACTORS = "_proj.weight", ("cola_a", "cola_b")
+
+
+class Factored:
+    """A dense model as a low-rank one whose A·B is the best approximation of each projection at a given rank.
+
+    The singular values are split evenly between the two factors.
+
+    Args:
+        dense: The dense model.
+        rank: Width of every bottleneck.
+
+    Attributes:
+        shapes: Shapes of all tensors by name; the two factors of a projection are adjacent.
+    """
+
+    def __init__(self, dense: Source, rank: int) -> None:
+        self._dense, self._rank = dense, rank
+        self._last: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        self.shapes: dict[str, Sizes] = {}
+        for name, shape in dense.shapes.items():
+            if name.endswith(_PROJECTION):
+                wide_out, wide_in = shape
+                of_factors = ((wide_in, rank), (rank, wide_out))
+                self.shapes |= dict(zip(_factors_of(name), of_factors, strict=True))
+            else:
+                self.shapes[name] = shape
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read a tensor in fp32; a projection is factored when the first of its two factors is read."""
+        if name in self._dense.shapes:
+            return self._dense.read(name)
+        whole = f"{name.rpartition('.')[0]}.weight"
+        if self._last[0] != whole:
+            factors = truncated(self._dense.read(whole).T, self._rank)
+            self._last = whole, dict(zip(_factors_of(whole), factors, strict=True))
+        return self._last[1][name]
+
+
+def _factors_of(weight: str) -> tuple[str, ...]:
+    return tuple(f"{weight.removesuffix('.weight')}.{factor}" for factor in _FACTORS)
+
+
+def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded with zeros."""
+    left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
+    kept = min(rank, len(values))
+    root = values[:kept].sqrt()
+    a_dr, b_rf = w_df.new_zeros(w_df.shape[0], rank), w_df.new_zeros(rank, w_df.shape[1])
+    a_dr[:, :kept], b_rf[:kept] = left[:, :kept] * root, root.unsqueeze(-1) * right[:kept]
+    return a_dr, b_rf
+
+
+# Whether a job's model computes the same function as a given one, weights aside.
+
+# Fields that change when projections are factored to low rank.
+_CHANGED_BY_A_CUT = {"family", "rank"}
+
+# Fields that have other names in published configurations than in a job.
+_PUBLISHED_NAMES = {
+    "norm_epsilon": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", "family": "model_type and hidden_act",
+    "gate_activation": "hidden_act and only_lr_act", "rope_theta": "rope_theta or rope_parameters",
+    "rope_scaling": "rope_scaling or rope_parameters",
+}  # fmt: skip
+
+
+def is_cut(there: ModelConfig, job: ModelConfig) -> bool:
+    """Whether a model must be factored to low rank for a job."""
+    return is_dense(there) and is_low_rank(job)
+
+
+def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
+    """Refuse a model that computes a different function from a job's model with the same weights.
+
+    Raises:
+        ValueError: The functions differ. The message lists each differing field with both values.
+    """
+    theirs, ours = described(there), described(job)
+    changed = _CHANGED_BY_A_CUT if is_cut(there, job) else set()
+    if is_cut(there, job) and job.latent_activation:
+        # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
+        changed = changed | {"gate_activation"}
+    different = [name for name in ours if name not in changed and theirs[name] != ours[name]]
+    if different:
+        lines = [f"{name}{_published(name)} is {theirs[name]} there and {ours[name]} in the job" for name in different]
+        raise ValueError(f"{'; '.join(lines)}; make the job's model the same, or start from another")
+
+
+def _published(name: str) -> str:
+    return f" (published as {_PUBLISHED_NAMES[name]})" if name in _PUBLISHED_NAMES else ""

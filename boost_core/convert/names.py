@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from boost_core.architecture.families import model_weights
-from boost_core.checkpoint.chunks import Chunk, Sizes
+from boost_core.architecture import model_weights
+from boost_core.checkpoint.reshard import Chunk, Sizes
 from boost_core.config import ModelConfig
 
 Tensors = dict[str, torch.Tensor]

@@ -17,11 +17,16 @@ ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``c
 does not have it, so ``auto_map`` names a class of ours for it as well, which computes the same from the same fields.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from boost_core.architecture.families import is_dense, is_low_rank
+from pydantic import ValidationError
+
+from boost_core.architecture import is_dense, is_low_rank
 from boost_core.config import ModelConfig
+from boost_core.config.base import in_lines
+from boost_core.config.model import RopeScalingConfig
 
 LLAMA, MISTRAL, QWEN3, COLA = "llama", "mistral", "qwen3", "cola"
 OWN_TYPE = "boost"
@@ -127,14 +132,282 @@ def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
             MISTRAL: window,
             QWEN3: window | {"use_sliding_window": window["sliding_window"] is not None, "max_window_layers": 0},
         }
-        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": _activation(model.gated_by_silu)}
-    shape |= {"hidden_act": _activation(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
+        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": _activation_name(model.gated_by_silu)}
+    shape |= {"hidden_act": _activation_name(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
     if kind == COLA:
         return shape | {"only_lr_act": not model.gated_by_silu}
     crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
-    own_gate = {"gate_act": _activation(model.gated_by_silu), "lax": crossing}
+    own_gate = {"gate_act": _activation_name(model.gated_by_silu), "lax": crossing}
     return shape | window | own_gate | {"qk_norm": model.qk_norm, "head_dim": model.head_size}
 
 
-def _activation(silu: bool) -> str:
+def _activation_name(silu: bool) -> str:
     return "silu" if silu else "linear"
+
+
+# Reading ``config.json``: the trainer's model that computes the same as the published class, or a refusal.
+#
+# Fields that are known to change nothing are ignored; unknown fields are assumed to change something.
+
+# Defaults of LlamaConfig, from which CoLA's class inherits.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_DEFAULTS_OF_MISTRAL = _DEFAULTS | {"intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096}
+_DEFAULTS_OF_QWEN3 = _DEFAULTS | {
+    "vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128, "use_sliding_window": False,
+    "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+# Features of LLaMA-like models that the trainer's models do not have.
+_OTHERS = {
+    "qwen2": "its query, key and value projections have biases",
+    "qwen2_moe": "its MLP is a mixture of experts", "qwen3_moe": "its MLP is a mixture of experts",
+    "mixtral": "its MLP is a mixture of experts", "gemma": "its embeddings are scaled and its gate is a GELU",
+    "phi3": "its rotary embedding may be partial or scaled",
+}  # fmt: skip
+_JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
+_DEFAULT_ROPE_THETA = 10_000.0
+
+# The fields that describe the rotary embedding, and the scaling methods that the trainer supports.
+_ROPES = ("rope_parameters", "rope_scaling")
+_SCALED = get_args(RopeScalingConfig.model_fields["rope_type"].annotation)
+
+_ACTIVATIONS = {"silu": True, "swish": True, "linear": False}
+
+# Fields that may be set, but only to the value at which they change nothing.
+_ONLY: dict[str, Any] = {
+    "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "partial_rotary_factor": 1,
+    "use_sliding_window": False, "is_encoder_decoder": False, "add_cross_attention": False,
+    "tie_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False, "is_llama_config": True,
+}  # fmt: skip
+
+# Fields that do not affect logits: how a model was made or stored, or how it is batched or sampled from.
+_WITHOUT_EFFECT = frozenset((
+    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
+    "max_position_embeddings", "max_sequence_length", "pretraining_tp", "name_or_path", "_name_or_path",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "bos_token_id", "eos_token_id",
+    "pad_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "prefix", "tokenizer_class", "finetuning_task",
+    "task_specific_params", "problem_type", "id2label", "label2id", "num_labels", "return_dict", "output_attentions",
+    "output_hidden_states", "output_scores", "return_dict_in_generate", "torchscript", "use_bfloat16", "is_decoder",
+    "chunk_size_feed_forward", "remove_invalid_values", "do_sample", "early_stopping", "max_length", "min_length",
+    "num_beams", "num_beam_groups", "num_return_sequences", "temperature", "top_k", "top_p", "typical_p",
+    "repetition_penalty", "length_penalty", "diversity_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "transformers.js_config",
+))  # fmt: skip
+
+_SIZES = (*_DEFAULTS, "num_key_value_heads")
+_READ = {"head_dim", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", *_SIZES}
+
+
+def model_of(config: Any, file: str = "config.json") -> ModelConfig:
+    """The model that a configuration describes, with the defaults of its published class.
+
+    Args:
+        config: The content of the file.
+        file: Its name, for errors.
+
+    Raises:
+        ValueError: Its class is not supported, or the trainer has no model that computes the same.
+    """
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
+        raise ValueError(f"{file}: model_type is {_short(kind)}{has}; give a model of type {', '.join(_KINDS)}")
+    own_fields, defaults, function = _KINDS[kind]
+    _refuse(file, _unknown(config, _READ | own_fields, defaults))
+    if config.get("model") is not None:  # as in early exports of ours
+        return _validated(file, config["model"])
+    _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind), *_window_problems(config)))
+    model = _validated(file, _common(config, defaults) | function(config))
+    _refuse(file, _head_problems(config, model, kind))
+    return model
+
+
+def _refuse(file: str, problems: Iterable[str]) -> None:
+    if found := "; ".join(problems):
+        raise ValueError(
+            f"{file}: {found}; start from another model, or remove from {file} what changes nothing in this one"
+        )
+
+
+def _validated(file: str, model: Any) -> ModelConfig:
+    try:
+        return ModelConfig.model_validate(model)
+    except ValidationError as error:
+        raise ValueError(f"{file}: {'; '.join(in_lines(error).splitlines())}") from error
+
+
+def _common(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    given = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
+    scalings = (_scaling(config.get(name)) for name in _ROPES)
+    return given | {
+        "rope_theta": next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA),
+        "rope_scaling": next(filter(None, scalings), None),
+    }
+
+
+def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
+    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)]}
+
+
+def _of_mistral(config: dict[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window", _DEFAULTS_OF_MISTRAL["sliding_window"])
+    return _of_llama(config) | {"sliding_window": window}
+
+
+def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
+    window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
+    return _of_llama(config) | {"sliding_window": window, "qk_norm": True}
+
+
+def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
+    silu = _ACTIVATIONS[_activation(config)]
+    rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
+    return {
+        "family": "cola" if silu else "svd",
+        "gate_activation": silu and not config.get("only_lr_act", True),
+        "rank": hidden_size // 4 if rank is None and isinstance(hidden_size, int) else rank,
+    }
+
+
+def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
+    # Saved by the class of earlier exports, it also has only_lr_act, to which gate_act has preference there.
+    silu, lax = _ACTIVATIONS[_activation(config)], config.get("lax")
+    base = "cola" if silu else "svd"
+    return {
+        "family": base if lax is None else "lax",
+        "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
+        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")],
+        "rank": config.get("rank"),
+        "sliding_window": config.get("sliding_window"),
+        "qk_norm": config.get("qk_norm", False),
+    }
+
+
+# For each type, its additional fields, the defaults of its class, and the function that makes a job's model of them.
+_KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    LLAMA: (set(), _DEFAULTS, _of_llama),
+    MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL, _of_mistral),
+    QWEN3: (
+        {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+        _DEFAULTS_OF_QWEN3,
+        _of_qwen3,
+    ),
+    COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS, _of_cola),
+    OWN_TYPE: (
+        {"rank", "gate_act", "only_lr_act", "lax", "sliding_window", "qk_norm", "model"},
+        _DEFAULTS,
+        _of_ours,
+    ),
+}
+
+
+def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
+    for name, value in (defaults | config).items():
+        if value is None or name in known or name in _WITHOUT_EFFECT or (name == "auto_map" and _is_ours(value)):
+            continue
+        if name not in _ONLY:
+            yield f"{name} is {_short(value)}, which the trainer does not know"
+        elif value != _ONLY[name]:
+            yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
+
+
+def _is_ours(auto_map: Any) -> bool:
+    """Whether all classes are ours; ``REPOSITORY--`` is put before those of models that were loaded from a hub."""
+    ours = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
+    return isinstance(auto_map, dict) and all(
+        (auto_class, str(name).rpartition("--")[2]) in ours for auto_class, name in auto_map.items()
+    )
+
+
+def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
+    head_dim = config.get("head_dim", _KINDS[kind][1].get("head_dim"))
+    if head_dim not in (None, model.head_size):
+        yield (
+            f"head_dim is {_short(head_dim)}, and the trainer's models support "
+            f"hidden_size/num_attention_heads={model.head_size} only"
+        )
+    if kind == COLA and model.key_value_heads != model.num_attention_heads:
+        yield (
+            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
+            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
+        )
+
+
+def _window_problems(config: dict[str, Any]) -> Iterator[str]:
+    slides = bool(config.get("use_sliding_window"))
+    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
+        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
+    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(kind == alike for kind in kinds)):
+        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
+
+
+def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    activation, of_bottleneck = _activation(config), config.get("lr_act_type")
+    for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
+        if (found := _activation(config, name)) not in _ACTIVATIONS:
+            yield f"{name} is {_short(found)}, and the trainer's models support silu or linear only"
+    if kind == COLA and of_bottleneck not in (None, activation):
+        yield (
+            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
+            "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
+        )
+
+
+def _activation(config: dict[str, Any], name: str = "hidden_act", default: str = "silu") -> str:
+    return str(config.get(name, default))
+
+
+def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
+    """The base of the rotary frequencies under each name by which it is given."""
+    places = {"": config} | {f"{name}.": config.get(name) for name in _ROPES}
+    return {
+        f"{prefix}rope_theta": place["rope_theta"]
+        for prefix, place in places.items()
+        if isinstance(place, dict) and place.get("rope_theta") is not None
+    }
+
+
+def _scaling(rope: Any) -> dict[str, Any] | None:
+    """A job's ``rope_scaling``, whose fields have the published names; ``None`` if unscaled or not supported."""
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _SCALED:
+        return None
+    return _settings(rope)
+
+
+def _settings(rope: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a scaling method by their newer names, apart from the base."""
+    settings = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
+    return {"rope_type": rope.get("type", "default")} | settings
+
+
+def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    """Problems with the rotary embedding, in the older form of configuration or the newer one.
+
+    Invalid settings of a supported scaling method are reported by the trainer's model configuration.
+    """
+    for name in _ROPES:
+        rope = config.get(name)
+        if rope is None or (kind != COLA and _scaling(rope)):
+            continue
+        expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+        others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()
+        if not isinstance(rope, dict) or any(rope[key] not in (None, expected.get(key)) for key in others):
+            yield (
+                f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
+                "this way nor partial"
+            )
+    given = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
+    if len(given) == len(_ROPES) and given[0] != given[1]:
+        yield " and ".join(f"{name} is {_short(config[name])}" for name in _ROPES)
+    thetas = _rope_thetas(config)
+    if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
+        yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -9,13 +9,11 @@ from typing import get_args
 import fsspec
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
-from boost_core.config.data import BYTES, SourceConfig
-from boost_core.config.dataset import CorpusConfig, OnError
-from boost_core.config.parsing.stores import stores_in_words
-from boost_core.config.sources.files import list_files
+from boost_core.config.data import BYTES, CorpusConfig, OnError, SourceConfig
+from boost_core.config.data_files import list_files
+from boost_core.config.storage import stores_in_words
 from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
-from boost_core.data.documents import documents
-from boost_core.data.inputs import refuse_own_output
+from boost_core.data.documents import documents, refuse_own_output
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 

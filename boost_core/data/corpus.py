@@ -1,17 +1,173 @@
 """The training and validation token streams of a job's sources."""
 
-from collections.abc import Mapping, Sequence
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
+import numpy.typing as npt
 
 from boost_core.config.data import DataConfig, SourceConfig, ValidationSet
-from boost_core.config.sources.files import SourceFile, list_files, refuse_too_little, split_source, validation_tail
-from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
-from boost_core.data.encode import batches, encode
-from boost_core.data.shard_cache import map_shard
-from boost_core.data.stream import TokenStream
+from boost_core.config.data_files import (
+    Part,
+    Shard,
+    SourceFile,
+    TokenIndex,
+    list_files,
+    read_index,
+    refuse_too_little,
+    split_source,
+    validation_tail,
+)
+from boost_core.config.storage import Disk, options_at
+from boost_core.data.tokenize import batches, encode
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for, open_tokenizer
+
+# A node's cache of token shards from object stores: one copy, which all ranks and jobs on the node map.
+#
+# Whoever maps a shard holds a shared lock on its file, which the kernel drops with the mapping, however the process
+# ends.
+# Shards that nobody maps stay for later jobs as long as they take little of the disk.
+
+_UNUSED_SHARE = 0.1  # of the disk, for shards that nobody maps
+_POLL_SECONDS = 0.2
+
+
+def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, np.dtype[Any]]":
+    """Map a shard's tokens into memory, from the node's cache if the folder is not on a disk.
+
+    Args:
+        folder: Path or URL of the folder of tokens.
+        index: The folder's index.
+        shard: One of its shards, not empty.
+
+    Raises:
+        OSError: It cannot be read, or the cache's disk is too full.
+        ValueError: It has another size than the index says.
+    """
+    dtype = np.dtype(index.dtype).newbyteorder("<")
+    filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, None))
+    name, size = f"{path.rstrip('/')}/{shard.name}", shard.tokens * dtype.itemsize
+    if isinstance(filesystem, Disk):
+        with filesystem.open(name, "rb") as stream:
+            return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
+    # Another folder of tokens at the same URL has another index.
+    digest = hashlib.sha256(f"{folder}\n{index.model_dump_json()}\n{shard.name}".encode()).hexdigest()
+    cached = _cache() / digest
+    while True:
+        with suppress(FileNotFoundError), cached.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            os.utime(stream.fileno())
+            # The mapping duplicates the descriptor, and with it the lock.
+            return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
+        _copy(filesystem, name, size, cached)
+
+
+def _cache() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder that only this user can use; remove it, or set another TMPDIR")
+    return folder
+
+
+def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: Path) -> None:
+    """Copy a shard into the cache, or wait until another process has."""
+    part = cached.with_suffix(".part")
+    with part.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_SECONDS)
+            return
+        with suppress(FileNotFoundError):
+            if cached.exists() or not os.path.samestat(part.stat(), os.fstat(stream.fileno())):
+                return  # another process was faster
+        _make_room(cached.parent, size)
+        filesystem.get_file(name, str(part))
+        if part.stat().st_size != size:
+            actual = part.stat().st_size
+            part.unlink()
+            raise ValueError(f"{name} has {actual:,} bytes instead of {size:,}; make the tokens again")
+        part.rename(cached)
+
+
+def _make_room(cache: Path, needed: int) -> None:
+    """Remove the shards that were not used for the longest until what is left unused and the new one have room."""
+    unused = sorted(_unused(cache))
+    total, disk = sum(size for _, size, _ in unused), shutil.disk_usage(cache)
+    for _, size, path in unused:
+        free = shutil.disk_usage(cache).free
+        if free >= needed and total <= _UNUSED_SHARE * disk.total:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+    if (free := shutil.disk_usage(cache).free) < needed:
+        raise OSError(
+            f"{cache} has {free / 1e9:,.3f} GB free, and a shard of tokens takes {needed / 1e9:,.3f} GB; make room, or "
+            "set TMPDIR to a folder on a larger disk"
+        )
+
+
+def _unused(cache: Path) -> Iterator[tuple[float, int, Path]]:
+    for path in cache.iterdir():
+        with suppress(OSError), path.open("rb") as stream:  # it was just removed
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(stream.fileno())
+            yield status.st_mtime, status.st_size, path
+
+
+# A long sequence of tokens in one or more pieces, with random access.
+
+
+class TokenStream:
+    """A concatenation of pieces, which may be memory-mapped files and are not copied.
+
+    Args:
+        pieces: The pieces, none of them empty.
+        text_bytes: Size of the text they came from, in UTF-8; ``None`` if unknown.
+
+    Attributes:
+        bytes_per_token: Mean bytes of text per token; ``None`` if unknown.
+    """
+
+    def __init__(self, pieces: Sequence[Tokens], text_bytes: float | None = None) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(map(len, pieces)))
+        self.bytes_per_token = None if text_bytes is None else text_bytes / len(self)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """The tokens from position ``begin`` up to ``end``."""
+        found, place = [], begin
+        while place < end:
+            index = bisect_right(self._ends, place)
+            first = self._ends[index] - len(self._pieces[index])
+            found.append(self._pieces[index][place - first : end - first])
+            place = self._ends[index]
+        return np.concatenate(found).astype(np.int64)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Number of occurrences of each token id, from 0 to the largest."""
+        counts = [np.bincount(piece) for piece in self._pieces]
+        total = np.zeros(max(map(len, counts)), np.int64)
+        for of_piece in counts:
+            total[: len(of_piece)] += of_piece
+        return total
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import get_args
 from pydantic import ValidationError
 
 from boost_core.config.base import counted
-from boost_core.config.data import SourceConfig
-from boost_core.config.dataset import CorpusConfig, Measure, NearDedup, QualityFilter
+from boost_core.config.data import CorpusConfig, Measure, NearDedup, QualityFilter, SourceConfig
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine
 

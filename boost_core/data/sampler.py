@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boost_core.config.data import MIXTURE_PERIOD
-from boost_core.data.corpus import Corpus
-from boost_core.data.stream import TokenStream
+from boost_core.data.corpus import Corpus, TokenStream
 
 Sequences = npt.NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import fsspec
 
-from boost_core.config.parsing.urls import literal
-from boost_core.config.sources.tokenized import Part
+from boost_core.config.data_files import Part
+from boost_core.config.storage import literal
 from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokens
 

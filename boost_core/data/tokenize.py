@@ -7,22 +7,71 @@ document to read. A round that was interrupted is repeated.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 from pydantic import TypeAdapter
 
-from boost_core.config.data import SourceConfig
-from boost_core.config.dataset import OnError
-from boost_core.config.sources.files import SourceFile, list_files
-from boost_core.config.sources.tokenized import INDEX, Cursor, Input, Part, Shard, TokenIndex, find_index
-from boost_core.data.documents import Document
-from boost_core.data.encode import batches, encode
-from boost_core.data.inputs import Reading, refuse_changed
+from boost_core.config.data import OnError, SourceConfig
+from boost_core.config.data_files import (
+    INDEX,
+    Cursor,
+    Input,
+    Part,
+    Shard,
+    SourceFile,
+    TokenIndex,
+    find_index,
+    list_files,
+)
+from boost_core.data.documents import Document, Reading, refuse_changed
 from boost_core.data.token_folder import QuarantineFile, ShardFile, TokenFolder
-from boost_core.data.tokenizers import Tokenizer, dtype_for
+from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
+
+if TYPE_CHECKING:
+    from boost_core.data.documents import Document
+
+
+# Tokenization of documents, a few MiB at a time.
+
+_BATCH_BYTES = 8 << 20  # text tokenized at once
+_DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
+
+
+def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
+    """Group documents into lists of a few MiB, to be tokenized at once."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.content) + _DOCUMENT_BYTES
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple["Document", Tokens]]:
+    """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
+
+    A document that contains the end-of-document token is bad, too, as it would become two documents.
+    """
+    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
+    encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))
+    for document in batch:
+        if document.problem:
+            yield document, end[:0]
+            continue
+        tokens = next(encoded)
+        if (tokens == end).any():
+            yield replace(document, problem=f"holds {tokenizer.end_name}, which ends documents; remove it"), end[:0]
+        else:
+            yield document, np.concatenate([tokens, end])
+
 
 _PARTS: tuple[Part, ...] = get_args(Part)
 _INPUTS = TypeAdapter(list[Input])

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
-from boost_core.config.parsing.stores import stores_in_words
-from boost_core.convert.chosen import chosen_checkpoint
+from boost_core.config.storage import stores_in_words
+from boost_core.convert.export import chosen_checkpoint
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -36,8 +36,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 def _generate(given: argparse.Namespace) -> None:
     # Imported here because transformers may not be installed.
-    from boost_core.inference.generate import Sampling, generate
-    from boost_core.inference.loaded import load_model
+    from boost_core.inference.generate import Sampling, generate, load_model
 
     how = Sampling(given.max_new_tokens, given.temperature, given.top_p, given.seed)
     folder, step = chosen_checkpoint(given.checkpoints, given.step)
@@ -45,7 +44,7 @@ def _generate(given: argparse.Namespace) -> None:
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from boost_core.inference.loaded import load_model
+    from boost_core.inference.generate import load_model
     from boost_core.inference.tasks import evaluate, tasks_in
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own defaults

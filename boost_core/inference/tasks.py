@@ -11,8 +11,8 @@ import lm_eval.evaluator
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from boost_core.inference.loaded import LoadedModel
-from boost_core.messages.scores import Score, Scores
+from boost_core.inference.generate import LoadedModel
+from boost_core.messages import Score, Scores
 
 _HASH_DIGITS = 16
 _STDERR = "_stderr"

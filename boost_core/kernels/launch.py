@@ -1,7 +1,25 @@
-"""How Triton's kernels are laid out over a tensor. Imported by them alone, as Triton is not installed everywhere."""
+"""Triton, where it is installed, and how its kernels are laid out over a tensor."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:  # machines without a GPU compute with the references
+        triton = tl = None
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile with ``triton.jit`` where Triton is installed."""
+    return function if triton is None else triton.jit(function)
+
 
 _ELEMENTS_A_WARP = 256  # eight per thread: 16 bytes of bf16 in one access
 

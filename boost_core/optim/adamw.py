@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from boost_core.config.training import OptimizerConfig
-from boost_core.kernels.adamw import adamw_
-from boost_core.kernels.adamw.update import AdamWUpdate
+from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.optim.group import ParamGroup, StateSlice
 
 

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from boost_core.architecture.roles import ParamKind
+from boost_core.architecture import ParamKind
 from boost_core.config import JobSpec
-from boost_core.nn.weights import weight_specs
+from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.group import ParamGroup
-from boost_core.optim.host_tier import Staging
+from boost_core.optim.group import ParamGroup, Staging
 from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.optim.muon import Muon
 from boost_core.parallel.communicator import Communicator

@@ -2,16 +2,87 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from weakref import ref
 
 import torch
 from torch import nn
 
 from boost_core.optim.group import ParamGroup
-from boost_core.optim.product_sums import add_product_, adds_products
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.gradient_sinks import WeightPart, send_gradients_to, send_products_to
+from boost_core.parallel.mesh import ProcessGroups
+from boost_core.parallel.weight_gradients import WeightPart, send_gradients_to, send_products_to
+
+# The global norm of the gradients, and clipping by it.
+
+
+def global_norm(
+    groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[torch.Tensor] = ()
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the norm of the whole model's reduced gradients, and which notices any rank has given.
+
+    Args:
+        groups: This rank's groups.
+        process_groups: The groups that it is in. What several ranks hold or keep whole counts on the first of them.
+        notices: What all ranks are to know, one element each; they cost no collective of their own here.
+
+    Returns:
+        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
+        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
+    """
+    squares = [
+        group.squares()
+        for group in groups
+        if (group.kind.split or process_groups.tensor.rank == 0)
+        and (group.sharded or process_groups.data.rank == 0)
+        and (not group.kind.tied or process_groups.pipeline.rank == 0)
+    ]
+    # A rank may have nothing to count.
+    total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
+    given = [total, *(notice.to(total) for notice in notices)]
+    square, *heard = process_groups.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
+    return square.sqrt(), heard
+
+
+def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
+    """Return the factor that reduces gradients of this norm to at most ``clip_norm``: one fp32 element."""
+    return (clip_norm / (norm + 1e-6)).clamp(max=1.0).float().view(1)
+
+
+# Products of 16-bit factors that are added to fp32 sums by the kernel that multiplies them.
+#
+# A weight's gradient is then neither rounded to 16 bits nor written, read again and added. torch can do so on GPUs.
+# Shape suffixes: T tokens, d rows and c columns of a weight.
+
+
+@lru_cache(8)
+def adds_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether ``add_product_`` is available for factors of a type; tries it on small ones."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    try:
+        return all(_is_right(count, device, dtype) for count in (None, 2))
+    except (RuntimeError, TypeError):  # torch lacks it for this device, or altogether
+        return False
+
+
+def add_product_(sum_dc: torch.Tensor, x_Td: torch.Tensor, dy_Tc: torch.Tensor) -> None:
+    """Add xᵀ dy to fp32 sums; with an extra leading axis, each x and dy to its own sum."""
+    multiply = torch.addmm if x_Td.dim() == 2 else torch.baddbmm
+    multiply(sum_dc, x_Td.mT, dy_Tc, out_dtype=torch.float32, out=sum_dc)
+
+
+def _is_right(count: int | None, device: torch.device, dtype: torch.dtype) -> bool:
+    """Check with small integers, exact in all types, and sums with gaps between their rows."""
+    several = () if count is None else (count,)
+    x = torch.arange(16 * 16, device=device).remainder(5).view(16, 16).expand(*several, 16, 16)
+    dy = torch.arange(16 * 8, device=device).remainder(7).view(16, 8).expand(*several, 16, 8)
+    memory = torch.ones(*several, 16, 24, device=device)
+    add_product_(memory[..., :8], x.to(dtype), dy.to(dtype))
+    expected = torch.ones_like(memory)
+    expected[..., :8] += (x.cpu().mT @ dy.cpu()).to(expected)
+    return torch.equal(memory, expected)
+
 
 # Buckets in flight at a time where each has memory of its own.
 _AT_ONCE = 2

@@ -21,7 +21,7 @@ from math import sqrt
 
 import torch
 
-from boost_core.architecture.roles import Role
+from boost_core.architecture import Role
 from boost_core.config.training import MuonConfig, OptimizerConfig
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import ParamGroup

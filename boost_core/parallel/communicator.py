@@ -1,14 +1,232 @@
 """Every collective of the trainer, counted and timed by the ledger."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from boost_core.kernels.symmetric_sum.memory import Epilogue
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending
+from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.symmetric_memory import Summing, SymmetricMemory
+
+# The ledger: what each of a rank's collectives sent, how long it took, and how long it was waited for.
+
+
+class Part(StrEnum):
+    """The parts of a step in which collectives may be waited for."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What distinguishes one line of the ledger.
+
+    Attributes:
+        kind: ``all_reduce``, ``symmetric_all_reduce`` (one through symmetric memory), ``all_gather``,
+            ``reduce_scatter``, ``all_to_all`` or ``send``.
+        group: The mesh dimension it runs over, ``tp``, ``pp``, ``cp`` or ``dp``; ``all`` for the whole gang.
+        purpose: What it is for, for example ``latent`` or ``latent gradient``.
+    """
+
+    kind: str
+    group: str
+    purpose: str
+
+
+@dataclass
+class Totals:
+    """Sums of one line: elements and bytes are those of the tensor passed in on this rank.
+
+    ``seconds`` runs from the start of a collective to its end, or to the wait if it had ended by then.
+    ``exposed_seconds`` is the part spent waiting, which no computation has hidden.
+    """
+
+    calls: int = 0
+    elements: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """The sum of both."""
+        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+class Launched(Protocol):
+    """What launching a collective returns: torch's ``Work``, or the like."""
+
+    def wait(self) -> object:
+        """Wait for it; on CUDA, have the current stream do so."""
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
+
+
+class CommunicationLedger:
+    """Counts and times the collectives of one rank.
+
+    On CPU, times are wall times. On CUDA they are times between events on the computing stream, read only when
+    :meth:`totals` is called, so that counting never waits for the GPU.
+
+    Attributes:
+        part: The part of the step that is running; set from outside.
+        exposed_seconds: Seconds waited in each part, as far as they have been read.
+    """
+
+    def __init__(self) -> None:
+        self.part = Part.OTHER
+        self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
+        self._totals: dict[Entry, Totals] = {}
+        self._unread: list[_Times] = []
+
+    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
+        """Launch a collective and count ``payload`` on the line ``entry``."""
+        totals = self.count(entry, payload)
+        if not payload.is_cuda:
+            return _OnCpu(launch, totals, self)
+        return _OnCuda(launch, payload, entry, self)
+
+    def count(self, entry: Entry, payload: torch.Tensor) -> Totals:
+        """Count ``payload`` without its time, and return the line."""
+        totals = self._totals.setdefault(entry, Totals())
+        totals.calls += 1
+        totals.elements += payload.numel()
+        totals.bytes += payload.numel() * payload.element_size()
+        return totals
+
+    def totals(self) -> dict[Entry, Totals]:
+        """All lines since the last :meth:`clear`; waits for the GPU events that are still open."""
+        for times in self._unread:
+            seconds, exposed_seconds = times.read()
+            totals = self._totals.setdefault(times.entry, Totals())
+            totals.seconds += seconds
+            self.waited(totals, times.part, exposed_seconds)
+        self._unread.clear()
+        return dict(self._totals)
+
+    def sum(self) -> Totals:
+        """One line for all collectives."""
+        return sum(self.totals().values(), start=Totals())
+
+    def by_group(self) -> dict[tuple[str, str], Totals]:
+        """One line for each kind and group, over all purposes."""
+        lines: dict[tuple[str, str], Totals] = {}
+        for entry, totals in self.totals().items():
+            of = entry.kind, entry.group
+            lines[of] = lines.get(of, Totals()) + totals
+        return lines
+
+    def waited(self, totals: Totals, part: Part, seconds: float) -> None:
+        """Count ``seconds`` of waiting for a collective of the line ``totals`` in a part of the step."""
+        totals.exposed_seconds += seconds
+        self.exposed_seconds[part] += seconds
+
+    def waited_on_cuda(self, times: "_Times") -> None:
+        """Count a collective that was waited for; its times are read with the totals."""
+        self._unread.append(times)
+
+    @contextmanager
+    def recorded(self) -> Iterator["Recording"]:
+        """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
+        before, recording = (self._totals, self._unread), Recording({}, [])
+        self._totals, self._unread = recording.totals, recording.times
+        try:
+            yield recording
+        finally:
+            self._totals, self._unread = before
+
+    def replay(self, recording: "Recording") -> None:
+        """Count a recording that the device repeats."""
+        for entry, totals in recording.totals.items():
+            self._totals[entry] = self._totals.get(entry, Totals()) + totals
+        self._unread += recording.times
+
+    def clear(self) -> None:
+        """Start from zero."""
+        self._totals.clear()
+        self._unread.clear()
+        self.exposed_seconds.clear()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Collectives of captured work: their lines, and the events that each replay records again."""
+
+    totals: dict[Entry, Totals]
+    times: list["_Times"]
+
+
+class _OnCpu:
+    def __init__(self, launch: Callable[[], Launched], totals: Totals, ledger: CommunicationLedger) -> None:
+        self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
+        self._work = launch()
+
+    def wait(self) -> None:
+        # gloo's threads could tell when it ended, but would take the interpreter from the step each time. Asking if it
+        # has can hang under torch's profiler: that holds the interpreter while it waits for a lock of gloo's thread,
+        # which waits for the interpreter with the lock.
+        begun = time.perf_counter()
+        self._work.wait()
+        now = time.perf_counter()
+        self._ledger.waited(self._totals, self._ledger.part, now - begun)
+        self._totals.seconds += now - self._started
+
+
+@dataclass(frozen=True)
+class _Times:
+    """When the computing stream reached a collective's start, the wait for it, and its result."""
+
+    entry: Entry
+    part: Part
+    started: torch.cuda.Event
+    begun: torch.cuda.Event
+    resumed: torch.cuda.Event
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of the collective, and seconds spent waiting for it."""
+        self.resumed.synchronize()
+        return self.started.elapsed_time(self.resumed) / 1000, self.begun.elapsed_time(self.resumed) / 1000
+
+
+class _OnCuda:
+    def __init__(
+        self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
+    ) -> None:
+        self._entry, self._ledger, self._started = entry, ledger, timed_event()
+        # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
+        # is the caller's own: after a wait on any other stream, torch would free the payload's memory too early.
+        self._held: tuple[Launched, torch.Tensor] | None = (launch(), payload)
+
+    def wait(self) -> None:
+        if self._held is None:
+            raise AssertionError("waited for already")
+        begun = timed_event()
+        self._held[0].wait()
+        self._held = None
+        self._ledger.waited_on_cuda(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
+
+
+def timed_event() -> torch.cuda.Event:
+    """A timed event on the current stream; in captured work, each replay records it again."""
+    event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
 
 # torch renamed both in 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -148,3 +366,226 @@ class Communicator:
             return work
 
         return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
+
+
+# The clock of a step: how its time is divided among its parts.
+#
+# A rank tells the clock which part begins, and the clock records when. The time that a part waited for collectives,
+# according to the ledger, is subtracted from it and counted separately, so that all parts add up to the step.
+#
+# On CPU the records are wall times. On CUDA the host runs ahead of the device, so between the batch's arrival and the
+# step's own synchronisation they are events; for a captured step, those captured with it. They are read after that
+# synchronisation, which also places them on the host's clock: measuring never makes the host wait. Afterwards the
+# device
+# still performs the update while the host goes on; what is unfinished when the next step has its batch counts for that
+# step.
+#
+# In a pipeline, forward and backward alternate. Time in the stages counts as theirs. The time between them, which is
+# the
+# schedule and waiting for other stages, counts as other. A stage's collectives are exposed communication as always.
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step by part.
+
+    Attributes:
+        data: Waiting for the batch.
+        forward: Computing losses.
+        backward: Computing gradients, recomputation included.
+        optimizer: From the last gradient to the new weights: reductions, norm, update.
+        exposed_communication: Waiting for collectives, in whichever part.
+        other: Everything else.
+    """
+
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    exposed_communication: float = 0.0
+    other: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        seconds: float = sum(vars(self).values())
+        return seconds
+
+
+class StepClock:
+    """Records when the parts of a rank's steps begin.
+
+    Args:
+        ledger: Told the current part, and asked how long it waited for collectives.
+        device: Where this rank computes.
+    """
+
+    def __init__(self, ledger: CommunicationLedger, device: torch.device) -> None:
+        self._ledger, self._on_cuda = ledger, device.type == "cuda"
+        self._marks: list[tuple[Part, float]] = []  # when each part began, on the host's clock
+        self._events: list[tuple[Part, torch.cuda.Event]] = []  # likewise for later parts, until they can be read
+        self._host_is_ahead = False  # of the device, so that records are events
+        self._updated: torch.cuda.Event | None = None  # by the step before
+
+    def begin(self) -> None:
+        """A step begins by waiting for its batch."""
+        self._marks, self._events, self._host_is_ahead = [], [], False
+        self.enter(Part.DATA)
+
+    def has_batch(self) -> None:
+        """The batch has arrived."""
+        self.enter(Part.OTHER if self._updated is None else Part.OPTIMIZER)
+        self._host_is_ahead = self._on_cuda
+        if self._updated is not None:
+            self._events.append((Part.OTHER, self._updated))
+        self._ledger.part = Part.OTHER
+
+    def enter(self, part: Part) -> None:
+        """Another part begins."""
+        self._ledger.part = part
+        if self._host_is_ahead:
+            self._events.append((part, timed_event()))
+        else:
+            self._marks.append((part, time.perf_counter()))
+
+    @contextmanager
+    def during(self, part: Part) -> Iterator[None]:
+        """A part between two stretches of ``OTHER``."""
+        self.enter(part)
+        yield
+        self.enter(Part.OTHER)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[tuple[Part, torch.cuda.Event]]]:
+        """Parts that begin inside are recorded at each ``replay`` of the yielded events, not now."""
+        before, self._events = self._events, []
+        try:
+            yield self._events
+        finally:
+            self._events = before
+
+    def replay(self, recorded: list[tuple[Part, torch.cuda.Event]]) -> None:
+        """The device repeats what was recorded; the current part is now its last."""
+        self._events += recorded
+        if recorded:
+            self._ledger.part = recorded[-1][0]
+
+    def values(self, tensor: torch.Tensor) -> list[float]:
+        """Read a tensor's values, for which the host waits: the step's own synchronisation."""
+        reached = timed_event() if self._host_is_ahead else None
+        values: list[float] = tensor.tolist()
+        if reached is not None:
+            now = time.perf_counter()
+            self._marks += [(part, now - event.elapsed_time(reached) / 1000) for part, event in self._events]
+            self._events, self._host_is_ahead = [], False
+        return values
+
+    def end(self) -> StepParts:
+        """End the step and return its parts. Waits for the collectives under way, as the ledger's totals do."""
+        self._ledger.totals()
+        exposed, seconds = self._ledger.exposed_seconds, defaultdict[Part, float](float)
+        began = latest = self._marks[0][1]
+        for (part, _), (_, ended) in pairwise([*self._marks, (Part.OTHER, time.perf_counter())]):
+            # The previous step's update may have ended long before this step had its batch.
+            seconds[part] += max(0.0, ended - latest)
+            latest = max(latest, ended)
+        if self._on_cuda:
+            self._updated = timed_event()
+        computed = {part: max(0.0, seconds[part] - exposed[part]) for part in Part if part is not Part.OTHER}
+        waited = sum(exposed.values())
+        other = max(0.0, latest - began - waited - sum(computed.values()))
+        return StepParts(**computed, exposed_communication=waited, other=other)
+
+
+# Conjugate pairs of collectives, named after their forward operation; the backward pass runs the conjugate.
+#
+# ======================  =================  =================
+# pair                    forward            backward
+# ======================  =================  =================
+# ``reduce_from_tp``      all-reduce         identity
+# ``copy_to_tp``          identity           all-reduce
+# ``all_gather_from_tp``  all-gather         reduce-scatter
+# ``all_to_all``          all-to-all         all-to-all
+# ======================  =================  =================
+#
+# In a group of one rank, each is the identity and nothing is counted. A latent's all-reduce, which other work can hide,
+# is in ``exchange``.
+
+
+class _ReduceFromTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+        ctx.mark_dirty(partial)
+        return communicator.all_reduce_(partial, purpose)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None, None
+
+
+class _CopyToTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+        ctx.communicator, ctx.purpose = communicator, purpose
+        return replicated.view_as(replicated)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        total = gradients[0].contiguous()
+        return ctx.communicator.all_reduce_(total, f"{ctx.purpose} gradient"), None, None
+
+
+class _AllGatherFromTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+        ctx.communicator, ctx.purpose = communicator, purpose
+        return communicator.all_gather(x_Tc, purpose)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.communicator.reduce_scatter(gradients[0], f"{ctx.purpose} gradient"), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+        ctx.communicator, ctx.purpose = communicator, purpose
+        parts_pac = x_Ac.reshape(communicator.size, -1, x_Ac.shape[1])
+        return communicator.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        parts_pac = gradients[0].reshape(len(gradients[0]), ctx.communicator.size, -1).transpose(0, 1).contiguous()
+        return ctx.communicator.all_to_all(parts_pac, f"{ctx.purpose} gradient").flatten(0, 1), None, None
+
+
+def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+    """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
+    if communicator.size == 1:
+        return partial
+    return _ReduceFromTp.apply(partial, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+    """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed.
+
+    The sum overwrites the gradient that arrives, so later operations must hand over one of their own: a matrix product
+    does; a sum, which passes the same gradient to both of its terms, does not.
+    """
+    if communicator.size == 1:
+        return replicated
+    return _CopyToTp.apply(replicated, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+    """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
+    if communicator.size == 1:
+        return x_Tc.unsqueeze(0)
+    return _AllGatherFromTp.apply(x_Tc, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+    """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
+    if communicator.size == 1:
+        return x_Ac
+    return _AllToAll.apply(x_Ac, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]

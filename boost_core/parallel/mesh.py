@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from boost_core.config import Layout
 from boost_core.config.parallelism import ParallelismConfig
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,43 @@ class ParallelMesh:
             if dist.get_rank() in pair:
                 mine = group
         return mine
+
+
+# The groups of ranks that a rank belongs to.
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """Communicators over each dimension of the mesh and over all ranks.
+
+    Attributes:
+        tensor: The tensor parallel group.
+        pipeline: The pipeline parallel group.
+        context: The context parallel group, whose ranks share the tokens of the same sequences.
+        replicas: The data parallel group, one rank of each replica.
+        data: Ranks with the same weights, over all replicas and their context parallel ranks.
+        embedding: The first and last pipeline ranks of a column if they share weights; else this rank alone.
+        gang: All ranks.
+    """
+
+    tensor: Communicator
+    pipeline: Communicator
+    context: Communicator
+    replicas: Communicator
+    data: Communicator
+    embedding: Communicator
+    gang: Communicator
+
+    @classmethod
+    def of(
+        cls, mesh: ParallelMesh, embedding_is_shared: bool, ledger: CommunicationLedger,
+        communicator: type[Communicator] = Communicator,
+    ) -> "ProcessGroups":  # fmt: skip
+        """The groups of a mesh, counted by a ledger; ``communicator`` is the class to use."""
+        tensor, pipeline, replicas = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        context = communicator(mesh.context_group(), "cp", ledger)
+        data = replicas if context.size == 1 else communicator(mesh.group_of_same_weights(), "dp", ledger)
+        shared = mesh.embedding_group() if embedding_is_shared and pipeline.size > 1 else None
+        embedding = communicator(shared, "pp", ledger)
+        gang = communicator(dist.group.WORLD, "all", ledger)
+        return cls(tensor, pipeline, context, replicas, data, embedding, gang)

@@ -14,11 +14,9 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.clock import StepClock
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
-from boost_core.plan.stages import Stage
+from boost_core.model.attention import Rotation
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Part, StepClock
+from boost_core.plan.work import Stage
 
 _SCHEDULES = {
     "1f1b": Schedule1F1B,

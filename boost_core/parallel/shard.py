@@ -1,15 +1,117 @@
 """Turns a model's declarations into this rank's weights, the same full weights in any layout."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from boost_core.architecture.roles import SplitAxes, WeightSpec
-from boost_core.nn.weights import WeightedModule, weight_specs
-from boost_core.parallel.philox import normal_
+from boost_core.architecture import SplitAxes, WeightSpec
+from boost_core.model.low_rank import WeightedModule, weight_specs
+
+# Normal values determined by each element's place in a tensor: any part can be drawn by itself, on any device.
+#
+# The bits are those of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a
+# tensor's
+# key and a place in it give four 32-bit words, which the Box-Muller method turns into four normal values. Words are
+# kept
+# in int64, which torch multiplies on every device, modulo 2^64 as the method requires.
+
+Sizes = tuple[int, ...]
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # of 32 bits, int64
+
+_ROUNDS = 10
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_WORD = 0xFFFFFFFF
+
+# Elements drawn at a time, with about 30 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
+_CHUNK_ON_CPU = 1 << 16
+_CHUNK = 1 << 20
+
+
+def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, stds: torch.Tensor | float) -> None:
+    """Fill a box of a tensor with its normal values, which depend on the key and their places in the tensor alone.
+
+    They are computed in float64 and rounded to fp32. On another device, whose logarithm, sine and cosine differ by a
+    unit or two in the last place, about one element in 10^8 therefore differs, by one unit of fp32.
+
+    Args:
+        box: The box to fill, on the device that draws.
+        shape: The tensor's shape, with fewer than 2^32 rows along its last axis.
+        offsets: Where the box begins in the tensor.
+        key: The tensor's key, 64 bits.
+        stds: Standard deviations: one for all, or one per element in a shape that broadcasts to the box's.
+    """
+    if box.numel() == 0:
+        return
+    limit = _CHUNK_ON_CPU if box.device.type == "cpu" else _CHUNK
+    for inside, sizes in _chunks(tuple(box.shape), limit):
+        begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]
+        values = _normals(shape, begin, sizes, key, box.device)
+        values *= stds if isinstance(stds, float) else _part(stds.expand(box.shape), inside, sizes)
+        _part(box, inside, sizes).copy_(values.float())
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """Four random words for each counter of four words; the counter is overwritten."""
+    c0, c1, c2, c3 = counter
+    product_0, product_1 = torch.empty_like(c0), torch.empty_like(c0)
+    for turn in range(_ROUNDS):
+        key_0, key_1 = ((part + turn * step) & _WORD for part, step in zip(key, _KEY_STEPS, strict=True))
+        torch.mul(c0, _MULTIPLIERS[0], out=product_0)
+        torch.mul(c2, _MULTIPLIERS[1], out=product_1)
+        torch.bitwise_right_shift(product_1, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(key_0).bitwise_and_(_WORD)
+        torch.bitwise_right_shift(product_0, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(key_1).bitwise_and_(_WORD)
+        # Their upper halves are dropped by the next round's mask.
+        c1, c3, product_0, product_1 = product_1, product_0, c1, c3
+    return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
+
+
+def _normals(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device: torch.device) -> torch.Tensor:
+    """Standard normal values of a box, float64: four neighbours in a row of the tensor share a counter."""
+    first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
+    row = torch.zeros((), dtype=torch.int64, device=device)
+    for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
+        row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
+    column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
+    counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
+    words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
+    return _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
+
+
+def _box_muller(words: Words) -> torch.Tensor:
+    """Four standard normal values from each four words, in order along the last axis, float64."""
+    values = torch.empty(*words[0].shape, 4, dtype=torch.float64, device=words[0].device)
+    for index in (0, 2):
+        # Halves keep the logarithm's argument off zero; the largest value is 6.8.
+        radius = words[index].double().add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+        angle = words[index + 1].double().mul_(2.0 * math.pi * 2.0**-32)
+        torch.mul(radius, angle.cos(), out=values[..., index])
+        torch.mul(radius, angle.sin_(), out=values[..., index + 1])
+    return values.flatten(-2)
+
+
+def _chunks(sizes: Sizes, limit: int) -> Iterator[tuple[Sizes, Sizes]]:
+    """Split a box into boxes of at most ``limit`` elements: the offsets of each in it, and its sizes."""
+    axis, inner = len(sizes) - 1, 1
+    while axis > 0 and inner * sizes[axis] <= limit:
+        inner *= sizes[axis]
+        axis -= 1
+    step, ones = limit // inner, (1,) * axis
+    for before in product(*map(range, sizes[:axis])):
+        for begin in range(0, sizes[axis], step):
+            rest = len(sizes) - axis - 1
+            yield (*before, begin, *(0,) * rest), (*ones, min(step, sizes[axis] - begin), *sizes[axis + 1 :])
+
+
+def _part(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sizes) -> torch.Tensor:
+    for axis, (begin, size) in enumerate(zip(offsets, sizes, strict=True)):
+        tensor = tensor.narrow(axis, begin, size)
+    return tensor
 
 
 class WeightMaker(Protocol):

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch.nn.functional import embedding
 
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
-from boost_core.nn.norm import precise
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.mappings import reduce_from_tp
+from boost_core.model.norm import precise
+from boost_core.parallel.communicator import Communicator, reduce_from_tp
 
 # Logits of a chunk are about this many elements: 256 MiB in fp32.
 CHUNK_ELEMENTS = 1 << 26

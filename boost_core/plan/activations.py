@@ -36,9 +36,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from typing import TypeVar, cast
 
-from boost_core.architecture.families import gate_matrices, reads_input
-from boost_core.architecture.projections import projection_groups
-from boost_core.architecture.sharding import Sharding, chosen_sharding, kept_latents
+from boost_core.architecture import (
+    Sharding,
+    chosen_sharding,
+    gate_matrices,
+    kept_latents,
+    projection_groups,
+    reads_input,
+)
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 

@@ -11,13 +11,11 @@ from functools import lru_cache
 from math import inf
 
 from boost_core.config.job import JobSpec, ResourcesConfig
-from boost_core.config.layout import Layout
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import Layout, ParallelismConfig
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.host_memory import host_remedies, kept_on_host, lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import Machine, kind_of_gpu, machine_for
-from boost_core.plan.memory import rank_memory
-from boost_core.plan.stages import miscounted
+from boost_core.plan.memory import host_remedies, kept_on_host, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.work import miscounted
 
 SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choices
 

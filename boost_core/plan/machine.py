@@ -1,14 +1,493 @@
 """The machine that a job's workers run on, as far as the job specifies it: a device profile and a network."""
 
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import zip_longest
+from math import exp
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.legality import flash_takes
-from boost_core.hardware import ACCELERATOR_LABEL, LINKS, LOOPBACK, device_named
-from boost_core.messages.reports import Provenance
-from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.fitted import Fitted, StepCorrection
-from boost_core.plan.profile import Profile, of_cores, range_of
+from boost_core.config.parallelism import SymmetricMemoryConfig
+from boost_core.config.reading import Moment
+from boost_core.hardware import (
+    ACCELERATOR_LABEL,
+    DEVICE_BYTES,
+    LINK_EFFICIENCY,
+    LINKS,
+    LOOPBACK,
+    Device,
+    Link,
+    device_named,
+)
+from boost_core.messages import Provenance
+from boost_core.plan.work import Work
+
+# A network as levels, and the number of ranks of each group at each of them.
+#
+# A level joins units of the level inside it: a node its GPUs, a rack its nodes. Ranks are numbered as in
+# ``Layout.coordinates``, so a group of the innermost size takes adjacent ranks; what a group leaves of a level's
+# fan-out
+# goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column for
+# each
+# level.
+
+Row = tuple[int, ...]  # ranks of a group at each level, innermost first; their product is the group's size
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a network.
+
+    Attributes:
+        name: Name shown to people: node, rack.
+        fan_out: Number of units of the level inside that it joins.
+        link: Link of each rank while all send at once, so oversubscribed switches are accounted for.
+        meshed: Whether every pair has its own wires instead of a switch. The link is then to all others together; among
+            fewer ranks the wires to those that do not take part carry nothing.
+    """
+
+    name: str
+    fan_out: int
+    link: Link
+    meshed: bool = False
+
+    def among(self, ranks: int) -> Link:
+        """Return each rank's link when only ``ranks`` of them take part."""
+        if not self.meshed or ranks == self.fan_out:
+            return self.link
+        share = (ranks - 1) / (self.fan_out - 1)
+        return replace(self.link, bytes_per_second=share * self.link.bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A network.
+
+    Attributes:
+        levels: Its levels, innermost first.
+    """
+
+    levels: tuple[Level, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks that it has room for."""
+        return math.prod(level.fan_out for level in self.levels)
+
+    def rows(self, sizes: Sequence[int]) -> list[Row]:
+        """Return a placement matrix. What does not divide among the inner levels is spread over the outermost.
+
+        Args:
+            sizes: Sizes of the groups, innermost first.
+
+        Raises:
+            ValueError: There are more ranks than places.
+        """
+        if (ranks := math.prod(sizes)) > self.size:
+            joined = " × ".join(f"{level.fan_out} ({level.name})" for level in self.levels)
+            raise ValueError(
+                f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or describe a larger network"
+            )
+        room = [level.fan_out for level in self.levels]
+        return [self._row(size, room) for size in sizes]
+
+    def _row(self, size: int, room: list[int]) -> Row:
+        """Return one size's row and take its ranks from the room left at each level."""
+        row, left = [], size
+        for index, places in enumerate(room[:-1]):
+            taken = next(divisor for divisor in range(min(left, places), 0, -1) if left % divisor == 0)
+            row.append(taken)
+            left //= taken
+            # What is left by a group that continues at outer levels is of no use to groups that are spread further.
+            room[index] = 1 if left > 1 else places // taken
+        return (*row, left)
+
+    def level_between(self, row: Row, place: int) -> int:
+        """Return the index of the outermost level that separates a place of a group from the next one.
+
+        Args:
+            row: The group's row.
+            place: Place within the group, from 0; the last is followed by the first.
+        """
+        inside = [1]
+        for ranks in row:
+            inside.append(inside[-1] * ranks)
+        following = (place + 1) % inside[-1]
+        apart = [
+            index for index, ranks in enumerate(row)
+            if ranks > 1 and place // inside[index] % ranks != following // inside[index] % ranks
+        ]  # fmt: skip
+        return max(apart, default=0)
+
+
+# Speed of a kind of device: rates that convert work (``work``) into seconds.
+#
+#     seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
+#
+# Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
+# terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
+# reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B
+# and
+# 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
+# (``tests/unit/test_published_times.py``).
+
+PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
+_ASSUMED_SPREAD = 0.2  # the nine published times are within 0.1, of one kind of GPU and one trainer
+_TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
+_UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of device, as used by one rank.
+
+    Attributes:
+        product_flops: FLOPs per second of large matrix products.
+        attention_flops: FLOPs per second of attention.
+        bandwidth: Bytes per second at which passes and operands are read and written.
+        start_seconds: Launch overhead of each product.
+        block_seconds: Time to launch a block's kernels for a micro-batch; does not apply where steps are captured as
+            CUDA graphs.
+        overlap: Share hidden of the shorter of an exchange and the work that may run meanwhile; 0 if not measured.
+        spread: Standard deviation of the logarithm of measured over predicted step time.
+        measured: Whether it was measured on such a device, rather than assumed.
+        description: The device and the source of its figures.
+        fp8_speedup: Speedup of 8-bit products, by data sheets.
+        host_bandwidth: Bytes per second to or from the host's memory.
+        launches_in_turn: Whether each kernel is launched once the one before has ended, as on a CPU, rather than while
+            it runs.
+    """
+
+    product_flops: float
+    attention_flops: float
+    bandwidth: float
+    start_seconds: float
+    block_seconds: float
+    overlap: float
+    spread: float
+    measured: bool
+    description: str
+    fp8_speedup: float = 1.0
+    host_bandwidth: float = LINK_EFFICIENCY * 32e9  # of a device that is not known: PCIe 4
+    launches_in_turn: bool = False
+
+    @classmethod
+    def nominal(cls, device: Device, precision: str) -> "Profile":
+        """Return the profile to expect from a data sheet."""
+        precision = "bf16" if precision == "fp8" else precision
+        peak = device.tflops[precision] * 1e12
+        shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
+        return cls(
+            PRODUCT_SHARE * peak, ATTENTION_SHARE * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, 5e-4, 0.0,
+            _ASSUMED_SPREAD, False,
+            f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
+            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms per block; assumed",
+            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth,
+        )  # fmt: skip
+
+    def seconds(self, work: Work) -> float:
+        """Return the time of some work."""
+        return (
+            (work.product_flops + work.fp8_flops / self.fp8_speedup) / self.product_flops
+            + work.attention_flops / self.attention_flops
+            + work.moved_bytes / self.bandwidth
+            + work.starts * self.start_seconds
+        )
+
+    def of_a_block(self, work: Work, captured: bool = False) -> float:
+        """Return the time of a block's work for a micro-batch, with launching it.
+
+        Args:
+            work: The work.
+            captured: Whether it is replayed from a CUDA graph, which needs no launches.
+        """
+        computing, launching = self.seconds(work), 0.0 if captured else self.block_seconds
+        return computing + launching if self.launches_in_turn else max(computing, launching)
+
+    def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
+        """Return the time that an exchange adds to the work that runs meanwhile."""
+        return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
+
+    def update_seconds(self, weights: float, element_bytes: int) -> float:
+        """Return the time of the optimizer's pass over this many weights of a rank."""
+        return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
+
+
+def range_of(seconds: float, spread: float) -> tuple[float, float]:
+    """Return the range expected to contain 80 % of step times, given the prediction and its spread."""
+    return seconds * exp(-_TENTH * spread), seconds * exp(_TENTH * spread)
+
+
+def of_cores(cores: float) -> Profile:
+    """Return the profile of CPU cores: the rates of one core times their number."""
+    return Profile(
+        2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
+        "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed", host_bandwidth=5e9 * cores,
+        launches_in_turn=True,
+    )  # fmt: skip
+
+
+# Correcting predictions by how long earlier jobs took.
+#
+# A device's arithmetic and its links differ from their figures for different reasons, so a step's exposed collectives
+# are
+# corrected apart from the rest of it. Each job that has run in a shape contributes one ratio for each of the two: the
+# measured seconds over those predicted without any correction, so that corrections do not feed back into themselves.
+# For
+# n jobs
+#
+#     factor  = before^(3/(n + 3)) · median^(n/(n + 3))
+#     spread² = (3 · spread before² + Σ (log ratio − log factor)²) / (n + 3)
+#
+# first for a kind of device and a precision, with a prior factor of 1 and the profile's spread; then for each shape
+# that
+# has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their median. A
+# job
+# that has no collectives to wait for, or hardly any by the prediction, says nothing about them.
+#
+# The rest includes transfers between pipeline stages, which are timed together with waiting for the other stages.
+
+MOST = 10.0  # a ratio above this, or below its inverse, has other causes than the device
+LEAST_SHARE = 0.01  # of a predicted step; less communication is too little to compare
+MOST_SHAPES = 32
+_BEFORE = 3  # weight of the prior, in jobs
+_DIGITS = 16
+
+Factor = Annotated[float, Field(ge=1 / MOST, le=MOST)]
+Spread = Annotated[float, Field(ge=0, le=10)]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors by which predicted seconds are multiplied.
+
+    Attributes:
+        rest: Factor of everything but exposed collectives.
+        communication: Factor of exposed collectives.
+    """
+
+    rest: float = 1.0
+    communication: float = 1.0
+
+
+@dataclass(frozen=True)
+class PredictedCommunication:
+    """Exposed collectives in a step's prediction without a correction.
+
+    Attributes:
+        seconds: Seconds of a step that the reporting rank waits for collectives.
+        share: Share of the step that is proportional to the speed of collectives, from 0 to 1: besides these seconds,
+            waiting for pipeline ranks that wait for theirs.
+    """
+
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Measured seconds of a job's steps over those predicted without a correction.
+
+    Attributes:
+        rest: Ratio of everything but exposed collectives.
+        communication: Ratio of exposed collectives; ``None`` if the job says nothing about them.
+    """
+
+    rest: float
+    communication: float | None
+
+    @classmethod
+    def of(cls, whole: float, communication_seconds: float, predicted: PredictedCommunication) -> "Ratios | None":
+        """Split the ratio of whole steps; ``None`` if what is left for the rest has other causes than the device.
+
+        Args:
+            whole: Measured over predicted seconds of whole steps.
+            communication_seconds: Measured seconds of a step spent waiting for collectives.
+            predicted: The prediction that this is compared with.
+        """
+        if predicted.seconds == 0:
+            return cls(whole, None) if plausible(whole) else None
+        ratio = communication_seconds / predicted.seconds
+        rest = (whole - predicted.share * ratio) / (1 - predicted.share)
+        if not plausible(rest):
+            return None
+        return cls(rest, ratio if predicted.share >= LEAST_SHARE and plausible(ratio) else None)
+
+
+def plausible(ratio: float) -> bool:
+    """Whether a ratio of measured to predicted seconds may be due to the device."""
+    return 1 / MOST <= ratio <= MOST
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One job that has run in one shape.
+
+    Attributes:
+        job: Its id.
+        model: Digest of its model.
+        shape: Digest of everything that its step time depends on.
+        ratios: Its measured over its predicted seconds.
+    """
+
+    job: str
+    model: str
+    shape: str
+    ratios: Ratios
+
+
+class Correction(Config):
+    """Correction of predicted seconds."""
+
+    jobs: int = Field(ge=0, description="Number of jobs that it is based on.")
+    factor: Factor = Field(description="Factor by which predicted seconds are multiplied.")
+    spread: Spread = Field(description="Standard deviation of the logarithm of the remaining error.")
+
+    def refined(self, ratios: Sequence[float]) -> "Correction":
+        """Return the correction updated by some jobs' ratios, with this one as the prior."""
+        count = len(ratios)
+        if not count:
+            return Correction(jobs=0, factor=self.factor, spread=self.spread)
+        logs = [math.log(ratio) for ratio in ratios]
+        middle = (_BEFORE * math.log(self.factor) + count * statistics.median(logs)) / (_BEFORE + count)
+        squares = _BEFORE * self.spread**2 + sum((log - middle) ** 2 for log in logs)
+        return Correction(jobs=count, factor=math.exp(middle), spread=math.sqrt(squares / (_BEFORE + count)))
+
+
+class StepCorrection(Correction):
+    """Correction of the predictions for some jobs' steps."""
+
+    communication: Correction | None = Field(
+        None,
+        description="Correction of exposed collectives in place of this one, from the jobs that had any; null in "
+        "records of versions that corrected whole steps.",
+    )
+
+    @property
+    def of_communication(self) -> Correction:
+        """The correction of exposed collectives."""
+        return self.communication or self
+
+    @property
+    def factors(self) -> Factors:
+        """Both factors."""
+        return Factors(self.factor, self.of_communication.factor)
+
+    def updated(self, ratios: Sequence[Ratios]) -> "StepCorrection":
+        """Return the correction updated by some jobs' ratios, with this one as the prior."""
+        communication = [each.communication for each in ratios if each.communication is not None]
+        return StepCorrection(
+            **dict(self.refined([each.rest for each in ratios])),
+            communication=self.of_communication.refined(communication),
+        )
+
+
+class ShapeCorrection(StepCorrection):
+    """Correction for one shape that has run."""
+
+    shape: str = Field(max_length=_DIGITS, description="Digest of the job in its layout.")
+
+
+class Fitted(StepCorrection):
+    """Corrections from jobs on one kind of device, at one precision."""
+
+    kind: str = Field(max_length=63, description="The kind of GPU as Ray names it, or CPU.")
+    precision: str = Field(max_length=8, description="The jobs' training.precision.")
+    shapes: tuple[ShapeCorrection, ...] = Field(
+        (), max_length=MOST_SHAPES, description="Corrections for shapes of the same model that have run."
+    )
+
+    @classmethod
+    def to(cls, ran: Sequence[Ran], spread: float, kind: str, precision: str, model: str) -> "Fitted | None":
+        """Fit corrections to jobs; ``None`` if none of them counts.
+
+        Args:
+            ran: What has run, newest first.
+            spread: Spread of the profile's predictions, where nothing has run.
+            kind: Kind of device that the jobs ran on.
+            precision: The jobs' precision.
+            model: Digest of the model whose shapes are of interest.
+        """
+        if not ran:
+            return None
+        prior = StepCorrection(jobs=0, factor=1.0, spread=spread)
+        whole = prior.updated(
+            [median_of(ratios) for ratios in _grouped((each.job, each.ratios) for each in ran).values()]
+        )
+        shapes = _grouped((each.shape, each.ratios) for each in ran if each.model == model)
+        return cls(
+            **dict(whole),
+            kind=kind,
+            precision=precision,
+            shapes=tuple(
+                ShapeCorrection(**dict(whole.updated(ratios)), shape=shape)
+                for shape, ratios in list(shapes.items())[:MOST_SHAPES]
+            ),
+        )
+
+    def of(self, job: JobSpec) -> StepCorrection:
+        """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
+        shape = shape_of(job) if self.shapes else None
+        found = (each for each in self.shapes if each.shape == shape)
+        return next(found, self.model_copy(update={"jobs": 0}))
+
+    @property
+    def least(self) -> Factors:
+        """The smallest of each of the factors of any shape."""
+        every = [self.factors, *(each.factors for each in self.shapes)]
+        return Factors(min(each.rest for each in every), min(each.communication for each in every))
+
+
+def shape_of(job: JobSpec) -> str:
+    """Return a digest of everything that a job's step time depends on besides the device.
+
+    Args:
+        job: The job in its layout (``devices.at``).
+    """
+    training, resources = job.training, job.resources
+    # Without defaults, so that new fields alter no digest; and without the cut, so that cuts can be compared.
+    parallelism = job.parallelism.model_dump_json(exclude_defaults=True, exclude={"pipeline_layers_per_stage"})
+    parts = (
+        model_of(job), parallelism, training.global_batch_size, training.micro_batch_size, training.sequence_length,
+        training.precision, training.cuda_graphs, job.optimizer.kind, job.data.documents_apart,
+        training.attention and training.attention.model_dump_json(),
+        0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
+    )  # fmt: skip
+    return _digest(repr(parts))
+
+
+def model_of(job: JobSpec) -> str:
+    """Return a digest of a job's model."""
+    return _digest(job.model.model_dump_json())
+
+
+def median_of(ratios: Sequence[Ratios]) -> Ratios:
+    """Return the medians of both ratios; that of collectives is of those that there are."""
+    communication = [each.communication for each in ratios if each.communication is not None]
+    return Ratios(
+        statistics.median(each.rest for each in ratios), statistics.median(communication) if communication else None
+    )
+
+
+def _grouped(pairs: Iterable[tuple[str, Ratios]]) -> dict[str, list[Ratios]]:
+    groups = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_DIGITS]
+
 
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
@@ -132,3 +611,225 @@ def attends_in_one(job: JobSpec) -> bool:
 def attends_on_device(job: JobSpec) -> bool:
     """Whether attention on a GPU needs no document lengths on the host; see ``nn.documents``."""
     return attends_in_one(job) or flash_takes(job.model, job.training)
+
+
+# A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.
+#
+# Timed samples of work become rates by non-negative least squares of the relative errors, with the terms of
+# ``profile``.
+# Training steps with different numbers of blocks show how much longer a block takes than its work at those rates: the
+# correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which a plan's
+# range is computed.
+
+# Wider than anything measured, and narrow enough that no prediction overflows.
+Rate = Annotated[float, Field(ge=1, le=1e20)]
+Seconds = Annotated[float, Field(ge=0, le=1e3)]
+Line = Annotated[str, Field(max_length=200)]  # of text
+
+
+ProfilePrecision = Literal["fp32", "bf16"]
+
+
+class MeasuredLink(Config):
+    """All-reduces at one level of the network, with all groups of the level at once: α + n/β."""
+
+    ranks: int = Field(ge=2, le=65_536)
+    base_seconds: Seconds = Field(description="α for this number of ranks.")
+    bytes_per_second: Rate = Field(description="β of each rank.")
+    overlap: float = Field(
+        ge=0,
+        le=1,
+        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently.",
+    )
+    symmetric_memory: SymmetricMemoryConfig | None = Field(
+        None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."
+    )
+
+    @property
+    def link(self) -> Link:
+        """The link of each rank."""
+        return Link(self.base_seconds, 0.0, self.bytes_per_second, f"measured among {self.ranks} ranks")
+
+
+class MeasuredProfile(Config):
+    """Measured speed of one kind of device, at one precision."""
+
+    format: Literal[1] = 1
+    device: Line = Field(min_length=1, description="The device's name in CUDA.")
+    commit: Line
+    torch_version: Line
+    triton_version: Line
+    measured_at: Moment | None = Field(None, description="When it was measured; null in profiles that do not say.")
+    precision: ProfilePrecision
+    cores: int = Field(ge=1, le=65_536, description="CPU cores per rank; irrelevant for a GPU.")
+    cases: tuple[Line, ...] = Field(max_length=64, description="What was timed.")
+    product_flops: Rate
+    attention_flops: Rate
+    bandwidth: Rate
+    start_seconds: Seconds
+    block_seconds: Seconds
+    correction: float = Field(ge=1e-3, le=1e3, description="A block's seconds over those predicted by the rates.")
+    spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of the remaining error.")
+    host_bandwidth: Rate | None = Field(
+        None,
+        description="Bytes per second to or from page-locked memory of the host, whichever is slower; null if not "
+        "measured, in which case it is the data sheet's.",
+    )
+    link: MeasuredLink | None = Field(
+        None, description="Link among the ranks of a node, added by boost bench comm --profile."
+    )
+    between_nodes: MeasuredLink | None = Field(
+        None,
+        description="Link among nodes, measured by boost bench comm --profile on several; it is used for networks that "
+        "are not described otherwise.",
+    )
+
+    def refuse_other_kind(self, kind: str) -> None:
+        """Check that the profile may be of a kind of GPU, as far as the kind is known.
+
+        Args:
+            kind: Ray's name of the kind.
+
+        Raises:
+            ValueError: It is of another kind.
+        """
+        known = device_named(kind)
+        if kind not in DEVICE_BYTES and kind.upper() in DEVICE_BYTES:
+            raise ValueError(f"would match no job, as Ray writes {kind.upper()}; store it under that name")
+        if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
+            raise ValueError(f"was measured on {self.device!r}, not on {kind} GPUs; store it under that device's kind")
+
+    def serves(self, precision: str) -> bool:
+        """Whether a job of this precision computes in the profile's precision."""
+        return computed_in(precision) == self.precision
+
+    def machine(self, otherwise: Machine, precision: str, described: bool = False) -> Machine:
+        """Return the machine of a job on such devices; what was not measured is taken from ``otherwise``.
+
+        Args:
+            otherwise: The machine without the profile.
+            precision: The job's ``training.precision``.
+            described: Whether its network is one that people described, of which only nodes may be as measured.
+
+        Raises:
+            ValueError: The job has another precision.
+        """
+        if not self.serves(precision):
+            raise ValueError(
+                f"the profile is of {self.precision}, but training.precision={precision}: "
+                f"measure one of {computed_in(precision)}"
+            )
+        device = device_named(self.device)
+        when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
+        profile = Profile(
+            self.product_flops / self.correction, self.attention_flops / self.correction,
+            self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
+            self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
+            f"{self.device}, measured {when}at {self.commit[:12]}",
+            1.0 if device is None else device.fp8_speedup,
+            self._host_bandwidth(otherwise.profile), otherwise.profile.launches_in_turn,
+        )  # fmt: skip
+        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster, described))
+
+    def _host_bandwidth(self, otherwise: Profile) -> float:
+        device = device_named(self.device)
+        if self.host_bandwidth is not None:
+            return self.host_bandwidth
+        return otherwise.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth
+
+    def _cluster(self, otherwise: Cluster, described: bool) -> Cluster:
+        links = self.link, None if described else self.between_nodes
+        levels = zip_longest(otherwise.levels, links[: len(otherwise.levels)])
+        return Cluster(tuple(level if found is None else replace(level, link=found.link) for level, found in levels))
+
+
+class Basis(Config):
+    """What a job's predictions are based on."""
+
+    profile: MeasuredProfile | None = Field(None, description="Measured profile of its devices; null: data sheets.")
+    fitted: Fitted | None = Field(None, description="Corrections from earlier jobs; null: none has run.")
+    node_gpus: int | None = Field(None, description="GPUs per node; null: as assumed by machine.machine_for.")
+    node_memory_bytes: int | None = Field(
+        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
+    )
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """Return the machine that a job is planned for.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
+        machine = with_nodes_of(machine, spec, self.node_gpus)
+        return replace(machine, node_memory_bytes=self.node_memory_bytes if spec.resources.gpus_per_worker else None)
+
+
+NOMINAL = Basis()  # data sheets
+
+
+def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:
+    """Return the machine that a job is planned for.
+
+    Args:
+        spec: The job.
+        profile: Measured profile of the devices; by default the data sheets' figures.
+        cluster: The network; by default the one assumed for the job's kind of GPU.
+
+    Raises:
+        ValueError: The profile is of another precision.
+    """
+    machine = machine_for(spec.resources, spec.training.precision)
+    if cluster is not None:
+        machine = replace(machine, cluster=cluster)
+    return machine if profile is None else profile.machine(machine, spec.training.precision, cluster is not None)
+
+
+def computed_in(precision: str) -> str:
+    """Return the precision of profiles for a job's precision; data sheets give the speedup of 8-bit products."""
+    return "bf16" if precision == "fp8" else precision
+
+
+# A network as people write it down, for plans.
+
+
+class LevelConfig(Config):
+    """One level: what it joins, and the link of each rank while all of them send at once."""
+
+    name: str = Field(min_length=1, max_length=63, description="Name shown to people: node, rack.")
+    fan_out: int = Field(ge=1, le=1_000_000, description="Number of inner units that it joins: GPUs, nodes, racks.")
+    gigabytes_per_second: float = Field(gt=0, le=1e6, description="Bandwidth of a rank in one direction.")
+    microseconds: float = Field(10.0, ge=0, le=1e6, description="Latency of each step around a ring.")
+    meshed: bool = Field(False, description="Whether every pair has its own wires instead of a switch.")
+
+
+class NetworkConfig(Config):
+    """Levels from the inside out; the innermost is a node."""
+
+    levels: tuple[LevelConfig, ...] = Field(min_length=1, max_length=8)
+    node_memory_gigabytes: float | None = Field(
+        None, gt=0, le=1e6, description="Memory of each node's host; if omitted, it is unknown and not checked."
+    )
+
+    def cluster(self) -> Cluster:
+        """Return the network as plans use it."""
+        return Cluster(tuple(map(_level, self.levels)))
+
+    def machine(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Machine:
+        """Return the machine that a job runs on.
+
+        Args:
+            spec: The job.
+            profile: Measured profile of its devices; by default the data sheets' figures.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        machine = machine_of(spec, profile, self.cluster())
+        if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
+            return machine
+        return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))
+
+
+def _level(given: LevelConfig) -> Level:
+    link = Link(0.0, given.microseconds * 1e-6, given.gigabytes_per_second * 1e9, f"{given.name}, as described")
+    return Level(given.name, given.fan_out, link, given.meshed)

@@ -33,25 +33,215 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import ceil, isqrt
 from operator import ge
 from typing import NamedTuple
 
-from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
-from boost_core.config.layout import Layout
-from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import TRAITS, ModeRuns, RecomputeMode
+from boost_core.config.model import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, ModelConfig, SparseAttentionConfig
+from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, ParallelismConfig, RecomputeMode, chunk_tokens
+from boost_core.context.selection import STAGES, attention_layer, head_groups, most_moved, moved_as, sent_between_nodes
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, BlockSplit, activations
-from boost_core.plan.context.between import sent_between_nodes
-from boost_core.plan.context.dealt import STAGES, head_groups
-from boost_core.plan.in_flight import InHand, in_hand
-from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
-from boost_core.plan.moved_memory import kept_bytes, moved_as_latents, moved_tokens, task_bytes
-from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
-from boost_core.plan.stages import Stage, cut
+from boost_core.plan.machine import Machine, attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.state_memory import GroupBytes, largest_weight, staging_bytes, starting_peak, state_bytes
-from boost_core.plan.work import dealt_tokens, rank_tokens
+from boost_core.plan.work import Stage, cut, dealt_tokens, rank_tokens
+
+# Micro-batches that a pipeline rank has in flight, by the schedules of ``torch.distributed.pipelining``.
+#
+# The schedule's warm-up forward passes come first: under 1f1b one per stage from this one to the last; with v = 2
+# stages
+# per rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and backward
+# passes
+# alternate. Under zero_bubble the weight gradients of rank r's first r backward passes are deferred, and from then on
+# always those of r passes (arXiv 2104.04473, 2401.10241).
+
+_ROUNDS = 4  # of p micro-batches; by then the pattern repeats
+
+# Micro-batches kept by a rank's first and second stage, and how many of each still owe their weight gradients.
+InHand = tuple[tuple[int, int], tuple[int, int]]
+
+
+def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
+    """Return a rank's in-flight counts at the moments of a step; moments midway between two others are left out.
+
+    Args:
+        parallelism: The pipeline.
+        rank: The pipeline rank.
+        micro_batches: Micro-batches of a step.
+    """
+    size = parallelism.pipeline_parallel_size
+    if parallelism.pipeline_schedule == "1f1b":
+        return frozenset({((min(micro_batches, size - rank), 0), (0, 0))})
+    late = parallelism.pipeline_schedule == "zero_bubble"
+    return _of_two_stages(size, rank, min(micro_batches, _ROUNDS * size), late)
+
+
+@lru_cache(maxsize=4096)
+def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
+    passes = 2 * micro_batches
+    warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
+    forward = [(step // size) % 2 for step in range(passes)]
+    backward = [1 - stage for stage in forward]
+    changes = _changes(forward, backward, warm_up, rank if late else None)
+    return frozenset(map(_counts, _corners(list(accumulate(changes, initial=0)))))
+
+
+# While walking through a step, four counts are digits of one number: kept by either stage, owed by either stage.
+_DIGIT_BITS = 24
+_KEPT = (1, 1 << _DIGIT_BITS)
+_OWED = (1 << 2 * _DIGIT_BITS, 1 << 3 * _DIGIT_BITS)
+
+
+def _changes(forward: Sequence[int], backward: Sequence[int], warm_up: int, delay: int | None) -> list[int]:
+    changes, paid = [], 0
+    for step in range(len(forward) + warm_up):
+        if step < len(forward):
+            changes.append(_KEPT[forward[step]])
+        if step < warm_up:
+            continue
+        done = step - warm_up
+        changes.append((0 if delay is None else _OWED[backward[done]]) - _KEPT[backward[done]])
+        if delay is not None and done >= delay:
+            changes.append(-_OWED[backward[paid]])
+            paid += 1
+    return changes
+
+
+def _corners(moments: Sequence[int]) -> set[int]:
+    """All moments except those midway between two others: what grows with the counts never peaks there alone."""
+    between = {
+        moment
+        for stride in (1, 2, 3)  # forward, backward and weight gradients take turns
+        for before, moment, after in zip(moments, moments[stride:], moments[2 * stride :], strict=False)
+        if before + after == 2 * moment and before != moment
+    }
+    return set(moments) - between
+
+
+def _counts(moment: int) -> InHand:
+    digits = [moment >> number * _DIGIT_BITS & (1 << _DIGIT_BITS) - 1 for number in range(4)]
+    return (digits[0], digits[1]), (digits[2], digits[3])
+
+
+# Upper bounds, in bytes, on the memory of a rank that moved tasks of attention take.
+#
+# Most tokens that may move at a time are assumed to, both ways. As queries and outputs: three tensors as wide as
+# queries
+# are sent and received, and log-sum-exps, and what is received is received again in parts; gradients are computed in
+# fp32, sent back and received. As latents: shares of latents, sent and received; latents as gathered, in order, with
+# gradients and their sum; queries before and after rotation, with gradients, and those of the output; and gradients of
+# two weights. Outputs, log-sum-exps and shares of latents are then kept until the backward pass, in each block whose
+# attention is not recomputed.
+
+_FP32 = BYTES["fp32"]
+
+
+def moved_as_latents(job: JobSpec) -> bool:
+    """Whether tasks may move, and their queries and outputs travel as latents."""
+    if not _move(job):
+        return False
+    return moved_as(job, machine_for(job.resources, job.training.precision).cluster) == "latents"
+
+
+def moved_tokens(job: JobSpec) -> list[int]:
+    """Most tokens whose attention a rank computes for others, of each part that is dealt by itself."""
+    if not _move(job):
+        return [0]
+    size = chunk_tokens(job.training.sequence_length, job.parallelism.context_parallel_size)
+    return [most_moved(tokens // size) * size for tokens in dealt_tokens(job)]
+
+
+def task_bytes(job: JobSpec, kernels: bool) -> int:
+    """What the backward pass of a block takes for them; without kernels, references keep more steps."""
+    layer, tokens = attention_layer(job), max(moved_tokens(job))
+    query = layer.query_bytes
+    of_gradients = query // layer.element_bytes * _FP32
+    if not tokens or not moved_as_latents(job):
+        return tokens * (3 * layer.asking_bytes(backward=True) + of_gradients + 4 * query)
+    share, whole = layer.share_bytes, layer.share_bytes * layer.tensor_parallel_size
+    a_token = 6 * share + 6 * whole + (4 if kernels else 6) * query + of_gradients
+    weights = 2 * (layer.rank or 0) * query  # in the compute type: a rank of columns as wide as queries
+    return tokens * a_token + rank_tokens(job) * (share + whole) + weights
+
+
+def kept_bytes(job: JobSpec) -> int:
+    """What a block keeps of other ranks' tasks until the backward pass, if its attention is not recomputed."""
+    return sum(moved_tokens(job)) * attention_layer(job).foreign_bytes if moved_as_latents(job) else 0
+
+
+def _move(job: JobSpec) -> bool:
+    return job.parallelism.context.pool == "tasks" and job.parallelism.context_parallel_size > 1
+
+
+# Upper bounds, in bytes, on the memory of a rank that sparse attention takes in addition to dense attention.
+#
+# The index of m tokens: with a budget of p there is room for at most √p·m + 2·64 verticals and √p·m/64 + 1 slashes,
+# since
+# even the last of a document, which add the fewest pairs, add more the more there are; and for what is always seen.
+# Each
+# is a 64-bit number. They are kept for each block from its forward pass to its backward pass.
+#
+# One head of one document at a time: keys, values, queries, the output's gradient and three gradients in fp32; and for
+# a
+# run of queries its scores, what is computed from them, and the keys and values that it gathers. While lines are
+# chosen:
+# scores of the last queries and of the sampled ones, and which of these are kept; and what sorting takes per key. All
+# context parallel ranks have the whole index and a head's keys of a whole document, but only the queries of their own
+# tokens. For the transfer of keys: the source of each key, whether it is sent, and a list of those that are.
+
+_PLACE, _FP32_BYTES = 8, BYTES["fp32"]
+_SORTED = 100  # for a key: what it is worth, adds and keeps, sums of these, and its rank in the order
+_ACTIVE = 64  # for a key of a head: its source, whether it is sent and seen, its position when sent and received
+_SAMPLED = 32  # for a key and sampled query: attention, the distance of their blocks, and whether it is kept
+
+
+def index_bytes(job: JobSpec, heads: int) -> int:
+    """The index of a block for a micro-batch, for a number of heads."""
+    attention, training = job.training.attention, job.training
+    if attention is None:
+        return 0
+    shortest = attention.from_length if job.data.documents_apart else training.sequence_length
+    tokens = training.micro_batch_size * training.sequence_length
+    return tokens // shortest * heads * _PLACE * sum(_most_lines(attention, 0)) + heads * _PLACE * sum(
+        _budgeted(attention, tokens)
+    )
+
+
+def head_bytes(job: JobSpec) -> int:
+    """What one head of the longest document takes at a time."""
+    attention, length, size = job.training.attention, job.training.sequence_length, job.model.head_size
+    if attention is None:
+        return 0
+    own = -(-length // job.parallelism.context_parallel_size)
+    slashes, verticals = _most_lines(attention, length)
+    keys = BLOCK * min(slashes, -(-length // BLOCK)) + min(verticals, length)
+    run = min(max(RUN_SCORES, BLOCK * keys), keys * max(BLOCK, own // 8))
+    blocks = (4 * (length + BLOCK) + 3 * (own + BLOCK)) * size
+    product = _FP32_BYTES * (blocks + 4 * verticals * size + 5 * run + 4 * run * size // BLOCK)
+    chosen = own * (3 * _FP32_BYTES * LAST_QUERIES + 2 * _FP32_BYTES * size) + length * _SORTED
+    return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
+
+
+def active_bytes(job: JobSpec, key_heads: int) -> int:
+    """Which keys of a number of heads context parallel ranks send each other for a micro-batch."""
+    training = job.training
+    if training.attention is None or job.parallelism.context_parallel_size == 1:
+        return 0
+    return training.micro_batch_size * training.sequence_length * key_heads * _ACTIVE
+
+
+def _most_lines(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+    """Slashes and verticals of a document."""
+    slashes, verticals = _budgeted(attention, tokens)
+    return slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK
+
+
+def _budgeted(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+    verticals = isqrt(int(attention.budget * (tokens + 1) ** 2)) + 1
+    return verticals // BLOCK + 1, verticals
+
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
@@ -622,3 +812,77 @@ def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:
     (first, second), (owes_first, owes_second) = moment
     of_first = first * kept[0] + owes_first * owed[0]
     return of_first if len(kept) == 1 else of_first + second * kept[1] + owes_second * owed[1]
+
+
+# Host memory that a node's ranks need, and whether nodes have it.
+#
+# It holds the masters and moments that ``parallelism.optimizer_offload`` puts there, what blocks with ``recompute:
+# offload`` keep for their backward pass, and copies of the state for checkpoints and recovery. Other memory of workers
+# and their data is not counted. The need is compared with the memory that Ray reserves for workers on a node, which is
+# less than the node has.
+
+
+def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
+    """Return the most host memory that a node's ranks need.
+
+    Args:
+        memory: Memory of one rank.
+        layout: The gang's layout.
+        machine: What it runs on.
+    """
+    return _ranks_of_a_node(layout, machine) * (memory.host + memory.copies)
+
+
+def room_of_a_rank(copies: int, machine: Machine) -> float:
+    """Return the bytes of a host's memory that a rank is given for what blocks keep; none if unknown.
+
+    They are the share of its GPU: the others may be those of other jobs, of whose memory this one's plan knows nothing.
+
+    Args:
+        copies: Bytes of a rank's copies of the state.
+        machine: What it runs on.
+    """
+    if machine.node_memory_bytes is None:
+        return 0
+    return machine.node_memory_bytes // machine.cluster.levels[0].fan_out - copies
+
+
+def _ranks_of_a_node(layout: Layout, machine: Machine) -> int:
+    return min(layout.world_size, machine.cluster.levels[0].fan_out)
+
+
+def lacking(needed: int, machine: Machine) -> int:
+    """Return the bytes that a node is short of; 0 if it has enough or if its memory is unknown."""
+    return 0 if machine.node_memory_bytes is None else max(0, needed - machine.node_memory_bytes)
+
+
+def lack_in_words(needed: int, machine: Machine) -> str:
+    """Describe a lack of host memory."""
+    has = machine.node_memory_bytes or 0
+    lacks = ceil((needed - has) / 1e8) / 10
+    return f"lacks {lacks:.1f} GB of host memory: a node has {has / 1e9:.1f} GB for workers"
+
+
+def kept_on_host(spec: JobSpec) -> str:
+    """Describe what a job's ranks keep in the host's memory."""
+    parts = ["state"] * (spec.parallelism.optimizer_offload > 0) + ["activations"] * spec.parallelism.keeps_on_host
+    return " and ".join([*parts, "copies of the state"])
+
+
+def host_remedies(spec: JobSpec, layout: Layout) -> list[str]:
+    """List changes that would reduce a layout's host memory and are not made yet."""
+    parallelism, found = spec.parallelism, []
+    if spec.fault_tolerance.memory_copy_every_steps is not None:
+        fewer = "a quarter" if layout.world_size > 1 else "half"
+        found.append(f"set fault_tolerance.memory_copy_every_steps=null, which leaves {fewer} of the copies")
+    if parallelism.optimizer_offload:
+        found.append(f"lower parallelism.optimizer_offload={parallelism.optimizer_offload:g}")
+    if parallelism.keeps_on_host:
+        elsewhere = spec.leaves_layouts or len({each.pp for each in spec.layouts()}) > 1  # where lists are not legal
+        found.append(
+            "set parallelism.recompute=auto" if elsewhere else "have fewer blocks with parallelism.recompute=offload"
+        )
+    if parallelism.zero_stage == 0 and layout.same_weights > 1:
+        found.append("set parallelism.zero_stage=1")
+    larger = "larger ones, or ones on which Ray starts with a smaller --object-store-memory or with --memory"
+    return [*found, f"submit or clone it for other nodes: {larger}"]

@@ -1,31 +1,276 @@
 """Predicts what a job will need and how long it will take, in every layout that it allows, before it runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from math import inf
+from typing import Any, get_args
 
 from pydantic import Field
 
-from boost_core.architecture.sharding import kept_latents, micro_batch_payloads
+from boost_core.architecture import kept_latents, micro_batch_payloads
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
-from boost_core.config.layout import Layout
-from boost_core.config.model import FamilyName, ModelConfig
-from boost_core.config.parallelism import TRAITS
-from boost_core.config.presets import PRESETS
+from boost_core.config.legality import cannot_send_latents, layout_problems
+from boost_core.config.model import PRESETS, FamilyName, ModelConfig
+from boost_core.config.parallelism import TRAITS, Layout
+from boost_core.context.plan import Exchange, Figures
+from boost_core.context.selection import STAGES, Dealing, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
-from boost_core.messages.reports import PROVENANCE, Provenance
-from boost_core.plan.context_report import PlannedContext, context_report
+from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.devices import at, device_bytes, too_large
-from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.host_memory import host_remedies, kept_on_host, lacking, node_bytes
-from boost_core.plan.machine import Machine, kind_of_gpu
-from boost_core.plan.measured import machine_of
-from boost_core.plan.memory import rank_memory
-from boost_core.plan.parameters import block_matrix_parameters, parameter_count
-from boost_core.plan.resize import fastest
-from boost_core.plan.stages import block_modes, cut, layers_per_stage, miscounted
-from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts
+from boost_core.plan.machine import Basis, Fitted, Machine, MeasuredProfile, NetworkConfig, kind_of_gpu, machine_of
+from boost_core.plan.memory import host_remedies, kept_on_host, lacking, node_bytes, rank_memory
+from boost_core.plan.resolve import fastest
+from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
+from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts, step_seconds
+from boost_core.plan.work import (
+    Work,
+    block_matrix_parameters,
+    block_modes,
+    cut,
+    dealt_tokens,
+    layers_per_stage,
+    miscounted,
+    model_flops_per_token,
+    parameter_count,
+)
+
+# Explains a job's context parallelism: its size, its chunks, and what the ranks send each other.
+
+_MOST_CHUNKS = 512  # of the windows of all sizes that a job may take; planning more takes long
+_GIGA = 1e9
+
+
+class PlannedSize(Config):
+    """The job at another context parallel size, on the same number of ranks if its replicas can change to match."""
+
+    context_parallel_size: int
+    world_size: int
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    fits_device: bool | None = Field(description="Whether it fits the device; null if unknown.")
+    step_seconds: float
+
+
+class PlannedChunk(Config):
+    """A layer's attention with a given chunk size, for a sequence that is one document; overlap is accounted for."""
+
+    chunk_tokens: int
+    seconds: float = Field(description="Seconds of forward and backward.")
+    imbalance: float = Field(description="Attention of the most loaded rank divided by the mean.")
+
+
+class LevelBytes(Config):
+    """Bytes sent over the links of one level of the network."""
+
+    level: str
+    bytes: int
+
+
+class PlannedExchange(Config):
+    """Forward transfers per layer and micro-batch to the rank that receives most, for one-document sequences."""
+
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    links: tuple[LevelBytes, ...] = Field(description="Bytes by level, innermost first.")
+    seconds: float = Field(description="Seconds on these links.")
+    projection_seconds: float = Field(description="Seconds to compute keys and values from latents.")
+
+
+class PlannedContext(Config):
+    """A layout's context parallelism, and the cost of other sizes, chunks and exchanges."""
+
+    chunk_tokens: int
+    chunks: int = Field(description="Chunks per rank and sequence.")
+    stages: int = Field(description="Number of stages in which keys arrive.")
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    moved_chunks: int = Field(
+        0, description="Most of a rank's chunks whose attention others may compute, and most of others' it may compute."
+    )
+    sizes: tuple[PlannedSize, ...] = Field(description="This size, and half and twice this size where legal.")
+    chunk_sizes: tuple[PlannedChunk, ...] = Field(
+        description="This chunk size, half and twice this size; omitted where planning would take long."
+    )
+    exchanges: tuple[PlannedExchange, ...] = Field(description="Keys, and latents where they can be sent.")
+    why: tuple[str, ...] = Field(description="The same as explanations for people.")
+
+
+def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedContext | None:
+    """Report on a layout's context parallelism; ``None`` if it has none.
+
+    Args:
+        spec: The job.
+        layout: The layout.
+        machine: What it runs on.
+    """
+    if layout.cp == 1:
+        return None
+    job = at(spec, layout, machine)
+    dealing = Dealing.of(job, machine)
+    sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout, machine)))
+    chunk_sizes = tuple(_chunks(job, dealing, _MOST_CHUNKS // _sizes(spec)))
+    exchanges = tuple(_exchanges(job, layout, machine))
+    return PlannedContext(
+        chunk_tokens=dealing.chunk,
+        chunks=job.training.sequence_length // layout.cp // dealing.chunk,
+        stages=STAGES,
+        exchange=dealing.exchange,
+        moved_chunks=_moved_chunks(job, dealing),
+        sizes=sizes,
+        chunk_sizes=chunk_sizes,
+        exchanges=exchanges,
+        why=(
+            _why_size(job, sizes),
+            _why_chunk(dealing, chunk_sizes),
+            _why_exchange(job, dealing, exchanges),
+            *_why_moved(job, dealing),
+        ),
+    )
+
+
+def _beside(spec: JobSpec, layout: Layout, machine: Machine) -> Iterator[Layout]:
+    """Half and twice the size, with twice and half the replicas where possible."""
+    for size, replicas in ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1))):
+        other = replace(layout, cp=size, dp=replicas)
+        parallelism = spec.parallelism.at(other)
+        on_gpu = spec.resources.gpus_per_worker
+        legal = not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
+        if legal and other.world_size <= machine.cluster.size:
+            yield other
+
+
+def _size(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedSize:
+    needed, device = rank_memory(at(spec, layout, machine), layout).total, device_bytes(spec.resources)
+    return PlannedSize(
+        context_parallel_size=layout.cp,
+        world_size=layout.world_size,
+        memory_bytes=needed,
+        fits_device=None if device is None else needed <= device,
+        step_seconds=step_seconds(spec, layout, machine),
+    )
+
+
+def _sizes(spec: JobSpec) -> int:
+    """The number of a job's layouts whose sequences are dealt differently."""
+    return len({(layout.tp, layout.cp) for layout in spec.layouts() if layout.cp > 1}) or 1
+
+
+def _chunks(job: JobSpec, dealing: Dealing, most: int) -> Iterator[PlannedChunk]:
+    length = job.training.sequence_length
+    if length // dealing.chunk > most:
+        return
+    half = () if dealing.chunk % 2 else (dealing.chunk // 2,)
+    for size in (dealing.chunk, *half, dealing.chunk * 2):
+        if length % (size * dealing.ranks) == 0 and length // size <= most:
+            found = _of_one_document(replace(dealing, chunk=size), length)
+            yield PlannedChunk(chunk_tokens=size, seconds=found.seconds, imbalance=found.imbalance)
+
+
+@lru_cache(256)  # shared by a job's layouts
+def _of_one_document(dealing: Dealing, tokens: int) -> Figures:
+    plan = dealing.plan((tokens,))
+    return dealing.figures(plan)
+
+
+def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[PlannedExchange]:
+    cluster, layer = machine.cluster, attention_layer(job)
+    _, row = cluster.rows([layout.tp, layout.cp])
+    able = not cannot_send_latents(job.model, job.parallelism, job.training)
+    asked = job.parallelism.context.exchange
+    apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
+    chosen: Exchange = sent_between_nodes(job, cluster) if apart or asked != "auto" else "keys"
+    kinds: list[Exchange] = [chosen, *(other for other in _KINDS if other != chosen and (able or other == "keys"))]
+    for exchange in kinds:
+        sent = wire(job if exchange == chosen else _asking_for(job, exchange), cluster, row, exchange)
+        made = Work(product_flops=sent.made_tokens * layer.projection_flops)
+        yield PlannedExchange(
+            exchange=exchange,
+            links=tuple(
+                LevelBytes(level=level.name, bytes=size)
+                for level, size in zip(cluster.levels, sent.level_bytes, strict=True)
+                if size
+            ),
+            seconds=sent.seconds,
+            projection_seconds=machine.profile.seconds(made),
+        )
+
+
+_KINDS: tuple[Exchange, ...] = ("keys", "latents")
+
+
+def _asking_for(job: JobSpec, exchange: Exchange) -> JobSpec:
+    context = job.parallelism.context.model_copy(update={"exchange": exchange})
+    return job.with_parallelism(context=context)
+
+
+def _why_size(job: JobSpec, sizes: tuple[PlannedSize, ...]) -> str:
+    own, *others = sizes
+    tokens = job.training.sequence_length // own.context_parallel_size
+    text = f"cp {own.context_parallel_size} gives each rank {tokens:,} tokens of a sequence: {_needs(own)}"
+    return "; ".join([text, *(f"cp {other.context_parallel_size} would take {_needs(other)}" for other in others)])
+
+
+def _needs(size: PlannedSize) -> str:
+    lacks = ", more than it has" if size.fits_device is False else ""
+    return (
+        f"{size.memory_bytes / _GIGA:.1f} GB per rank{lacks}, and {size.step_seconds:.3g} s per step on "
+        f"{size.world_size:,} ranks"
+    )
+
+
+def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
+    text = f"chunks have {dealing.chunk:,} tokens, and their keys arrive in {STAGES} stages"
+    if dealing.sparse_from is not None:
+        text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
+    if not sizes:
+        return text
+    own, *others = (
+        f"{_seconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
+    )
+    other_sizes = (
+        f"with chunks of {size.chunk_tokens:,} {taken}" for size, taken in zip(sizes[1:], others, strict=True)
+    )
+    alone = "" if dealing.sparse_from is None else ", without transfers,"
+    return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
+
+
+def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchange, ...]) -> str:
+    own, *others = exchanges
+    where = "everywhere" if dealing.node_ranks == 1 or own.exchange == "keys" else "between nodes"
+    asked = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
+    would = (f"{other.exchange} would take {_takes(other)}" for other in others)
+    at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    return "; ".join(
+        [f"{own.exchange} are sent {where}{asked}: a layer's forward pass takes {_takes(own)}{at_most}", *would]
+    )
+
+
+def _moved_chunks(job: JobSpec, dealing: Dealing) -> int:
+    counts = (most_moved(tokens // dealing.chunk) for tokens in dealt_tokens(job))
+    return sum(counts) if dealing.moves_tasks else 0
+
+
+def _why_moved(job: JobSpec, dealing: Dealing) -> Iterator[str]:
+    """Explain what may be computed on other ranks, and what that costs."""
+    if count := _moved_chunks(job, dealing):
+        layer, tokens = attention_layer(job), count * dealing.chunk
+        ways = [sum(layer.moved_bytes(backward, dealing.moved)) for backward in (False, True)]
+        what = "latents of their queries and outputs" if dealing.moves_latents else "their queries and results"
+        yield (
+            f"the attention of up to {count} of a rank's chunks is computed by other ranks where that is faster; "
+            f"{what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
+            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
+        )
+
+
+def _takes(exchange: PlannedExchange) -> str:
+    links = " and ".join(f"{each.bytes / _GIGA:.3g} GB over the {each.level}" for each in exchange.links)
+    made = f", plus {_seconds(exchange.projection_seconds)} to compute keys" if exchange.projection_seconds else ""
+    return f"{links} in {_seconds(exchange.seconds)}{made}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
 
@@ -173,7 +418,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
     planned = tuple(
-        _planned(job, layout, parts[layout], machine, context_report(spec, layout, machine))
+        _planned_shape(job, layout, parts[layout], machine, context_report(spec, layout, machine))
         for layout, job in jobs.items()
     )
     fitting = [
@@ -210,7 +455,7 @@ def presets() -> PresetList:
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned(
+def _planned_shape(
     spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
 ) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
@@ -342,4 +587,131 @@ def _preset(name: str) -> Preset:
         rank=sizes["rank"],
         vocab_size=_PRESET_VOCABULARY,
         parameters=counts,
+    )
+
+
+# Report of a search, for people and programs.
+
+
+class PlanSearch(Config):
+    """A search for the best ways to train a job."""
+
+    gpus: int = Field(ge=1, le=65_536, description="Most GPUs to use.")
+    cluster: NetworkConfig | None = Field(None, description="Network of the GPUs; default: nodes of node_gpus.")
+    node_gpus: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="GPUs per node, if cluster is omitted; default: that of the nodes that the service sees and that "
+        "suit the job, otherwise 8.",
+    )
+    node_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="Memory of a node's host, if cluster is omitted; default: that of the nodes that the service sees "
+        "and that suit the job, otherwise unknown and not checked.",
+    )
+    profile: MeasuredProfile | None = Field(
+        None,
+        description="Profile that `boost bench profile` measured of such GPUs; default: the one that the service "
+        "stores for their kind, otherwise data sheets.",
+    )
+    top: int = Field(5, ge=1, le=100, description="Number of choices to return.")
+    explain: bool = Field(
+        False,
+        description="Find out which inputs, and which orders of ranks, would change the choice: one search for each.",
+    )
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """Return the machine that the job would run on.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        if self.cluster is not None:
+            return self.cluster.machine(spec, self.profile)
+        basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
+        return basis.machine(spec)
+
+
+class PlannedChoice(Config):
+    """One way to train the job."""
+
+    text: str
+    patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
+    world_size: int
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    node_host_bytes: int = Field(
+        0, description="The most host memory that a node's ranks need for their state and copies."
+    )
+    step_seconds: float
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
+    step_parts: StepParts
+    tokens_per_second: float
+
+
+class SearchReport(Config):
+    """The best ways to train a job on some GPUs."""
+
+    choices: tuple[PlannedChoice, ...] = Field(description="The best choices, fastest first; empty if nothing fits.")
+    combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
+    device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
+    node_memory_bytes: int | None = Field(
+        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
+    )
+    provenance: Provenance = Field(description=PROVENANCE)
+    context: PlannedContext | None = Field(
+        None, description="Context parallelism of the first choice, as in its plan; null without it."
+    )
+    why: tuple[str, ...] = Field(
+        description="Reasons: the largest part of a step, the next best choice, and the nearest that does not fit."
+    )
+    would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
+    other_orders: tuple[str, ...] = Field(
+        (), description="What other orders of ranks over the network would gain; gangs do not support them."
+    )
+
+
+def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
+    """Search and report.
+
+    Args:
+        spec: The job.
+        asked: What to search for.
+        fitted: Corrections from jobs, for its profile.
+
+    Raises:
+        ValueError: The profile is of another precision.
+    """
+    device, machine = device_bytes(spec.resources), replace(asked.machine(spec), fitted=fitted)
+    limit = inf if device is None else device
+    found = search(spec, asked.gpus, machine, limit, asked.top)
+    first = found.choices[0] if found.choices else None
+    return SearchReport(
+        choices=tuple(_planned_choice(choice, machine) for choice in found.choices),
+        combinations=found.timed,
+        device_memory_bytes=device,
+        node_memory_bytes=machine.node_memory_bytes,
+        # With ``recompute: auto``, each size gets what it needs, as in the search.
+        context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
+        provenance=machine.provenance,
+        why=tuple(reasons(found, limit, machine)),
+        would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
+        other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
+    )
+
+
+def _planned_choice(choice: Choice, machine: Machine) -> PlannedChoice:
+    training, seconds = choice.job.training, choice.seconds.total
+    return PlannedChoice(
+        text=str(choice),
+        patch=choice.patch,
+        world_size=choice.layout.world_size,
+        memory_bytes=choice.needed,
+        node_host_bytes=choice.host,
+        step_seconds=seconds,
+        step_seconds_range=machine.range_of(choice.job, seconds, choice.seconds.communication),
+        step_parts=StepParts(**asdict(choice.seconds)),
+        tokens_per_second=training.global_batch_size * training.sequence_length / seconds,
     )

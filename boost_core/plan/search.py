@@ -29,15 +29,13 @@ from operator import itemgetter
 from typing import Any
 
 from boost_core.config.job import JobSpec
-from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems
+from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
-from boost_core.plan.cuts import CutPlan, Cuts
 from boost_core.plan.devices import SPARE
-from boost_core.plan.host_memory import lack_in_words, lacking, node_bytes
 from boost_core.plan.machine import Machine
-from boost_core.plan.memory import RankMemory, rank_memory
-from boost_core.plan.mixes import MIXED_LESS, Mixes
+from boost_core.plan.memory import RankMemory, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.mixes import MIXED_LESS, CutPlan, Cuts, Mixes
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``

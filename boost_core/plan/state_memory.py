@@ -26,16 +26,20 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from boost_core.architecture.families import block_weights, embedding_weights, head_weights
-from boost_core.architecture.roles import ParamKind, WeightSpec
-from boost_core.architecture.sharding import chosen_sharding
+from boost_core.architecture import (
+    ParamKind,
+    WeightSpec,
+    block_weights,
+    chosen_sharding,
+    embedding_weights,
+    head_weights,
+)
 from boost_core.config.job import JobSpec
-from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import Layout, ParallelismConfig
 from boost_core.config.training import OptimizerConfig
 from boost_core.plan.activations import PRECISE, BlockSplit
-from boost_core.plan.stages import Stage
+from boost_core.plan.work import Stage
 
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments

@@ -3,13 +3,28 @@
 Shape suffixes: b sequences of s positions, and t = s + 1 tokens; T = b·s tokens; n places for documents in a sequence.
 """
 
-from collections.abc import Iterator
+import socket
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
+from boost_core.config import JobSpec
+from boost_core.context.attention import ContextAttention
+from boost_core.context.exchange import LatentRoute
+from boost_core.context.partition import integers
+from boost_core.context.plan import ContextPlan
+from boost_core.context.selection import Dealing
+from boost_core.context.sparse import SparseAttention, Tally
+from boost_core.context.sparse_parallel import SparseContextAttention
 from boost_core.data.sampler import Sequences
+from boost_core.model.attention import Rotation
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.mesh import ProcessGroups
+from boost_core.plan.machine import machine_for
 
 # A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
 # empty blocks, whether it is taken or not.
@@ -101,3 +116,192 @@ def _starts(ends_bs: torch.Tensor, places: int) -> torch.Tensor:
     start_bn.scatter_(1, place_bs, after_bs)
     start_bn[:, 0].zero_()
     return start_bn[:, :places]
+
+
+# The tokens of a micro-batch that a rank computes: all of them, or its part in a context parallel group.
+#
+# Norms, projections, the MLP and the loss treat each token by itself, so a rank may have any tokens if their positions
+# come with them; only attention needs keys of other ranks. With ``split_micro_batch``, each half is dealt by itself.
+#
+# Plans are made from the sequences on the host, without waiting for a device: the plan of a step's first micro-batch,
+# or
+# of all in a pipeline with several in flight, while the previous step is still computed; others during the previous
+# micro-batch. A thread would hold up the host for as long as it plans, since both are Python.
+#
+# Shape suffixes: T tokens of a micro-batch or a rank's own of them.
+
+Documents = tuple[int, ...]  # tokens of each
+
+
+@dataclass(frozen=True)
+class Load:
+    """Query-key pairs that a context parallel group's ranks compute, summed over what is dealt at a time.
+
+    Attributes:
+        most: Pairs on the rank with most in each micro-batch, or half of one.
+        mean: Mean pairs per rank.
+    """
+
+    most: float = 0.0
+    mean: float = 0.0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(self.most + other.most, self.mean + other.mean)
+
+    @property
+    def imbalance(self) -> float | None:
+        """``most`` divided by ``mean``; ``None`` without pairs."""
+        return self.most / self.mean if self.mean else None
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """The tokens of a micro-batch that a rank has.
+
+    Attributes:
+        rotation: Their positions, and how they attend.
+        places: Where they are in the micro-batch, ``[T]``; ``None`` for all, in order.
+        load: The micro-batch's attention over the ranks that share it.
+    """
+
+    rotation: Rotation
+    places: torch.Tensor | None = None
+    load: Load = Load()
+
+    def of(self, x_T: torch.Tensor) -> torch.Tensor:
+        """Their part of values that each token of the micro-batch has."""
+        return x_T if self.places is None else x_T[self.places]
+
+    def among_all(self, own_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
+        """Values of all tokens of the micro-batch, ``[tokens]``, from each rank's own. All ranks call it."""
+        if self.places is None:
+            return own_T
+        every_T = own_T.new_zeros(tokens)
+        every_T[self.places] = own_T
+        return ranks.all_reduce_(every_T, "tokens of all")
+
+
+class Dealer:
+    """Deals the tokens of micro-batches to ranks. All ranks of a gang create one together.
+
+    Args:
+        spec: The job.
+        rotation: The rotary embedding of whole sequences.
+        groups: Has the context and tensor parallel groups.
+        device: Where the tokens are.
+        end_of_document: The token that ends a document; ``None`` if documents see each other.
+
+    Attributes:
+        rotation: As given.
+        load: The load of the newest step.
+        tally: What sparse attention has kept in the newest step, over this rank's heads.
+    """
+
+    def __init__(
+        self, spec: JobSpec, rotation: Rotation, groups: ProcessGroups, device: torch.device,
+        end_of_document: int | None,
+    ) -> None:  # fmt: skip
+        self.rotation, self._ranks, self._device = rotation, groups.context, device
+        self.load, self.tally, self._end = Load(), Tally(), end_of_document
+        self._sparse, self._halves = spec.training.attention, spec.parallelism.split_micro_batch
+        self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
+        self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
+        machine = machine_for(spec.resources, spec.training.precision)
+        self._dealing = Dealing.of(spec, machine)
+        self._route = self._latent_route(_nodes_of_latents(spec, self._dealing, groups.context, device), groups.tensor)
+
+    def begin_step(self) -> None:
+        """Reset the counts for a new step."""
+        self.load, self.tally = Load(), Tally()
+        if self._sparse is not None:  # attention counts what it keeps
+            self._newest = None
+
+    def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
+        """This rank's tokens of a micro-batch; layers and the backward pass share what attending to others' needs.
+
+        Without gradients attention is dense: what sparse attention sees is chosen by a document's last tokens, which
+        reveals something of what follows, and text being generated has no last tokens yet.
+
+        Args:
+            batch: The micro-batch.
+            sequences: The same on the host, ``[b, t]``.
+        """
+        densely = self._sparse is None or not torch.is_grad_enabled()
+        if self._ranks.size == 1 and densely:
+            return OwnTokens(self.rotation.with_documents(batch.starts))
+        if self._ranks.size == 1 and self._sparse is not None:
+            documents = document_lengths(sequences, self._end)
+            attention = SparseAttention(self._sparse, documents, self._device, self.tally)
+            return OwnTokens(self.rotation.attending(attention))
+        parts = self._dealt_at_a_time(sequences)
+        if self._newest is None or self._newest[0] != (parts, densely):
+            self._newest = None  # first, as the next ones need memory, too
+            owns = [self._own(self._plan(documents, densely)) for documents in parts]
+            self._newest = (parts, densely), self._in_parts(owns, parts) if self._halves else owns[0]
+        return self._newest[1]
+
+    def foresee(self, micro_batches: Sequence[Sequences]) -> None:
+        """Plan the next micro-batches, on the host alone."""
+        if self._ranks.size > 1:
+            ahead = {documents for sequences in micro_batches for documents in self._dealt_at_a_time(sequences)}
+            self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
+
+    def _dealt_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
+        """The documents of a micro-batch, or of each of its halves, split as ``Rotation.splits`` does."""
+        middle = -(-len(sequences) // 2) if self._halves else len(sequences)
+        parts = (sequences[:middle], sequences[middle:])
+        return [document_lengths(part, self._end) for part in parts if len(part)]
+
+    def _plan(self, documents: Documents, densely: bool) -> ContextPlan:
+        ahead = self._planned.get(documents) if densely == (self._sparse is None) else None
+        return ahead or self._dealing.plan(documents, densely)
+
+    def _own(self, plan: ContextPlan) -> OwnTokens:
+        attention = self._attention(plan)
+        places = self._places(attention.chunks)
+        load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
+        return OwnTokens(
+            self.rotation.of_tokens(places % self.rotation.sequence_length, attention.for_layer()), places, load
+        )
+
+    def _in_parts(self, owns: Sequence[OwnTokens], parts: Sequence[Documents]) -> OwnTokens:
+        """What a rank has of a micro-batch, from what it has of its halves."""
+        before = accumulate(map(sum, parts[:-1]), initial=0)
+        places = [own.places + begin for own, begin in zip(owns, before, strict=True) if own.places is not None]
+        rotation = self.rotation.in_parts([own.rotation for own in owns])
+        return OwnTokens(rotation, torch.cat(places), sum((own.load for own in owns), Load()))
+
+    def _attention(self, plan: ContextPlan) -> ContextAttention:
+        if self._sparse is None or plan.window.sparse_from is None:
+            return ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
+        return SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
+
+    def _latent_route(self, nodes: Sequence[int] | None, tensor: Communicator) -> LatentRoute | None:
+        """How latents travel between nodes; ``None`` if none do."""
+        if nodes is None:
+            return None
+        of_keys = nodes if self._dealing.exchange == "latents" else None
+        return LatentRoute(of_keys, self._dealing.moves_latents, tensor, self._at)
+
+    def _at(self, chunks: Sequence[int]) -> Rotation:
+        """The rotation of the tokens of some chunks."""
+        return self.rotation.of_tokens(self._places(chunks) % self.rotation.sequence_length)
+
+    def _places(self, chunks: Sequence[int]) -> torch.Tensor:
+        """Where the chunks' tokens are in the micro-batch."""
+        size = self._dealing.chunk
+        first_n = integers(list(chunks), torch.int64, self._device) * size
+        return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()
+
+
+def _nodes_of_latents(
+    spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
+) -> Sequence[int] | None:
+    """The node of each context parallel rank, if latents are sent and there are several; ``None`` if not."""
+    if ranks.size == 1 or (dealing.exchange == "keys" and not dealing.moves_latents):
+        return None
+    if spec.parallelism.context.exchange == "latents":
+        return range(ranks.size)
+    here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
+    nodes: list[int] = ranks.all_gather(here, "nodes").flatten().tolist()
+    return nodes if len(set(nodes)) > 1 else None

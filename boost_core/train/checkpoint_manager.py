@@ -2,29 +2,167 @@
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch.distributed as dist
 
-from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.saver import SaveOutcome, Saver, SaveRequest
+from boost_core.checkpoint.manifest import CheckpointDamaged
+from boost_core.checkpoint.reshard import Chunk
+from boost_core.checkpoint.saver import HostCopies, SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.checkpoint.snapshot_store import Snapshot
-from boost_core.messages.reports import CheckpointReport, Fault, FaultReport, Reporter
+from boost_core.messages import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import SnapshotKey
-from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership
-from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
+
+# Which copies of a job's state are due. Pure: ranks given the same inputs decide the same.
+
+
+class DueCopies:
+    """Tracks what is due from step to step. A checkpoint stays due until the store has one of its step or a later one.
+
+    Args:
+        steps: The job's last step, whose checkpoint is always due.
+        store_every_steps: How often a checkpoint is due.
+        memory_every_steps: How often a copy in memory is due; ``None`` for never.
+
+    Attributes:
+        store: The newest step whose checkpoint is due and not known to be in the store; 0 if there is none.
+        memory: Whether a copy in memory is due.
+        wanted: Whether the state is to be copied as soon as possible.
+    """
+
+    def __init__(self, steps: int, store_every_steps: int, memory_every_steps: int | None) -> None:
+        self._steps, self._store_every, self._memory_every = steps, store_every_steps, memory_every_steps
+        self.store, self.memory, self.wanted = 0, False, False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the checkpoint that is due is the job's last."""
+        return self.store >= self._steps
+
+    def resumed(self, step: int, stored_step: int | None) -> None:
+        """Take note of a loaded state.
+
+        Args:
+            step: Steps done.
+            stored_step: The newest step that the store has; ``None`` if unknown.
+        """
+        due = step if step >= self._steps else step - step % self._store_every
+        self.store = due if stored_step is None or stored_step < due else 0
+        self.memory = self._memory_every is not None and step > 0
+        self.wanted = self.memory or self.store > 0
+
+    def after(self, step: int) -> bool:
+        """Return whether the state is to be copied after a step."""
+        return self.wanted or self.stores(step) or self._remembers(step)
+
+    def stores(self, step: int) -> bool:
+        """Return whether a checkpoint of this very step is due."""
+        return step == self._steps or step % self._store_every == 0
+
+    def _remembers(self, step: int) -> bool:
+        # The last one, too: nothing else keeps the state while waiting for the store.
+        return self._memory_every is not None and (step == self._steps or step % self._memory_every == 0)
+
+    def reached(self, step: int) -> None:
+        """Take note of a completed step."""
+        if self.stores(step):
+            self.store = step
+        self.memory |= self._remembers(step)
+        self.wanted |= self.stores(step) or self._remembers(step)
+
+    def copied(self) -> None:
+        """Take note that the state has been copied for everything that is due."""
+        self.memory = self.wanted = False
+
+    def stored(self, step: int) -> None:
+        """Take note that the store has a checkpoint of a step."""
+        if step >= self.store:
+            self.store = 0
+
+
+# Continuing from a checkpoint.
+
+logger = logging.getLogger(__name__)
+
+STORE_PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 2.0
+_MOST_NAMED = 3
+
+
+def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int | None = None) -> int | None:
+    """Load the newest intact checkpoint of a folder, if it has any. All ranks call it.
+
+    Args:
+        load: Loads the checkpoint of a step, and raises ``CheckpointDamaged`` on all ranks if any finds it damaged.
+        folder: The checkpoints.
+        step: The only one to try; default: all, newest first.
+
+    Returns:
+        The step that was loaded, the same on all ranks; ``None`` if the folder has no checkpoint.
+
+    Raises:
+        ValueError: All existing checkpoints are damaged.
+    """
+    # Rank 0 looks and tells the others, so that all load the same one.
+    found: list[list[int]] = [[]]
+    if dist.get_rank() == 0:
+        found = [[each for each in reversed(_steps(folder)) if step in (None, each)]]
+    dist.broadcast_object_list(found, src=0)
+    (candidates,) = found
+    left_out = []
+    for each in candidates:
+        try:
+            _refuse_incomplete(folder, each)
+            load(each)
+        except CheckpointDamaged as damage:
+            left_out.append(f"step {each}: {damage}")
+            if dist.get_rank() == 0:
+                logger.warning("checkpoint %s is damaged and skipped: %s", folder.step_url(each), damage)
+        else:
+            return each
+    if candidates:
+        named = left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED)
+        raise ValueError(
+            f"no checkpoint in {folder.url} is intact; restore its files, or remove the folder to start over: "
+            f"{'; '.join(named)}"
+        )
+    return None
+
+
+def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
+    """Check a checkpoint's manifest and file sizes on the first rank, which is cheap."""
+    damage = [""]
+    if dist.get_rank() == 0:
+        damage = [folder.checkpoint(step).damage]
+    dist.broadcast_object_list(damage, src=0)
+    if damage[0]:
+        raise CheckpointDamaged(damage[0])
+
+
+def _steps(folder: CheckpointFolder) -> list[int]:
+    """Return the steps of its checkpoints. Waits for an unavailable store, as saving does."""
+    deadline = time.monotonic() + STORE_PATIENCE_SECONDS
+    while True:
+        try:
+            return folder.steps()
+        except (FileNotFoundError, PermissionError):  # the store is there, and refused
+            raise
+        except Exception as error:  # the clients of object stores raise types of their own
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("%s cannot be listed; retrying in %g s: %s", folder.url, RETRY_SECONDS, error)
+        time.sleep(RETRY_SECONDS)
+
 
 REPORT_SECONDS = 30.0  # how long a store may fail before it is reported, and between reports
 REPEAT_SECONDS = 600.0  # between reports about the same checkpoint
 HALT_SECONDS = 30.0  # how long a halt waits for a failing store
 WAIT_SECONDS = 0.2  # between polls while waiting
-
-logger = logging.getLogger(__name__)
 
 
 class LastSaveFailed(SaveFailed):

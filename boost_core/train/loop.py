@@ -1,8 +1,16 @@
 """The training loop: resume, step, evaluate, save, report."""
 
 import logging
+import math
+import statistics
+import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -10,12 +18,15 @@ import torch.distributed as dist
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.origin import Origin
 from boost_core.checkpoint.shards import SaveFailed
-from boost_core.config import JobSpec
-from boost_core.config.sources.files import check_data
+from boost_core.config import JobSpec, Layout
+from boost_core.config.data_files import check_data
+from boost_core.config.job import FaultToleranceConfig
+from boost_core.config.model import SparseAttentionConfig
 from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
 from boost_core.data.sampler import EvaluationSet, Sampler
-from boost_core.messages.reports import (
+from boost_core.messages import (
     Cause,
+    ComparisonReport,
     EvaluationReport,
     Fault,
     FaultReport,
@@ -27,24 +38,213 @@ from boost_core.messages.reports import (
     SampleReport,
     StartReport,
     StepReport,
+    ValidationLoss,
 )
-from boost_core.parallel.clock import StepParts
+from boost_core.parallel.communicator import StepParts
 from boost_core.parallel.shard import allocate_weights
-from boost_core.plan.flops import FlopRates
-from boost_core.plan.measured import NOMINAL, Basis
-from boost_core.plan.parameters import parameter_count
-from boost_core.train.checkpoint_manager import CheckpointManager
-from boost_core.train.comparison import Comparison
-from boost_core.train.divergence import DivergenceDetector
-from boost_core.train.evaluate import evaluate
-from boost_core.train.garbage import collected_between_steps
+from boost_core.plan.devices import at
+from boost_core.plan.machine import NOMINAL, Basis
+from boost_core.plan.memory import pipeline_rank_memory
+from boost_core.plan.throughput import predicted_communication, step_parts, step_seconds
+from boost_core.plan.work import FlopRates, parameter_count
+from boost_core.train.checkpoint_manager import CheckpointManager, load_newest
 from boost_core.train.membership import Membership, Outcome, StepTimes
-from boost_core.train.peak_memory import PeakMemory
-from boost_core.train.recall import RecallWatch
-from boost_core.train.resume import load_newest
+from boost_core.train.profiling import PeakMemory, collected_between_steps
 from boost_core.train.sample import Prompts
 from boost_core.train.state import TrainState
-from boost_core.train.step import Requests, StepResult, training_step
+from boost_core.train.step import Requests, StepResult, losses, training_step
+
+# A run's actual cost compared with the plan: bytes of each rank, seconds of a step and of its exposed collectives.
+
+WATCHED_STEPS = 2  # at the start of a run; later ones are timed
+_FIRST_TIMED = 8  # steps before their median is first reported; then after twice as many, and so on
+_MOST_TIMED = 100  # newest steps used for the median
+
+
+class Comparison:
+    """Compares a run with its plan. All ranks have one.
+
+    Args:
+        state: The training state.
+        peak: The memory that this rank has used since it began to make the state.
+        basis: What predicts its step times.
+    """
+
+    def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
+        self._state, self._peak, self._basis = state, peak, basis
+        self._steps = self._timed = 0
+        self._told_next = _FIRST_TIMED
+        self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
+        self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
+        self._planned_bytes: list[int] = []
+        self._peak_bytes: list[int] = []
+
+    def watched(self) -> AbstractContextManager[object]:
+        """Context manager around a step."""
+        return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
+
+    def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
+        """Take note of a step; all ranks call it after the same one.
+
+        Args:
+            seconds: The step's duration.
+            communication: Seconds of it that this rank waited for collectives.
+            refuse: Called before values exchanged between ranks are used; raises if they must not be.
+
+        Returns:
+            The report, if one is due.
+        """
+        state = self._state
+        self._steps += 1
+        if self._steps == WATCHED_STEPS:
+            self._gather_bytes(refuse)
+            return self._report()
+        if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < self._planned_batch:
+            return None
+        self._seconds.append(seconds)
+        self._communication.append(communication)
+        self._timed += 1
+        return self._report() if self._timed == self._told_next else None
+
+    @property
+    def _planned_batch(self) -> int:
+        return self._state.spec.training.global_batch_size
+
+    def _gather_bytes(self, refuse: Callable[[], None]) -> None:
+        state, layout = self._state, Layout.of(self._state.spec.parallelism)
+        groups, training = state.process_groups, state.spec.training
+        # No step has been captured yet, so the plan leaves out a graph's memory as well.
+        spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
+        needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
+        # Without a GPU there is only one memory.
+        planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
+        table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
+        table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
+        rows = groups.gang.all_reduce_(table, "memory").tolist()
+        refuse()
+        self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
+
+    def _report(self) -> ComparisonReport:
+        self._told_next = max(_FIRST_TIMED, 2 * self._timed)
+        spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
+        machine = self._basis.machine(spec)
+        job = at(spec, layout, machine)
+        predicted, communication = step_parts(job, layout, machine), predicted_communication(job, layout, machine)
+        factor = machine.correction(job).factors.communication
+        return ComparisonReport(
+            **layout.sizes,
+            step=self._state.step,
+            planned_bytes=self._planned_bytes,
+            peak_bytes=self._peak_bytes,
+            predicted_step_seconds=predicted.total,
+            predicted_step_seconds_range=machine.range_of(job, predicted.total, predicted.communication),
+            provenance=machine.provenance,
+            correction=predicted.total / step_seconds(job, layout, replace(machine, fitted=None)),
+            predicted_exposed_communication_seconds=factor * communication.seconds,
+            communication_correction=factor,
+            communication_share=communication.share,
+            step_seconds=statistics.median(self._seconds) if self._seconds else None,
+            exposed_communication_seconds=statistics.median(self._communication) if self._communication else None,
+        )
+
+
+# Detects that training diverges, and limits how often it may.
+
+RECENT_STEPS = 32
+WINDOW_STEPS = 100
+
+
+class DivergenceDetector:
+    """Tracks recent losses. Ranks given the same losses decide the same.
+
+    Args:
+        config: The jump that counts as divergence, and how many divergences are too many.
+    """
+
+    def __init__(self, config: FaultToleranceConfig) -> None:
+        self._config = config
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._divergences: deque[int] = deque(maxlen=config.max_divergences)
+
+    @property
+    def limit(self) -> float:
+        """The loss above which the next step has diverged; unlimited until the window is full."""
+        if self._config.loss_jump is None or len(self._recent) < RECENT_STEPS:
+            return sys.float_info.max
+        return statistics.median(self._recent) + self._config.loss_jump
+
+    def update(self, loss: float) -> None:
+        """Record the loss of a step that did not diverge."""
+        self._recent.append(loss)
+
+    def too_many(self, step: int) -> bool:
+        """Record a divergence, and return whether there have been too many recently."""
+        self._divergences.append(step)
+        full = len(self._divergences) == self._config.max_divergences
+        return full and step - self._divergences[0] < WINDOW_STEPS
+
+
+# Validation loss.
+
+
+@torch.no_grad()
+def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], None] = lambda: None) -> ValidationLoss:
+    """Compute the loss on a set. All ranks call it and get the same result.
+
+    The sum over tokens is divided by the number of tokens, so that a smaller last batch has its proper weight.
+
+    Args:
+        state: The model.
+        on: The set.
+        refuse_aborted: Called once the sums are there, before they are used.
+    """
+    replicas = state.process_groups.replicas
+    sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
+    for sequences in on.batches(state.spec.training.micro_batch_size, replicas.rank, replicas.size):
+        losses_T, counts_T = losses(state, sequences)
+        if losses_T is not None:
+            sums += torch.stack([(losses_T * counts_T).double().sum(), counts_T.double().sum()])
+    for along in (state.process_groups.pipeline, replicas):
+        along.all_reduce_(sums, "evaluation")
+    loss_sum, tokens = sums.tolist()
+    refuse_aborted()
+    loss, each = loss_sum / tokens, on.bytes_per_token
+    return ValidationLoss(
+        loss=loss, tokens=int(tokens), bits_per_byte=None if each is None else loss / math.log(2) / each
+    )
+
+
+# Detects that sparse attention loses more than a job allows.
+
+
+class RecallWatch:
+    """Tracks the recall of recent steps, and warns once when their mean falls below the target.
+
+    Args:
+        config: The target; ``None`` where attention is dense.
+    """
+
+    def __init__(self, config: SparseAttentionConfig | None) -> None:
+        self._config = config
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._told = False
+
+    def update(self, recall: float | None) -> str | None:
+        """Record a step's recall, and return a warning if one is due."""
+        if self._config is None or recall is None:
+            return None
+        self._recent.append(recall)
+        if len(self._recent) < RECENT_STEPS:
+            return None
+        mean, target = fmean(self._recent), self._config.recall
+        told, self._told = self._told, mean < target
+        if told or not self._told:
+            return None
+        return (
+            f"sparse attention kept {mean:.1%} of dense attention in the last {RECENT_STEPS} steps, below "
+            f"training.attention.recall={target:g}; raise budget, or train densely until attention is sharper"
+        )
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore
-from boost_core.parallel.clock import StepParts
-from boost_core.parallel.ledger import Totals
+from boost_core.parallel.communicator import StepParts, Totals
 from boost_core.parallel.symmetric_memory import abort_all
 from boost_core.plan.snapshots import MemoryState, SnapshotKey
 

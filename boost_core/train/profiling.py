@@ -1,19 +1,25 @@
 """Traces of a rank's steps by torch's profiler, written next to the checkpoints, in the background."""
 
+import gc
 import gzip
 import logging
 import shutil
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import fsspec
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from boost_core.config.parsing.urls import options_at
-from boost_core.messages.reports import Fault, FaultReport, ProfileReport, Report
+from boost_core.config.storage import options_at
+from boost_core.messages import Fault, FaultReport, ProfileReport, Report
 from boost_core.temporary import TemporaryFolder
 
 logger = logging.getLogger(__name__)
@@ -131,3 +137,94 @@ class _Trace:
             filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             filesystem.put_file(str(packed), path)
             return packed.stat().st_size
+
+
+# The peak memory of a rank's training, as the plan counts it.
+#
+# On a GPU torch's allocator tracks it. On a CPU it keeps no such count, so storages are counted as operations create
+# them; that slows each operation down, most while memory grows, and ends with the watched steps.
+
+
+class PeakMemory:
+    """Peak memory use of a device from now on.
+
+    Args:
+        device: The rank's device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._storages = _Storages() if device.type == "cpu" else None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def watched(self) -> AbstractContextManager[object]:
+        """Context manager around what is to be counted; on a GPU everything is."""
+        return self._storages or nullcontext()
+
+    def bytes(self) -> int:
+        """The peak so far."""
+        return torch.cuda.max_memory_allocated(self._device) if self._storages is None else self._storages.peak
+
+
+class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts live storages, without keeping them alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[StorageWeakRef, int] = {}
+        self._at_most = 0  # live bytes, including those freed since the last sweep
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Run the operation, and count the storages it creates."""
+        result = function(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._at_most += storage.nbytes() - self._sizes.get(reference, 0)
+                self._sizes[reference] = storage.nbytes()
+        if self._at_most > self.peak:
+            self._sizes = {storage: size for storage, size in self._sizes.items() if not storage.expired()}  # type: ignore[no-untyped-call]
+            self._at_most = sum(self._sizes.values())
+            self.peak = max(self.peak, self._at_most)
+        return result
+
+
+# Python's garbage collector, run between steps.
+#
+# Left to itself it would run at moments that differ from rank to rank, holding up one rank in one step and another in
+# the
+# next, and with each of them all others.
+
+FULL_EVERY_STEPS = 100
+
+
+@contextmanager
+def collected_between_steps() -> Iterator[Callable[[int], None]]:
+    """Run the collector only when the yielded function is called, after a step with its number; on all ranks alike."""
+    automatic = gc.isenabled()
+    gc.disable()
+    try:
+        yield _collect
+    finally:
+        if automatic:
+            gc.enable()
+
+
+def _collect(step: int) -> None:
+    gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
+
+
+def release_broken_step(error: BaseException) -> None:
+    """Drop every reference to the state, and its connections, left by a step that failed.
+
+    The frames that the error and its causes passed through hold them, and so do ready tasks in torch's backward queue,
+    which this thread's next backward pass discards.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]

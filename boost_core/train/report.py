@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from boost_core.messages.report_text import line_of
-from boost_core.messages.reports import Report
+from boost_core.messages import Report, line_of
 
 
 class ConsoleReporter:

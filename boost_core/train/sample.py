@@ -13,8 +13,8 @@ import torch
 
 from boost_core.config import JobSpec
 from boost_core.config.legality import too_long_a_prompt
-from boost_core.data.tokenizer_files import job_tokenizer
-from boost_core.messages.reports import Sample
+from boost_core.data.tokenizers import job_tokenizer
+from boost_core.messages import Sample
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import forward

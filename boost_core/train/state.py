@@ -10,41 +10,243 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.origin import Origin
+from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.shards import load_chunks
 from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
+from boost_core.data.sampler import Sequences
 from boost_core.kernels import fp8_product
-from boost_core.models.build import build
-from boost_core.models.decoder import Decoder
-from boost_core.models.stage import StageModule
-from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import weight_specs
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import Decoder, StageModule, build
+from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
 from boost_core.parallel.btp import BottleneckTensorParallel
-from boost_core.parallel.clock import StepClock
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.process_groups import ProcessGroups
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock
+from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
 from boost_core.parallel.symmetric_memory import connect
+from boost_core.plan.machine import attends_on_device
 from boost_core.plan.snapshots import MemoryState
-from boost_core.plan.stages import cut
-from boost_core.plan.work import rank_tokens
-from boost_core.train.dealing import Dealer
-from boost_core.train.inputs import StepInputs
-from boost_core.train.step_graph import StepGraph, obstacle
+from boost_core.plan.work import cut, rank_tokens
+from boost_core.train.batch import Dealer
 
 if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
 
+
+# A step's inputs from the host, at addresses that stay the same from step to step.
+#
+# Shape suffixes: b sequences, t = s + 1 tokens of each.
+
+
+class StepInputs:
+    """A step's sequences, and what this rank tells all others.
+
+    The host writes the next step's inputs only after it has read this step's values, and so never overwrites what is
+    still being copied.
+
+    Args:
+        sequences: Maximum number of sequences per step on this replica.
+        length: Tokens per sequence.
+        device: Where they are read.
+
+    Attributes:
+        sequences: Those written last, on the host; there may be room for more.
+        token_bt: Each sequence with the token that follows it.
+        loss_limit: The loss above which the step has diverged, one float64 element.
+        notices: What this rank tells all others, one float64 element each, 0 or 1: to halt, to store before that, to
+            postpone a copy of the state, and that its next batch has more documents than a captured step has room for.
+    """
+
+    def __init__(self, sequences: int, length: int, device: torch.device) -> None:
+        self._on_host = [
+            torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+            for shape, dtype in (((sequences, length + 1), torch.int64), ((5,), torch.float64))
+        ]
+        self._written = [tensor.numpy() for tensor in self._on_host]
+        self.sequences: Sequences = self._written[0]
+        # On CPU these are the same tensors.
+        self._read = [tensor.to(device) for tensor in self._on_host]
+        self.token_bt, words = self._read
+        self.loss_limit, *self.notices = words.unbind()
+
+    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool, bool]) -> None:
+        """Write the next step's inputs, ``[b, t]`` tokens first; b may be smaller than the room."""
+        tokens, words = self._written
+        tokens[: len(sequences)] = sequences
+        words[:] = loss_limit, *notices
+        for there, here in zip(self._read, self._on_host, strict=True):
+            if there is not here:
+                there.copy_(here, non_blocking=True)
+
+
+# The device's work of a step as a CUDA graph: captured once, then replayed without the host's part in it.
+#
+# The graph covers everything from the batch at hand to the step's single read-back: forward and backward of every
+# micro-batch, their collectives, the gradients' sums over replicas and their norm. The update comes after that
+# read-back,
+# which decides whether there is one, and is a few launches. (Megatron-Core's full-iteration graphs leave the optimizer
+# out, too.)
+#
+# NCCL wants all ranks of a collective to capture it or none, so ranks agree after they have tried. A graph lives as
+# long
+# as the state of one gang: after a resize the new gang's state captures its own.
+
 logger = logging.getLogger(__name__)
+
+# The first compiles kernels, creates communicators and learns the gradients' order; the second sends in that order.
+WARM_STEPS = 2
+
+Results = tuple[torch.Tensor, torch.Tensor]  # the values read from a step's work, and what its update needs
+Work = Callable[[], Results]  # enqueues a step's work
+
+
+class CudaGraph:
+    """Torch's graph, with a stream of its own, because the default stream cannot be captured."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def warm(self, work: Work) -> Results:
+        """Do the work on the stream on which it will be captured, as libraries keep memory for each stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            values = work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return values
+
+    def capture(self, work: Work) -> Results:
+        """Record the work; its results are there after each ``replay``."""
+        # Meanwhile other threads, which copy checkpoints and watch NCCL, may do what no capture allows.
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        """Do the captured work, on the current stream."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Release the graph and its memory; another may be captured then. The stream stays, already warm."""
+        self._graph.reset()
+        self._graph = torch.cuda.CUDAGraph()
+
+
+class StepGraph:
+    """Does the work of steps: operation by operation at first, then as a graph, unless there is an obstacle.
+
+    Args:
+        obstacle: Why the work cannot be captured; ``None`` to try it.
+        required: Whether it is an error if it cannot.
+        clock: Told of the parts of a replayed step.
+        ledger: Told of its collectives.
+        all_agree: Returns whether all ranks say yes.
+        abandon: Called after a failed capture, to discard what it left half done.
+
+    Attributes:
+        obstacle: As given, or found since.
+    """
+
+    def __init__(
+        self, obstacle: str | None, required: bool, clock: StepClock, ledger: CommunicationLedger,
+        all_agree: Callable[[bool], bool], abandon: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.obstacle, self._required = obstacle, required
+        self._clock, self._ledger, self._all_agree, self._abandon = clock, ledger, all_agree, abandon
+        self._graph = CudaGraph() if obstacle is None else None
+        self._warm_steps = 0
+        self._replay: Callable[[], Results] | None = None
+        self._failure: str | None = None
+
+    def run(self, work: Work) -> Results:
+        """Do a step's work and return its results. The work is the same every time, and reads the same memory.
+
+        Raises:
+            ValueError: It cannot be captured, although required; on all ranks.
+        """
+        if self._graph is None:
+            raise AssertionError(self.obstacle)
+        if self._warm_steps < WARM_STEPS:
+            self._warm_steps += 1
+            return self._graph.warm(work)
+        if self._replay is None:
+            self._replay = self._captured(self._graph, work)
+        return work() if self._replay is None else self._replay()
+
+    def failure(self) -> str | None:
+        """Return why a capture has failed since the last call, if one has."""
+        found, self._failure = self._failure, None
+        return found
+
+    def release(self, why: str) -> None:
+        """Free a graph's memory. From now on steps run operation by operation."""
+        self.obstacle, self._replay = why, None
+        if self._graph is not None:
+            self._graph.reset()
+            self._graph = None
+
+    def forget(self) -> None:
+        """Free a graph's memory, if there is one. The next ``run`` captures again."""
+        if self._graph is not None and self._replay is not None:
+            self._graph.reset()
+            self._replay = None
+
+    def _captured(self, graph: CudaGraph, work: Work) -> Callable[[], Results] | None:
+        cause = None
+        with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
+            try:
+                values = graph.capture(work)
+            except RuntimeError as error:  # as all of CUDA's are
+                # Ending a broken capture fails as well, and hides the original error.
+                cause = str(error.__context__ or error).partition("\n")[0]
+        if self._all_agree(cause is None):
+            logger.info("steps are replayed as a CUDA graph from now on")
+        else:
+            self._give_up(cause or "another rank could not capture it")
+            return None
+
+        def replay() -> Results:
+            graph.replay()
+            self._ledger.replay(collectives)
+            self._clock.replay(parts)
+            return values
+
+        return replay
+
+    def _give_up(self, cause: str) -> None:
+        if self._required:
+            raise ValueError(
+                f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
+            )
+        self._abandon()
+        self.release(cause)
+        self._failure = f"steps are not captured as a CUDA graph: {cause}"
+        logger.warning(self._failure)
+
+
+def obstacle(spec: JobSpec, device: torch.device) -> str | None:
+    """Return why a job's steps cannot be captured, as far as its spec tells; ``None`` if it is worth trying."""
+    if spec.training.cuda_graphs == "off":
+        return "training.cuda_graphs is off"
+    if spec.parallelism.pipeline_parallel_size > 1:
+        return "the host takes part in a pipeline's schedule"
+    if spec.parallelism.context_parallel_size > 1:
+        return "the host plans who attends to what"
+    if spec.training.attention is not None:
+        return "what sparse attention computes is chosen on the host in each step"
+    if spec.parallelism.keeps_on_host:
+        return "what blocks keep goes to the host's memory and back"
+    if device.type != "cuda":
+        return "the job trains on CPU"
+    if not attends_on_device(spec):
+        return "attention to documents or windows in fp32, or by such heads, takes each by itself"
+    return None
+
 
 _MASTER = ".master"  # suffix of the names of the weights' own chunks
 

@@ -10,17 +10,44 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import record_function
 
+from boost_core.config.training import OptimizerConfig
 from boost_core.data.sampler import Sampler, Sequences, replica_share
-from boost_core.optim.norm import clip_factor, global_norm
-from boost_core.optim.schedule import learning_rate
-from boost_core.parallel.ledger import Part
-from boost_core.train.batch import Batch, document_places, most_documents
-from boost_core.train.dealing import OwnTokens
-from boost_core.train.state import TrainState
-from boost_core.train.step_graph import Results
+from boost_core.optim.gradients import clip_factor, global_norm
+from boost_core.parallel.communicator import Part
+from boost_core.train.batch import Batch, OwnTokens, document_places, most_documents
+from boost_core.train.state import Results, TrainState
 
 if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
+
+
+# The learning rate: a linear warm-up to the peak, and then the job's schedule.
+#
+# ========  ==============================================================================================================
+# cosine    half a cosine from the peak down to a share of it (SGDR, arXiv 1608.03983)
+# linear    a straight line down to it
+# constant  the peak, to the end
+# wsd       warm-up, stable, decay: the peak, and a straight line down to the share in the last steps (MiniCPM, arXiv
+#           2404.06395); what comes before the decay does not depend on the number of steps
+# ========  ==============================================================================================================
+
+
+def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
+    """Return the learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
+    if step <= optimizer.warmup_steps:
+        return optimizer.learning_rate * step / optimizer.warmup_steps
+    floor = optimizer.final_learning_rate_ratio
+    return optimizer.learning_rate * (floor + (1 - floor) * _height(step, steps, optimizer))
+
+
+def _height(step: int, steps: int, optimizer: OptimizerConfig) -> float:
+    """How much is left of the way from the peak, 1, to the share at which the schedule ends, 0."""
+    if optimizer.schedule == "constant":
+        return 1.0
+    if optimizer.schedule == "wsd":
+        return min(1.0, (steps - step) / optimizer.steps_of_decay(steps))
+    progress = (step - optimizer.warmup_steps) / (steps - optimizer.warmup_steps)
+    return 1 - progress if optimizer.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,13 @@ from boost_core.checkpoint.origin import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.config.legality import door_problems
-from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
-from boost_core.config.sources.files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
-from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.plan.devices import nothing_fits
-from boost_core.plan.fitted import Fitted
-from boost_core.plan.machine import Machine
-from boost_core.plan.measured import Basis
+from boost_core.plan.machine import Basis, Fitted, Machine
 from boost_core.plan.report import Plan, plan
+from boost_core.plan.resolve import ChosenLayouts
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob

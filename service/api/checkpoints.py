@@ -8,7 +8,7 @@ from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import Layout
-from boost_core.config.parsing.urls import giving_up_soon
+from boost_core.config.storage import giving_up_soon
 from service.api.admission import storage_options
 from service.api.deps import Context
 from service.api.errors import (

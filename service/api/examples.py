@@ -4,14 +4,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.config.data import SourceConfig
-from boost_core.config.dataset import NearDedup, QualityFilter
-from boost_core.messages.commands import Drill, Profile
-from boost_core.messages.reports import CheckpointReport, ShapeReport, StepReport
-from boost_core.messages.scores import Score, Scores
-from boost_core.plan.measured import MeasuredLink, MeasuredProfile
-from boost_core.plan.report import plan
-from boost_core.plan.search_report import PlanSearch
+from boost_core.config.data import NearDedup, QualityFilter, SourceConfig
+from boost_core.messages import CheckpointReport, Drill, Profile, Score, Scores, ShapeReport, StepReport
+from boost_core.plan.machine import MeasuredLink, MeasuredProfile
+from boost_core.plan.report import PlanSearch, plan
 from service.api.routes.session import SessionRequest
 from service.jobs.model import JobPage, JobRecord
 from service.jobs.patch import JobPatch

@@ -12,15 +12,12 @@ from typing import Generic, TypeVar
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
-from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig, SourceConfig
-from boost_core.config.faults import FaultToleranceConfig
-from boost_core.config.trackers import TrackersConfig
-from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.fitted import Fitted
-from boost_core.plan.measured import Basis
+from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, TrackersConfig
+from boost_core.plan.machine import Basis, Fitted
+from boost_core.plan.report import PlanSearch, SearchReport
+from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
-from boost_core.plan.search_report import PlanSearch, SearchReport
 from service.api.errors import InvalidJob
 from service.api.exceptions import RateLimited
 from service.models.problems import FieldError

@@ -16,10 +16,9 @@ from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
-from boost_core.config.parsing.stores import StoreUnusable, stores_in_words
-from boost_core.config.parsing.yaml_text import read_yaml
-from boost_core.plan.measured import MeasuredProfile
-from boost_core.plan.network import NetworkConfig
+from boost_core.config.reading import read_yaml
+from boost_core.config.storage import StoreUnusable, stores_in_words
+from boost_core.plan.machine import MeasuredProfile, NetworkConfig
 from service.cli.output.printing import Terminal, print_line
 from service.client import ApiError, ServiceUnreachable
 from service.models.datasets import DatasetRequest

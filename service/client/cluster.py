@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.machine import MeasuredProfile
 from service.client.calls import Call, get, operation, path_of, plain
 from service.models.nodes import NodeList
 from service.models.profiles import ProfileList, StoredProfile

@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import Drill, Profile
-from boost_core.messages.scores import Scores
+from boost_core.messages import Drill, Profile, Scores
 from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
 from service.jobs.model import EventKind, JobPage, JobRecord
 from service.jobs.patch import JobPatch

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.plan.report import PresetList
-from boost_core.plan.search_report import PlanSearch
+from boost_core.plan.report import PlanSearch, PresetList
 from service.client.calls import Call, get, operation, path_of, plain
 from service.models.examples import JobExampleList
 from service.models.plans import PlanAnswer

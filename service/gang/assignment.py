@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from boost_core import __version__
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Report
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import Report
+from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.control.watch import Heartbeat
 from service.gang.status import JobTag
 from service.logs import GangLogs

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from boost_core.config.dataset import CorpusConfig
+from boost_core.config.data import CorpusConfig
 from service.models.datasets import DatasetProgress
 
 

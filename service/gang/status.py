@@ -7,9 +7,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.commands import WorkerCommand
-from boost_core.messages.reports import Cause, Report
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import Cause, Report, WorkerCommand
+from boost_core.plan.machine import NOMINAL, Basis
 
 
 class GangPhase(StrEnum):

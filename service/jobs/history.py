@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, func, select
 from sqlalchemy.orm import Session
 
-from boost_core.messages.reports import perplexity_of
+from boost_core.messages import perplexity_of
 from service.jobs.tables import EventRow
 from service.models.metrics import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
 

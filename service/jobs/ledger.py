@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from boost_core.messages.reports import (
+from boost_core.messages import (
     PLANNED_CAUSES,
     CheckpointReport,
     EvaluationReport,

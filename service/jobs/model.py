@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.commands import WorkerCommand
-from boost_core.messages.reports import (
+from boost_core.messages import (
     Cause,
     CheckpointReport,
     ComparisonReport,
@@ -21,9 +20,9 @@ from boost_core.messages.reports import (
     ShapeReport,
     SpareReport,
     StepReport,
+    WorkerCommand,
 )
-from boost_core.plan.fitted import Fitted
-from boost_core.plan.measured import Basis
+from boost_core.plan.machine import Basis, Fitted
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.models.profiles import StoredProfile, basis_of
@@ -240,5 +239,5 @@ class JobEvent(BaseModel):
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
         "the request; for scores: a checkpoint's scores on tasks; for layouts: those that layouts=auto chose, "
-        "and why. Otherwise the trainer's report, see boost_core.messages.reports."
+        "and why. Otherwise the trainer's report, see boost_core.messages."
     )

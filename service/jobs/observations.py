@@ -31,11 +31,22 @@ from sqlalchemy import (
 
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import ComparisonReport
+from boost_core.messages import ComparisonReport
 from boost_core.plan.devices import at
-from boost_core.plan.fitted import Fitted, PredictedCommunication, Ran, Ratios, median_of, model_of, plausible, shape_of
-from boost_core.plan.machine import NODE_GPUS, kind_of_device
-from boost_core.plan.measured import Basis, MeasuredProfile
+from boost_core.plan.machine import (
+    NODE_GPUS,
+    Basis,
+    Fitted,
+    MeasuredProfile,
+    PredictedCommunication,
+    Ran,
+    Ratios,
+    kind_of_device,
+    median_of,
+    model_of,
+    plausible,
+    shape_of,
+)
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 

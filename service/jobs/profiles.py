@@ -7,8 +7,7 @@ from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from boost_core.config import JobSpec
-from boost_core.plan.machine import kind_of_gpu
-from boost_core.plan.measured import MeasuredProfile, computed_in
+from boost_core.plan.machine import MeasuredProfile, computed_in, kind_of_gpu
 from service.jobs.tables import ProfileRow
 from service.models.profiles import StoredProfile
 

@@ -10,11 +10,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import WorkerCommand
-from boost_core.messages.reports import FaultReport
-from boost_core.messages.scores import Scores
-from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.fitted import Fitted
+from boost_core.messages import FaultReport, Scores, WorkerCommand
+from boost_core.plan.machine import Fitted
+from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import observations, queries, requests, writes
 from service.jobs.database import open_engine, open_for_short_reads
 from service.jobs.goodput import Goodput

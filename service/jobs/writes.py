@@ -10,10 +10,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.messages.commands import Drill, WorkerCommand
-from boost_core.messages.reports import ComparisonReport, FaultReport, Report, RestartReport
-from boost_core.messages.scores import Scores
-from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.messages import ComparisonReport, Drill, FaultReport, Report, RestartReport, Scores, WorkerCommand
+from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.observations import observation

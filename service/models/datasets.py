@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import BaseModel, Field, field_validator
 
 from boost_core.config.base import Location, ResourceName
-from boost_core.config.data import DatasetName
-from boost_core.config.dataset import CorpusConfig
-from boost_core.config.parsing.urls import refuse_unserved
+from boost_core.config.data import CorpusConfig, DatasetName
+from boost_core.config.storage import refuse_unserved
 
 
 class DatasetState(StrEnum):

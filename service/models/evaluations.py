@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.messages.scores import Scores
+from boost_core.messages import Scores
 
 
 class JobEvaluation(Scores):

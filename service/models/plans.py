@@ -3,10 +3,9 @@
 from pydantic import Field
 
 from boost_core.config import JobSpec
-from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.fitted import Fitted
-from boost_core.plan.report import Plan
-from boost_core.plan.search_report import PlanSearch, SearchReport
+from boost_core.plan.machine import Fitted
+from boost_core.plan.report import Plan, PlanSearch, SearchReport
+from boost_core.plan.resolve import ChosenLayouts
 from service.models.profiles import StoredProfile
 
 

@@ -4,8 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.plan.fitted import Fitted
-from boost_core.plan.measured import Basis, MeasuredProfile
+from boost_core.plan.machine import Basis, Fitted, MeasuredProfile
 
 
 class StoredProfile(BaseModel):

@@ -6,10 +6,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
-from boost_core.config.parsing.moment import Moment
-from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.fitted import Fitted
+from boost_core.config.reading import Moment
+from boost_core.plan.machine import Fitted
 from boost_core.plan.report import Plan
+from boost_core.plan.resolve import ChosenLayouts
 from service.models.identity import Scope, TenantName
 from service.models.profiles import StoredProfile
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import inf
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import Cause
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import Cause
+from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import Labels, Orders
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Demand, demand_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.status import Labels, NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState

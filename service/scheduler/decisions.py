@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.resources import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord

@@ -15,11 +15,10 @@ from types import MappingProxyType
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
-from boost_core.plan import resize
+from boost_core.plan import resolve
 from boost_core.plan.devices import device_bytes, needed_bytes, node_host_bytes
-from boost_core.plan.host_memory import lacking
-from boost_core.plan.machine import Machine, kind_of_gpu, required_labels
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.plan.machine import NOMINAL, Basis, Machine, kind_of_gpu, required_labels
+from boost_core.plan.memory import lacking
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
@@ -135,7 +134,7 @@ class Demand:
 
     def groups(self, layout: Layout) -> tuple[int, int]:
         """The number of ranks that must share a node, and the number of such groups in a layout."""
-        return resize.units(layout, self.placement)
+        return resolve.units(layout, self.placement)
 
     def _beyond_hosts(self, layouts: Iterable[Layout]) -> frozenset[Layout]:
         if self._basis.node_memory_bytes is None:
@@ -155,7 +154,7 @@ class Demand:
 
     def fastest(self, layouts: Iterable[Layout]) -> Layout | None:
         """The best of some layouts; ``None`` if there are none."""
-        return resize.fastest(self._spec, layouts, self.seconds)
+        return resolve.fastest(self._spec, layouts, self.seconds)
 
 
 @dataclass(frozen=True)

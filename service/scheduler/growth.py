@@ -5,7 +5,7 @@ from functools import reduce
 from operator import or_
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler.actions import CapacityObserved, Gang, ResizePolicy

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from boost_core.config import ElasticityConfig, Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.status import GangPhase, GangStatus, Labels, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState

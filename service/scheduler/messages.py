@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan.resize import why_not
+from boost_core.plan.resolve import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.placement import Room

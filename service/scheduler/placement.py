@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from boost_core.config import Layout
-from boost_core.plan import resize
+from boost_core.plan import resolve
 from service.gang.status import Labels, NodeCapacity
 from service.scheduler.demand import Demand, Kind
 
@@ -186,11 +186,11 @@ class Room:
 
         Arguments as for ``fits``.
         """
-        own_slots = resize.own_slots(own, demand.placement) if own else []
+        own_slots = resolve.own_slots(own, demand.placement) if own else []
         slots = self.slots(demand)
         if part is not None and part.nodes is not None:
             slots = [slot if number in part.nodes else 0 for number, slot in enumerate(slots)]
-        taken = resize.place(layout, slots + own_slots, demand.placement)
+        taken = resolve.place(layout, slots + own_slots, demand.placement)
         if taken is None:
             raise AssertionError(f"{layout} was placed where it does not fit")
         for left, to_come, ranks in zip(self._free, self._to_come, taken, strict=False):  # the gang's own come last

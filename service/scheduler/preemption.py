@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
-from boost_core.plan import resize
+from boost_core.messages import Cause
+from boost_core.plan import resolve
 from service.jobs.model import JobRecord
 from service.scheduler.actions import CapacityObserved
 from service.scheduler.cluster_snapshot import ClusterSnapshot
@@ -111,11 +111,11 @@ def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan,
 def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
     """Smaller layouts that a gang can take in its place, largest first."""
     gang, demand = cluster.gangs[job.id], cluster.demand(job)
-    own = resize.own_slots(gang.layout, demand.placement) if gang.layout else []
+    own = resolve.own_slots(gang.layout, demand.placement) if gang.layout else []
     layouts = [
         layout
         for layout in demand.layouts
-        if layout.world_size < gang.kept and resize.fits(layout, own, demand.placement)
+        if layout.world_size < gang.kept and resolve.fits(layout, own, demand.placement)
     ]  # fmt: skip
     return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
 

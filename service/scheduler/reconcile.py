@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec
-from boost_core.config.faults import MOST_LOSSES
-from boost_core.messages.reports import Cause, RestartReport
+from boost_core.config.job import MOST_LOSSES
+from boost_core.messages import Cause, RestartReport
 from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, PollRequest
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord

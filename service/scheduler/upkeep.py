@@ -1,7 +1,7 @@
 """Replaces targets that cannot be kept: a job's limits have changed, nodes are gone, or gangs block each other."""
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot

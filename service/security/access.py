@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from boost_core.config.parsing.disk import confine
-from boost_core.config.parsing.urls import is_local
+from boost_core.config.storage import confine, is_local
 from service.security.secrets import SecretReference, configure_fsspec, load
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from prometheus_client.metrics_core import Metric
 
-from boost_core.messages.reports import Cause, ComparisonReport, Fault, StepReport
+from boost_core.messages import Cause, ComparisonReport, Fault, StepReport
 from service.jobs.goodput import Phase
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord

@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boost_core import __version__
-from boost_core.messages.reports import RestartReport
+from boost_core.messages import RestartReport
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState, Reason
 from service.logs import about

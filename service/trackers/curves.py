@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.messages.report_text import restart_in_words
-from boost_core.messages.reports import RestartReport
+from boost_core.messages import RestartReport, restart_in_words
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
 

@@ -4,8 +4,7 @@ import os
 
 import fsspec
 
-from boost_core.config.parsing.disk import Disk
-from boost_core.config.parsing.urls import StorageOptions, giving_up_soon, options_at
+from boost_core.config.storage import Disk, StorageOptions, giving_up_soon, options_at
 from service.jobs.model import JobRecord
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from boost_core.messages.reports import Fault, FaultReport
+from boost_core.messages import Fault, FaultReport
 from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from boost_core.config import JobSpec
-from boost_core.config.parsing.urls import StorageOptions
-from boost_core.config.trackers import MlflowConfig, WandbConfig
+from boost_core.config.job import MlflowConfig, WandbConfig
+from boost_core.config.storage import StorageOptions
 from service.jobs.model import JobRecord
 from service.models.problems import FieldError
 from service.security.secrets import SecretReference, SecretUnusable, read

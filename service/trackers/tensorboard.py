@@ -14,7 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from boost_core.config.parsing.urls import StorageOptions
+from boost_core.config.storage import StorageOptions
 from service.trackers.curves import Batch, Entry, NotYet, settings_of
 from service.trackers.folder import TrackerFolder
 

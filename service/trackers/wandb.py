@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from boost_core.config.parsing.urls import StorageOptions
-from boost_core.config.trackers import WandbConfig
+from boost_core.config.job import WandbConfig
+from boost_core.config.storage import StorageOptions
 from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState

@@ -18,10 +18,9 @@ import fsspec
 import psutil
 import torch
 
-from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.saver import Saver, SaveRequest
+from boost_core.checkpoint.reshard import Chunk
+from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.shards import save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.data.corpus import load_corpus

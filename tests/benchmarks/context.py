@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from itertools import product
 from textwrap import wrap
 
-from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
-from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import PLACEMENTS, place
-from boost_core.plan.context.tasks import areas, moved_tasks, own_tasks
-from boost_core.plan.context.transfers import busiest, key_transfers, stages
-from boost_core.plan.context.window import Window
+from boost_core.context.placement import PLACEMENTS, Window, areas, moved_tasks, own_tasks, place
+from boost_core.context.plan import (
+    AttentionLayer,
+    ContextPlan,
+    Exchange,
+    Rates,
+    busiest,
+    figures,
+    key_transfers,
+    stages,
+)
 from tests.benchmarks.context_methods import METHODS, Taken, Work
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.lengths import LENGTHS, LONGEST, MEASURED, documents_of

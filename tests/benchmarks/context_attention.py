@@ -14,14 +14,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from boost_core.nn.documents import one_by_one
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.attention import ContextAttention
-from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.plan.context.figures import ContextPlan
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import areas, own_tasks
-from boost_core.plan.context.window import Window
+from boost_core.context.attention import ContextAttention
+from boost_core.context.placement import Window, areas, own_tasks, place
+from boost_core.context.plan import ContextPlan
+from boost_core.model.attention import one_by_one
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.benchmarks.figures import FIGURES, write_table
 from tests.benchmarks.lengths import documents_of
 from tests.numerics.attended import attended

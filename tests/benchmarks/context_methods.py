@@ -13,12 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from boost_core.plan.context.cost import BACKWARD, AttentionLayer, Rates
-from boost_core.plan.context.figures import ContextPlan, Figures, figures
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import areas, own_tasks
-from boost_core.plan.context.transfers import busiest, key_transfers
-from boost_core.plan.context.window import Window, joined, triangle
+from boost_core.context.placement import Window, areas, joined, own_tasks, place, triangle
+from boost_core.context.plan import (
+    BACKWARD,
+    AttentionLayer,
+    ContextPlan,
+    Figures,
+    Rates,
+    busiest,
+    figures,
+    key_transfers,
+)
 
 DISTCA_SLACK = 0.10
 TILE = 128  # tokens: shorter pieces fill none, and DistCA cuts none

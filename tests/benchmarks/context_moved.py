@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from textwrap import wrap
 
-from boost_core.plan.context.cost import AttentionLayer, Exchange
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import moved_tasks
-from boost_core.plan.context.transfers import Transfer, busiest, key_transfers, query_transfers
-from boost_core.plan.context.window import Window
+from boost_core.context.placement import Window, moved_tasks, place
+from boost_core.context.plan import AttentionLayer, Exchange, Transfer, busiest, key_transfers, query_transfers
 from tests.benchmarks.context import WINDOWS
 from tests.benchmarks.context_rule import CASES, Case
 from tests.benchmarks.figures import FIGURES, provenance, table

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from textwrap import wrap
 
-from boost_core.config.chunks import chunk_tokens
+from boost_core.config.parallelism import chunk_tokens
+from boost_core.context.placement import Window, own_tasks, place
+from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates, figures
+from boost_core.context.selection import Dealing
 from boost_core.hardware import LINKS, LOOPBACK, device_named
-from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
-from boost_core.plan.context.dealt import Dealing
-from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import own_tasks
-from boost_core.plan.context.window import Window
-from boost_core.plan.profile import Profile, of_cores
+from boost_core.plan.machine import Profile, of_cores
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.lengths import MEASURED, documents_of
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.attention import BLOCK
-from boost_core.config.chunks import chunk_tokens
-from boost_core.plan.context.cost import BACKWARD, AttentionLayer, Exchange, Rates
-from boost_core.plan.context.dealt import STAGES, Dealing, head_groups
-from boost_core.plan.context.figures import figures
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.window import Window
+from boost_core.config.model import BLOCK
+from boost_core.config.parallelism import chunk_tokens
+from boost_core.context.placement import Window, place
+from boost_core.context.plan import BACKWARD, AttentionLayer, Exchange, Rates, figures
+from boost_core.context.selection import STAGES, Dealing, head_groups
 from tests.benchmarks.context import FABRICS, FLOPS, LAYERS, NODE
 from tests.benchmarks.figures import FIGURES, provenance, table
 

@@ -19,12 +19,11 @@ from pathlib import Path
 import ray
 import tokenizers
 
-from boost_core.config.data import SourceConfig
-from boost_core.config.dataset import CorpusConfig, NearDedup, QualityFilter
+from boost_core.config.data import CorpusConfig, NearDedup, QualityFilter, SourceConfig
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import Engine, LocalEngine, use_one_core
+from boost_core.data.pipeline.files import Lineage
 from boost_core.data.pipeline.ray_engine import RayEngine
-from boost_core.data.pipeline.records import Lineage
 from boost_core.data.tokenizers import train_bpe
 from tests.benchmarks.figures import FIGURES, write_table
 

@@ -12,10 +12,8 @@ from random import Random
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
-from boost_core.plan.cluster import Cluster
 from boost_core.plan.devices import SPARE
-from boost_core.plan.fitted import Factors
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import Cluster, Factors, Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.search import search
 from boost_core.plan.throughput import Step

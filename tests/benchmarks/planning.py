@@ -21,9 +21,8 @@ import yaml
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
-from boost_core.plan.measured import machine_of
+from boost_core.plan.machine import NetworkConfig, machine_of
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import Choice, largest_part, longer, search
 from boost_core.plan.throughput import ORDER, replayed_parts
 from tests.benchmarks.figures import FIGURES, provenance, table

@@ -35,12 +35,22 @@ from boost_core.bench.comm import comm_rows, levels, measured_link
 from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import Provenance
-from boost_core.parallel.ledger import CommunicationLedger, Pending
+from boost_core.messages import Provenance
+from boost_core.parallel.communicator import CommunicationLedger, Pending
 from boost_core.plan.devices import at
-from boost_core.plan.fitted import Factors, Fitted, PredictedCommunication, Ran, Ratios, model_of, shape_of
-from boost_core.plan.machine import Machine
-from boost_core.plan.measured import Basis, MeasuredLink, MeasuredProfile
+from boost_core.plan.machine import (
+    Basis,
+    Factors,
+    Fitted,
+    Machine,
+    MeasuredLink,
+    MeasuredProfile,
+    PredictedCommunication,
+    Ran,
+    Ratios,
+    model_of,
+    shape_of,
+)
 from boost_core.plan.throughput import StepSeconds, step_parts
 from boost_core.train import train
 from boost_core.train.membership import Membership, StepTimes

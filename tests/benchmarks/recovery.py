@@ -37,7 +37,7 @@ from ray.train.torch import TorchTrainer
 from ray.util.state import list_actors
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import (
+from boost_core.messages import (
     PLANNED_CAUSES,
     Cause,
     LogLine,

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from ray.util.state import list_actors
 
-from boost_core.messages.reports import PLANNED_CAUSES, Cause
+from boost_core.messages import PLANNED_CAUSES, Cause
 from tests.benchmarks.figures import FIGURES, write_table
 from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus

@@ -21,11 +21,9 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.config import JobSpec
-from boost_core.config.attention import SparseAttentionConfig
-from boost_core.messages.reports import EvaluationReport, Report, StepReport
-from boost_core.nn.sparse.attention import SparseAttention
-from boost_core.nn.sparse.index import Lines, attention_of_rows
-from boost_core.nn.sparse.recall import Tally, sampled_rows
+from boost_core.config.model import SparseAttentionConfig
+from boost_core.context.sparse import Lines, SparseAttention, Tally, attention_of_rows, sampled_rows
+from boost_core.messages import EvaluationReport, Report, StepReport
 from boost_core.train.loop import train
 from tests.benchmarks.figures import FIGURES, write_table
 

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.parallel.clock import StepClock, StepParts
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Part, Totals
+from boost_core.parallel.communicator import CommunicationLedger, Entry, Part, StepClock, StepParts, Totals
 from boost_core.train import StepTimes
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Report, report_adapter
+from boost_core.messages import Report, report_adapter
 from boost_core.train import train
 
 

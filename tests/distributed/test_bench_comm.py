@@ -13,8 +13,8 @@ import torch.distributed as dist
 from boost_core.bench import __main__ as bench
 from boost_core.bench import comm
 from boost_core.hardware import Link
-from boost_core.plan.collectives import link_bytes
-from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+from boost_core.plan.machine import MeasuredLink, MeasuredProfile
+from boost_core.plan.throughput import link_bytes
 from tests.ranks import Ranks
 from tests.unit.test_profile import MEASURED
 

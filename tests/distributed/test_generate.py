@@ -10,10 +10,9 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config.data import SourceConfig
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import open_tokenizer, train_bpe
-from boost_core.inference import loaded as loading
+from boost_core.inference import generate as loading
 from boost_core.inference.__main__ import main
-from boost_core.inference.generate import Sampling, generate
-from boost_core.inference.loaded import load_model, round_weights
+from boost_core.inference.generate import Sampling, generate, load_model, round_weights
 from tests.distributed.recording import train_and_record
 from tests.exports import DENSE, OWN, TOKENS, checkpoint_of, log_probabilities, model_with, weights_of
 from tests.jobs import TEXT, tiny_job, write_corpus

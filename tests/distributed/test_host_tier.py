@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.saver import Saver, SaveRequest
+from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus

@@ -14,16 +14,14 @@ from torch import nn
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig
 from boost_core.convert.__main__ import main, start
+from boost_core.convert.model_folder import read_weights
 from boost_core.convert.names import Tensors, to_published
-from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
-from boost_core.convert.nanotron.modules import modules
+from boost_core.convert.nanotron import modules, read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn, described
-from boost_core.convert.whole import read_weights
-from boost_core.nn.attention import Rotation, causal_attention
-from boost_core.nn.strategy import NormWeights
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.fullrank_tp import FullRankTensorParallel
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.model.attention import Rotation, causal_attention
+from boost_core.model.strategy import NormWeights
+from boost_core.parallel.baselines import FullRankTensorParallel
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
@@ -128,7 +126,7 @@ def write_config(folder: Path, **changes: object) -> None:
 
 
 def random_model() -> Tensors:
-    from boost_core.convert.whole import empty_weights
+    from boost_core.convert.model_folder import empty_weights
 
     weights = empty_weights(MODEL)
     for number, weight in enumerate(weights.values()):

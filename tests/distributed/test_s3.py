@@ -13,7 +13,7 @@ import pytest
 from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Report
+from boost_core.messages import Report
 from tests.distributed.recording import Recorder, losses, read_reports, train_and_record, train_and_record_warnings
 from tests.distributed.test_resume import kill, start
 from tests.jobs import tiny_job, write_corpus

@@ -7,9 +7,8 @@ import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from boost_core.inference.generate import Sampling, generate
-from boost_core.inference.loaded import load_model
-from boost_core.messages.report_text import line_of
+from boost_core.inference.generate import Sampling, generate, load_model
+from boost_core.messages import line_of
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks

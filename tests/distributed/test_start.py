@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from boost_core.parallel.shard import allocate_weights
-from boost_core.train import state as state_module
+from boost_core.train import state
 from boost_core.train.state import TrainState
 from tests.distributed.recording import losses, train_and_record
 from tests.distributed.whole import whole_tensors
@@ -48,7 +48,7 @@ def test_the_weights_are_those_of_any_start(ranks: Ranks, layout: dict[str, int]
 
 def draws(spec: Any) -> tuple[int, dict[int, float]]:
     """Weights drawn by a run of a job, and its losses."""
-    with patch.object(state_module, "initialize_", wraps=state_module.initialize_) as drawn:
+    with patch.object(state, "initialize_", wraps=state.initialize_) as drawn:
         reports = train_and_record(spec)
     return drawn.call_count, losses(reports)
 

@@ -14,10 +14,9 @@ from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
+from boost_core.kernels import symmetric_sum
 from boost_core.kernels.dispatch import Implementation, always
-from boost_core.kernels.symmetric_sum import naive
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Totals
 from boost_core.parallel.symmetric_memory import View, obstacle, part_of
 from boost_core.train.membership import Membership
 from boost_core.train.state import TrainState
@@ -199,17 +198,17 @@ def test_steps_of_training_have_the_same_bits_as_by_the_group(ranks: Ranks, tmp_
 def two_exchanges(seconds: float) -> list[torch.Tensor]:
     """Rank 1 reads the first message late: once rank 0 has come to the meeting that follows its own reading."""
     group = OneShot(dist.group.WORLD, "tp", CommunicationLedger(), seconds)
-    signals, summed = group.symmetric._signals.memory[group.rank], naive.symmetric_sum
+    signals, summed = group.symmetric._signals.memory[group.rank], symmetric_sum.symmetric_sum_reference
 
     def late(memory: list[torch.Tensor], out_n: torch.Tensor) -> None:
         by = time.monotonic() + seconds
         while signals[0] < 2:
             assert time.monotonic() < by
         summed(memory, out_n)
-        naive.symmetric_sum = summed
+        symmetric_sum.symmetric_sum_reference = summed
 
     if group.rank == 1:
-        naive.symmetric_sum = late
+        symmetric_sum.symmetric_sum_reference = late
     return [group.all_reduce_(torch.full((8,), value), "latent") for value in (1.0, 10.0)]
 
 

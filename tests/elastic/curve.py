@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import Report, StepReport
+from boost_core.messages import Report, StepReport
 from boost_core.train import Membership, Outcome, StepTimes, train
 from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus

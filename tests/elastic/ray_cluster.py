@@ -20,7 +20,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.util.state import list_actors
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import ShapeReport
+from boost_core.messages import ShapeReport
 from service.client import Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
 from tests.jobs import tiny_job

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import FaultToleranceConfig, JobSpec
-from boost_core.messages.reports import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
+from boost_core.messages import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
 from boost_core.plan.snapshots import copy_owners
 from boost_core.train import Membership, Outcome, StepTimes, train
-from boost_core.train.divergence import RECENT_STEPS, DivergenceDetector
+from boost_core.train.loop import RECENT_STEPS, DivergenceDetector
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder
 from tests.distributed.whole import whole_tensors

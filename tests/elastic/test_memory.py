@@ -17,7 +17,7 @@ from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Report, StepReport
+from boost_core.messages import Report, StepReport
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 from boost_core.train import Membership, Outcome, StepTimes, checkpoint_manager, train
 from boost_core.train.state import TrainState

@@ -29,13 +29,9 @@ from torch.profiler import ProfilerActivity
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.bench import rank
-from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
-from boost_core.bench.correctness import disagreements
-from boost_core.bench.kernels import kernel_rows
+from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements, kernel_rows
 from boost_core.bench.rank import LoneCommunicator, RunShape, draw_weights, rank_rows
-from boost_core.bench.results import Environment
-from boost_core.bench.timing import matrix_rate, memory_bandwidth
-from boost_core.bench.variants import VARIANTS, Variant
+from boost_core.bench.results import VARIANTS, Environment, Variant, matrix_rate, memory_bandwidth
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.kernels.fp8_product import unavailable

@@ -6,11 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from boost_core.kernels import fp8_product as naive
 from boost_core.kernels.dispatch import always
 from boost_core.kernels.fp8_product import (
     QuantisedRows,
     fp8_product,
-    naive,
     quantise_columns,
     quantise_rows,
     quantised,
@@ -76,7 +76,7 @@ def left_by_kernels() -> list[str]:
 
 
 def reference(x: torch.Tensor) -> QuantisedRows:
-    return QuantisedRows(*naive.quantise_rows(x))
+    return QuantisedRows(*naive.quantise_rows_reference(x))
 
 
 def same(mine: QuantisedRows, other: QuantisedRows) -> bool:
@@ -93,8 +93,8 @@ def passes() -> list[str]:
             for x in (normal(rows, columns, dtype=dtype), normal(3, rows, rank, dtype=dtype)):
                 for factor in (None, torch.linspace(-2, 2, rows, device=DEVICE).to(dtype)):
                     for mine, other in (
-                        (quantise_rows, naive.quantise_rows),
-                        (quantise_columns, naive.quantise_columns),
+                        (quantise_rows, naive.quantise_rows_reference),
+                        (quantise_columns, naive.quantise_columns_reference),
                     ):
                         if not same(mine(strided(x), factor), QuantisedRows(*other(x, factor))):
                             found.append(f"{mine.__name__}, {tuple(x.shape)}, {dtype}, factor {factor is not None}")
@@ -133,7 +133,7 @@ def test_torchs_product_is_the_references(shape: tuple[int, ...], fast: bool) ->
         mine = fp8_product(
             rows, columns, torch.full((*shape, 48, 32), torch.nan, dtype=torch.bfloat16, device=DEVICE), fast
         )
-    exact = naive.fp8_product(rows, columns)
+    exact = naive.fp8_product_reference(rows, columns)
     # One rounding to bf16; and on a GPU, if need be, sums of 64 in some 14 bits (arXiv 2412.19437, §3.3.2).
     limit = torch.finfo(torch.bfloat16).eps * (2 if fast else 1)
     assert (mine.float() - exact).norm() <= limit * exact.norm()
@@ -146,14 +146,14 @@ def test_a_products_error_is_that_of_three_bits() -> None:
     """
     left, right = torch.randn(256, 512), torch.randn(512, 128)
     exact = left @ right
-    mine = naive.fp8_product(naive.quantise_rows(left), naive.quantise_columns(right))
+    mine = naive.fp8_product_reference(naive.quantise_rows_reference(left), naive.quantise_columns_reference(right))
     error, expected = ((mine - exact).norm() / exact.norm()).item(), 2**-4 / 3**0.5
     assert 0.8 * expected < error < 1.2 * expected
 
 
 def test_scales_are_the_least_powers_of_two_that_fit() -> None:
     largest = torch.tensor([448.0, 448.1, 1.75, 1.76, 2.0**-126, 2.0**-140, 0.0, 3e38])
-    values, scales = naive.quantise_rows(largest.unsqueeze(-1))
+    values, scales = naive.quantise_rows_reference(largest.unsqueeze(-1))
     assert torch.equal(torch.frexp(scales)[0], torch.full_like(scales, 0.5))
     assert scales[:4].tolist() == [1, 2, 2**-8, 2**-7]
     assert bool((values.float().abs() <= 448).all())
@@ -165,7 +165,7 @@ def test_scales_are_the_least_powers_of_two_that_fit() -> None:
 def test_what_is_not_finite_stays_so(bad: float) -> None:
     left, right = torch.ones(2, 16), torch.ones(16, 16)
     left[0, 3] = bad
-    product = naive.fp8_product(naive.quantise_rows(left), naive.quantise_columns(right))
+    product = naive.fp8_product_reference(naive.quantise_rows_reference(left), naive.quantise_columns_reference(right))
     assert not product[0].isfinite().any()
     assert product[1].tolist() == [16] * 16
 

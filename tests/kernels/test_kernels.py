@@ -7,12 +7,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from boost_core.bench.cases import AWKWARD, Case, Draw, Sizes, cases
-from boost_core.bench.correctness import disagreements
+from boost_core.bench.kernels import AWKWARD, Case, Draw, Sizes, cases, disagreements
+from boost_core.kernels import residual_add
 from boost_core.kernels.dispatch import always, runs_on_triton
-from boost_core.kernels.residual_add import naive
-from boost_core.kernels.symmetric_sum import meet
-from boost_core.kernels.symmetric_sum.memory import Peers
+from boost_core.kernels.symmetric_sum import Peers, meet
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.ranks import Ranks
 
@@ -68,7 +66,7 @@ def test_the_gate_sees_an_error_of_two_roundings() -> None:
 
     def run(factor: float) -> Callable[..., tuple[torch.Tensor, ...]]:
         def wrong_on_triton(x_Td: torch.Tensor, y_Td: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(naive.residual_add(x_Td * (factor if runs_on_triton(x_Td) else 1.0), y_Td))
+            return tuple(residual_add.residual_add_reference(x_Td * (factor if runs_on_triton(x_Td) else 1.0), y_Td))
 
         return wrong_on_triton
 

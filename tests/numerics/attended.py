@@ -2,7 +2,7 @@
 
 import torch
 
-from boost_core.parallel.context.attention import ContextAttention
+from boost_core.context.attention import ContextAttention
 
 
 def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor:

@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import torch
 
-from boost_core.nn import documents
+from boost_core.model import attention
 
 
 @contextmanager
 def lengths_on_device() -> Iterator[None]:
     """Attend on CPU as a GPU does."""
     _register()
-    with patch.object(documents, "reads_lengths_on_device", lambda _: True):
+    with patch.object(attention, "reads_lengths_on_device", lambda _: True):
         yield
 
 

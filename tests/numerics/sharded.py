@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from boost_core.architecture.roles import SUMMED, WeightSpec
+from boost_core.architecture import SUMMED, WeightSpec
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import weight_specs
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending, Totals
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import build
+from boost_core.model.low_rank import weight_specs
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Pending, Totals
 from boost_core.parallel.shard import initialize_, make_weights, split_axes
 
 SEED = 7

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from boost_core.architecture.sharding import block_exchanges, kept_latents
+from boost_core.architecture import block_exchanges, kept_latents
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.parallel.ledger import Entry, Totals
-from boost_core.parallel.shared_latents import PURPOSE
+from boost_core.parallel.communicator import Entry, Totals
+from boost_core.parallel.recompute import PURPOSE
 from tests.numerics.sharded import run_sharded
 from tests.ranks import Ranks
 

@@ -15,16 +15,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boost_core.nn.documents import one_by_one
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.attention import ContextAttention
-from boost_core.parallel.context.pieces import Attended, StageAttention
-from boost_core.parallel.ledger import CommunicationLedger, Entry
-from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import PLACEMENTS, place
-from boost_core.plan.context.tasks import moved_tasks, own_tasks
-from boost_core.plan.context.window import Window
+from boost_core.context.attention import ContextAttention
+from boost_core.context.partition import Attended, StageAttention
+from boost_core.context.placement import PLACEMENTS, Window, moved_tasks, own_tasks, place
+from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
+from boost_core.model.attention import one_by_one
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended
 from tests.numerics.flash_on_cpu import flash_on_cpu
 from tests.ranks import Ranks

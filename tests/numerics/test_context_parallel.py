@@ -16,29 +16,22 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.chunks import chunk_tokens
+from boost_core.config.parallelism import chunk_tokens
+from boost_core.context.attention import ContextAttention
+from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
+from boost_core.context.selection import STAGES, Dealing, attention_layer, sent_between_nodes
+from boost_core.data.corpus import TokenStream
 from boost_core.data.sampler import EvaluationSet, Sequences
-from boost_core.data.stream import TokenStream
 from boost_core.hardware import LINKS
-from boost_core.messages.reports import Report, StepReport
-from boost_core.nn.documents import begins
+from boost_core.messages import Report, StepReport
+from boost_core.model.attention import begins
 from boost_core.optim.build import COMPUTE_TYPES
-from boost_core.parallel.clock import StepClock
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.attention import ContextAttention
-from boost_core.parallel.ledger import Entry
-from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.context.between import attention_layer, sent_between_nodes
-from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.dealt import STAGES, Dealing
-from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.machine import Machine, machine_for
-from boost_core.plan.resize import units
+from boost_core.parallel.communicator import Communicator, Entry, StepClock
+from boost_core.plan.machine import Cluster, Level, Machine, machine_for
+from boost_core.plan.resolve import units
 from boost_core.plan.work import block_work
-from boost_core.train.batch import Batch, document_lengths
-from boost_core.train.dealing import Dealer, OwnTokens
-from boost_core.train.evaluate import evaluate
-from boost_core.train.loop import train
+from boost_core.train.batch import Batch, Dealer, OwnTokens, document_lengths
+from boost_core.train.loop import evaluate, train
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.sample import continued
 from boost_core.train.state import TrainState
@@ -503,7 +496,7 @@ def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As though the first half of the ranks were on one node, the others on another, and latents sent between such."""
     with (
         patch("socket.gethostname", return_value=f"node-{dist.get_rank() * 2 // dist.get_world_size()}"),
-        patch("boost_core.train.dealing.machine_for", return_value=two_nodes(cases[0])),
+        patch("boost_core.train.batch.machine_for", return_value=two_nodes(cases[0])),
     ):
         return stepped(cases, alone)
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.models.decoder import Decoder
-from boost_core.nn import documents
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.model import attention
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import Decoder, build
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.shard import make_weights
 from boost_core.plan.machine import attends_on_device
 from boost_core.train.batch import Batch, most_documents
@@ -98,7 +96,7 @@ def test_attention_by_lengths_is_attention_behind_a_mask(
     inputs = drawn(lengths, heads, of_keys, torch.float64)
     expected = attended(masked, inputs, window)
     with lengths_on_device() if on_device else nullcontext():
-        found = attended(documents.attention_within, inputs, max(lengths), window)
+        found = attended(attention.attention_within, inputs, max(lengths), window)
     for mine, its in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-10, atol=1e-10)
 
@@ -112,7 +110,7 @@ def test_so_it_is_in_fp32(lengths: list[int], heads: int, of_keys: int, window: 
     may cancel to nothing, as gradients of a query do that sees one key, so magnitudes are those of all that comes out.
     """
     exact = attended(masked, drawn(lengths, heads, of_keys, torch.float64), window)
-    found = attended(documents.attention_within, drawn(lengths, heads, of_keys, torch.float32), max(lengths), window)
+    found = attended(attention.attention_within, drawn(lengths, heads, of_keys, torch.float32), max(lengths), window)
     bound = 2 * (8 + 5 + 2 * max(lengths)) * 4 * 2**-24
     size = max(its.abs().max() for its in exact)
     for mine, its in zip(found, exact, strict=True):
@@ -124,7 +122,7 @@ def test_no_mask_is_of_a_whole_sequence() -> None:
     for lengths, window, largest in (([100, 28, 128], None, 0), ([256], 16, 16 * 31)):
         inputs, begin_n = drawn(lengths, 2, 2, torch.float32)
         with Made() as made:
-            documents.attention_within(*inputs[:3], begin_n, length, window)
+            attention.attention_within(*inputs[:3], begin_n, length, window)
         masks = [size for size in made.sizes.values() if size not in {x.nbytes for x in inputs}]
         assert max(masks) < length**2
         assert largest == 0 or largest in masks
@@ -138,7 +136,7 @@ def test_documents_begin_where_one_has_ended() -> None:
         batch = Batch.of_tokens(torch.from_numpy(rows), END, places)
         padded = [row + [5] * (places - 3) for row in ([0, 2, 5], [0, 5, 5], [0, 1, 2], [0, 5, 5])]
         assert batch.starts is not None and batch.starts.tolist() == padded
-        ends = documents.begins(batch.starts, 5)
+        ends = attention.begins(batch.starts, 5)
         lengths = [length for length in ends.diff().tolist() if length]
         assert (ends.dtype, lengths) == (torch.int32, [2, 3, 5, 1, 1, 3, 5])
         assert [part.starts.tolist() for part in batch.micro_batches(2) if part.starts is not None] == [
@@ -161,8 +159,8 @@ def test_what_flash_attention_serves_is_what_the_plan_captures(
 ) -> None:
     """Of tensors that claim to be on a GPU, as no other is at hand."""
     query = SimpleNamespace(shape=(3, 2, head_size), dtype=dtype, is_cuda=True)
-    assert documents.reads_lengths_on_device(cast(torch.Tensor, query)) == served
-    assert not documents.reads_lengths_on_device(torch.empty(3, 2, head_size, dtype=dtype))
+    assert attention.reads_lengths_on_device(cast(torch.Tensor, query)) == served
+    assert not attention.reads_lengths_on_device(torch.empty(3, 2, head_size, dtype=dtype))
     precision = {torch.bfloat16: "bf16", torch.float16: "fp8", torch.float32: "fp32"}[dtype]
     spec = JobSpec.model_validate(
         {

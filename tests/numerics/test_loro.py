@@ -7,15 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from boost_core.architecture.roles import ParamKind
+from boost_core.architecture import ParamKind
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.weights import weight_specs
+from boost_core.model.decoder import build
+from boost_core.model.low_rank import weight_specs
 from boost_core.optim.group import ParamGroup
-from boost_core.optim.loro import FactorPair, Loro, factor_pairs
-from boost_core.optim.riemannian import riemannian_step
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.optim.loro import FactorPair, Loro, factor_pairs, riemannian_step
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks
 

@@ -23,23 +23,18 @@ from triton.runtime.jit import KernelInterface
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
-from boost_core.config.chunks import chunk_tokens
-from boost_core.config.layout import Layout
-from boost_core.config.parallelism import RecomputeMode
+from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
+from boost_core.context.selection import Dealing, attention_layer
 from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.optim import group as group_module
-from boost_core.optim.host_tier import host_zeros
-from boost_core.parallel import host_memory
-from boost_core.parallel.host_memory import host_bytes
+from boost_core.optim.group import host_zeros
+from boost_core.parallel import offload
+from boost_core.parallel.offload import host_bytes
 from boost_core.plan.activations import Activations
-from boost_core.plan.context.between import attention_layer
-from boost_core.plan.context.dealt import Dealing
-from boost_core.plan.in_flight import in_hand
-from boost_core.plan.memory import PipelineRank, rank_memory
-from boost_core.plan.moved_memory import kept_bytes, moved_tokens
-from boost_core.plan.stages import block_modes, cut
+from boost_core.plan.memory import PipelineRank, in_hand, kept_bytes, moved_tokens, rank_memory
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
+from boost_core.plan.work import block_modes, cut
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
@@ -79,7 +74,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
             patch.object(group_module, "host_zeros", zeros_apart),
-            patch.object(host_memory, "host_bytes", bytes_apart),
+            patch.object(offload, "host_bytes", bytes_apart),
         ):
             yield
     finally:

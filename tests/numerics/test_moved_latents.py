@@ -11,14 +11,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boost_core.nn.attention import QueryLatents, Rotation, TaskMaker
-from boost_core.nn.documents import one_by_one
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.attention import ContextAttention
-from boost_core.parallel.context.latents import LatentRoute
-from boost_core.parallel.ledger import CommunicationLedger, Entry
-from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.figures import figures
+from boost_core.context.attention import ContextAttention
+from boost_core.context.exchange import LatentRoute
+from boost_core.context.plan import AttentionLayer, Rates, figures
+from boost_core.model.attention import QueryLatents, Rotation, TaskMaker, one_by_one
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.test_context_attention import CPU, HEAD, Case, cases, own, planned, tensors
 from tests.ranks import Ranks
 

@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from boost_core.architecture.roles import ParamKind, Role
+from boost_core.architecture import ParamKind, Role
 from boost_core.config import MuonConfig, OptimizerConfig
 from boost_core.optim.group import ParamGroup
 from boost_core.optim.muon import Muon, orthogonalized
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks
 

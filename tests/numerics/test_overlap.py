@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Pending
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import build
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending
 from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import batch
 from tests.numerics.test_collective_count import LENGTH, model

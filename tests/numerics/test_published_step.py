@@ -5,13 +5,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.bench.published import PublishedRun
-from boost_core.bench.rank import LoneCommunicator
+from boost_core.bench.rank import LoneCommunicator, PublishedRun
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import build
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.shard import make_weights
 
 CPU, LENGTH = torch.device("cpu"), 12

@@ -8,15 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture.projections import projection_groups
+from boost_core.architecture import projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_start
-from boost_core.models.build import build
-from boost_core.nn.attention import Rotation
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Pending
+from boost_core.model.attention import Rotation
+from boost_core.model.decoder import build
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending
+from boost_core.parallel.recompute import PURPOSE
 from boost_core.parallel.shard import make_weights
-from boost_core.parallel.shared_latents import PURPOSE
 from tests.numerics.sharded import run_sharded
 from tests.numerics.storages import Made
 from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model

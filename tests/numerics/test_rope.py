@@ -8,8 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from boost_core.config.model import RopeScalingConfig
-from boost_core.nn.attention import Rotation
-from boost_core.nn.rope import rotary_frequencies
+from boost_core.model.attention import Rotation, rotary_frequencies
 
 LLAMA_3_1 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 CASES: list[tuple[float, int, dict[str, Any]]] = [  # the base, the size of a head, and the scaling

@@ -8,11 +8,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.config.attention import BLOCK, LAST_QUERIES, SparseAttentionConfig
-from boost_core.nn.sparse import product as sparse_product
-from boost_core.nn.sparse.attention import SparseAttention
-from boost_core.nn.sparse.index import Lines, choose_lines, find_lines
-from boost_core.nn.sparse.recall import Tally
+from boost_core.config.model import BLOCK, LAST_QUERIES, SparseAttentionConfig
+from boost_core.context import sparse
+from boost_core.context.sparse import Lines, SparseAttention, Tally, choose_lines, find_lines
 
 CPU = torch.device("cpu")
 
@@ -42,7 +40,7 @@ def compared(outs: list[torch.Tensor], inputs: list[torch.Tensor], gradient: tor
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("run_scores", [sparse_product.RUN_SCORES, 1], ids=["runs", "blocks one by one"])
+@pytest.mark.parametrize("run_scores", [sparse.RUN_SCORES, 1], ids=["runs", "blocks one by one"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "of_keys", "changes"),
     [
@@ -55,11 +53,11 @@ def compared(outs: list[torch.Tensor], inputs: list[torch.Tensor], gradient: tor
 def test_it_is_dense_attention_under_its_mask(
     tokens: int, heads: int, of_keys: int, changes: dict[str, Any], run_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse_product, "RUN_SCORES", run_scores)
+    monkeypatch.setattr(sparse, "RUN_SCORES", run_scores)
     query, key, value, gradient = drawn(tokens, heads, of_keys)
     lines = find_lines(query.detach(), key.detach(), how(**changes))
     sees_hmm = torch.stack([of_head.sees(torch.arange(tokens)) for of_head in lines])
-    outs = [sparse_product.attention_under(query, key, value, lines), masked(query, key, value, sees_hmm)]
+    outs = [sparse.attention_under(query, key, value, lines), masked(query, key, value, sees_hmm)]
     compared(outs, [query, key, value], gradient)
     assert [int(of_head.pairs()) for of_head in lines] == sees_hmm.sum(dim=(1, 2)).tolist()
 
@@ -70,7 +68,7 @@ def test_single_verticals_and_far_slashes_are_exact_too() -> None:
     sees_1mm = lines[0].sees(torch.arange(500)).unsqueeze(0)
     assert sees_1mm[0, 499, 63] and not sees_1mm[0, 499, 65] and sees_1mm[0, 250, 60]
     compared(
-        [sparse_product.attention_under(query, key, value, lines), masked(query, key, value, sees_1mm)],
+        [sparse.attention_under(query, key, value, lines), masked(query, key, value, sees_1mm)],
         [query, key, value],
         gradient,
     )
@@ -203,7 +201,7 @@ def test_low_precision_is_not_worse_than_dense_attention_in_it() -> None:
     low = [x.clone().requires_grad_() for x in (query, key, value)]
     errors = []
     for attend in (
-        lambda: sparse_product.attention_under(*low, lines),
+        lambda: sparse.attention_under(*low, lines),
         lambda: masked(*low, sees_hmm),
     ):
         out = attend()

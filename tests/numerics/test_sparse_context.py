@@ -8,19 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from boost_core.config.attention import BLOCK, SparseAttentionConfig
-from boost_core.nn.sparse.attention import SparseAttention
-from boost_core.nn.sparse.index import Lines, find_lines
-from boost_core.nn.sparse.recall import Tally
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.attention import ContextAttention
-from boost_core.parallel.context.sparse import SparseContextAttention
-from boost_core.parallel.context.sparse_index import SparseIndex
-from boost_core.parallel.ledger import CommunicationLedger, Entry
-from boost_core.plan.context.figures import ContextPlan
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import own_tasks
-from boost_core.plan.context.window import Window
+from boost_core.config.model import BLOCK, SparseAttentionConfig
+from boost_core.context.attention import ContextAttention
+from boost_core.context.placement import Window, own_tasks, place
+from boost_core.context.plan import ContextPlan
+from boost_core.context.sparse import Lines, SparseAttention, Tally, find_lines
+from boost_core.context.sparse_parallel import SparseContextAttention, SparseIndex
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended
 from tests.ranks import Ranks
 

@@ -7,8 +7,8 @@ import pytest
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec
-from boost_core.config.layout import Layout
-from boost_core.plan import sparse_memory
+from boost_core.config.parallelism import Layout
+from boost_core.plan import memory
 from boost_core.plan.memory import rank_memory
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
@@ -51,7 +51,7 @@ def test_a_step_takes_no_more_than_planned_and_hardly_less(
     with one_rank(spec, "naive"):
         _, _, peak = allocated(step)
     planned = rank_memory(spec, Layout.of(spec.parallelism)).total
-    assert peak <= planned <= peak + slack(spec) * LENGTH // 32 + sparse_memory.head_bytes(spec)
+    assert peak <= planned <= peak + slack(spec) * LENGTH // 32 + memory.head_bytes(spec)
 
 
 def peak_of_step(spec: JobSpec) -> int:

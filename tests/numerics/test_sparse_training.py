@@ -10,19 +10,17 @@ import pytest
 import torch
 
 from boost_core.config import JobSpec
+from boost_core.context import sparse
+from boost_core.context.sparse import find_lines
+from boost_core.context.sparse_parallel import SparseIndex
+from boost_core.data.corpus import TokenStream
 from boost_core.data.sampler import EvaluationSet, Sequences
-from boost_core.data.stream import TokenStream
-from boost_core.messages.reports import Fault, FaultReport, Report, StepReport
-from boost_core.nn.sparse import attention as sparse
-from boost_core.nn.sparse.index import find_lines
+from boost_core.messages import Fault, FaultReport, Report, StepReport
 from boost_core.optim.build import COMPUTE_TYPES
-from boost_core.parallel.context.sparse_index import SparseIndex
-from boost_core.train import recall
-from boost_core.train.evaluate import evaluate
-from boost_core.train.loop import train
-from boost_core.train.state import TrainState
+from boost_core.train import loop
+from boost_core.train.loop import evaluate, train
+from boost_core.train.state import TrainState, obstacle
 from boost_core.train.step import training_step
-from boost_core.train.step_graph import obstacle
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
@@ -94,7 +92,7 @@ class Found:
     norm: float
     gradients: dict[str, torch.Tensor]
     validation: float
-    recall: float | None
+    loop: float | None
     density: float | None
     chosen: int
 
@@ -192,7 +190,7 @@ def reported(corpus: Path, checkpoints: Path) -> list[Report]:
         def report(self, report: Report) -> None:
             found.append(report)
 
-    with patch.object(recall, "RECENT_STEPS", 2):
+    with patch.object(loop, "RECENT_STEPS", 2):
         train(spec, Reports())
     return found
 

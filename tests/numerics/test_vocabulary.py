@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.parallel import vocabulary
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.numerics.storages import Made
 from tests.ranks import Ranks

@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Engine, event, select, update
 from sqlalchemy.orm import Session
 
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 from service.jobs.leases import Lease, Leases
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.commands import WorkerCommand
-from boost_core.messages.reports import Cause, Report
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import Cause, Report, WorkerCommand
+from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
     a_checkpoint,

@@ -6,7 +6,7 @@ from typing import Any
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ParallelismConfig
-from boost_core.messages.reports import (
+from boost_core.messages import (
     Cause,
     CheckpointReport,
     ComparisonReport,
@@ -19,13 +19,14 @@ from boost_core.messages.reports import (
     RestartReport,
     Sample,
     SampleReport,
+    Score,
+    Scores,
     ShapeReport,
     SpareReport,
     StartReport,
     StepReport,
 )
-from boost_core.messages.scores import Score, Scores
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.machine import MeasuredProfile
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

@@ -7,7 +7,7 @@ from typing import Any
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ParallelismConfig
-from boost_core.messages.reports import Cause, LogLine, RankTimesReport, Report, ShapeReport, StepReport
+from boost_core.messages import Cause, LogLine, RankTimesReport, Report, ShapeReport, StepReport
 from service.jobs.model import NODES, JobRecord
 from service.jobs.store import JobStore
 from tests.service.records import (

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
 
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 from service.api.requests import MOST_BODY_BYTES
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.patch import JobPatch

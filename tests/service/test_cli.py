@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.messages.commands import Drill
-from boost_core.messages.report_text import duration
-from boost_core.messages.reports import RankTimesReport
+from boost_core.messages import Drill, RankTimesReport, duration
 from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

@@ -3,8 +3,7 @@ import time
 
 import pytest
 
-from boost_core.messages.commands import Profile
-from boost_core.messages.reports import FaultReport, ProfileReport, Report
+from boost_core.messages import FaultReport, Profile, ProfileReport, Report
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from tests.service.command_line import Boost, boost_at, process

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from boost_core.messages.commands import Profile
+from boost_core.messages import Profile
 from service.client import ApiError, AsyncClient, Client, ServiceUnreachable, retries
 from service.client.calls import operation, stream
 from service.client.retries import RetryPolicy

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from boost_core.messages.reports import LogLine
+from boost_core.messages import LogLine
 from service.accounts.keys import KeyStore
 from service.api import server
 from service.api.middleware import connections

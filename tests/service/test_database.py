@@ -12,7 +12,7 @@ from sqlalchemy import inspect, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
-from boost_core.messages.reports import LogLine
+from boost_core.messages import LogLine
 from service.jobs import database as database_module
 from service.jobs.database import migrate, open_engine
 from service.jobs.queries import EventFilter, JobNotFound

@@ -11,8 +11,8 @@ import yaml
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.inference.__main__ import main
-from boost_core.inference.loaded import load_model
-from boost_core.messages.scores import Scores
+from boost_core.inference.generate import load_model
+from boost_core.messages import Scores
 from service.cli.commands import evaluate, export
 from service.jobs.store import JobStore
 from tests.distributed.recording import train_and_record

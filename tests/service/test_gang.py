@@ -19,9 +19,8 @@ from ray.util.state import list_actors
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.commands import Drill
-from boost_core.messages.reports import Cause, Report
-from boost_core.plan.measured import Basis
+from boost_core.messages import Cause, Drill, Report
+from boost_core.plan.machine import Basis
 from service.gang.ray import handles
 from service.gang.ray.gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult

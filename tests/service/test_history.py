@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 from sqlalchemy.orm import Session
 
-from boost_core.messages.reports import EvaluationReport, RankTimesReport
+from boost_core.messages import EvaluationReport, RankTimesReport
 from service.jobs.history import history
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 from service.jobs.model import Owner
 from service.jobs.requests import KEPT, IdempotencyKeyReused, Request
 from service.jobs.store import JobStore

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, update
 
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 from service.jobs import leases as leases_module
 from service.jobs.database import migrate
 from service.jobs.leases import Lease, LeaseLost, Leases

@@ -9,7 +9,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from boost_core.messages.reports import Fault, FaultReport
+from boost_core.messages import Fault, FaultReport
 from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES, Owner
 from service.jobs.states import Reason

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from boost_core.config.data import MOST_VALIDATION_SETS
-from boost_core.messages.reports import Cause, Fault
+from boost_core.messages import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.worker.rank_metrics import StepCollector, gauges
 from service.jobs.goodput import TimeKind
@@ -33,7 +33,13 @@ from tests.service.scraping import Scrape
 from tests.unit.test_transport import connected
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")  # boost_core.parallel.ledger.Entry
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+)  # boost_core.parallel.communicator.Entry
 GROUPS = ("tp", "pp", "cp", "dp", "all")
 TRANSPORTS = b"".join(
     b"NCCL INFO Channel 00 : 0 -> 1 via %s/0\n" % each for each in (b"P2P", b"SHM", b"NET/IB", b"COLLNET/IB")

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import ComparisonReport
-from boost_core.plan.fitted import Factors, Fitted
-from boost_core.plan.measured import Basis
+from boost_core.messages import ComparisonReport
+from boost_core.plan.machine import Basis, Factors, Fitted
 from boost_core.plan.report import plan
 from boost_core.plan.throughput import predicted_communication, step_parts
 from service.client import Client

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from boost_core.config import JobSpec
-from boost_core.plan.auto_layouts import choose_layouts
-from boost_core.plan.measured import NOMINAL
-from boost_core.plan.search_report import PlanSearch, search_report
+from boost_core.plan.machine import NOMINAL
+from boost_core.plan.report import PlanSearch, search_report
+from boost_core.plan.resolve import choose_layouts
 from service.api.exceptions import RateLimited
 from service.api.merge import merged
 from service.api.routes.nodes import NODES

@@ -13,11 +13,11 @@ import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import DataConfig, JobSpec, SourceConfig
-from boost_core.config.parsing.urls import giving_up_soon
-from boost_core.config.sources.files import UnfitData, check_data
+from boost_core.config.data_files import UnfitData, check_data
+from boost_core.config.storage import giving_up_soon
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
-from boost_core.messages.reports import LogLine
+from boost_core.messages import LogLine
 from service.gang.assignment import RankEnd
 from service.gang.worker.errors import end_of
 from service.gang.worker.reporter import LogReports

@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Layout
-from boost_core.messages.commands import Drill, Profile
-from boost_core.messages.reports import Cause, Fault, FaultReport
+from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
 from service.jobs.model import JobFilter

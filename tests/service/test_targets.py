@@ -1,6 +1,6 @@
 """Prometheus' service discovery over the API."""
 
-from boost_core.messages.reports import ShapeReport
+from boost_core.messages import ShapeReport
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
 from service.models.identity import Scope

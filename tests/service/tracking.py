@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from boost_core.messages.reports import Report
+from boost_core.messages import Report
 from service.jobs.leases import Leases
 from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore

@@ -8,8 +8,8 @@ from itertools import count
 from typing import TypeVar
 
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Cause, InterruptionReport, Report
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import Cause, InterruptionReport, Report
+from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.control import port

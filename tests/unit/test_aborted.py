@@ -9,10 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.messages.reports import EvaluationReport, StepReport
-from boost_core.train import Membership, train
-from boost_core.train import checkpoint_manager as manager_module
-from boost_core.train import loop as loop_module
+from boost_core.messages import EvaluationReport, StepReport
+from boost_core.train import Membership, checkpoint_manager, loop, train
 from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.state import TrainState
 from service.gang.assignment import End
@@ -62,9 +60,9 @@ def test_nothing_counts_that_was_read_after_the_abort(
 
     monkeypatch.setattr(TrainState, "initial", watched)
     if when == "evaluation":
-        monkeypatch.setattr(loop_module, "evaluate", aborting(loop_module.evaluate))
+        monkeypatch.setattr(loop, "evaluate", aborting(loop.evaluate))
     if when == "copy":
-        monkeypatch.setattr(manager_module.HostCopies, "take", aborting(manager_module.HostCopies.take))
+        monkeypatch.setattr(checkpoint_manager.HostCopies, "take", aborting(checkpoint_manager.HostCopies.take))
     with patch.object(CheckpointManager, "make_way"), pytest.raises(dist.DistError, match="aborted") as raised:
         train(spec, recorder, membership)
     assert end_of(raised.value).how is End.CONNECTION

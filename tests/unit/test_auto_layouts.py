@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.elasticity import MOST_LAYOUTS
 from boost_core.config.legality import layout_problems
+from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.auto_layouts import ChosenLayouts, NothingFits, choose_layouts
 from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
-from boost_core.plan.measured import Basis
+from boost_core.plan.machine import Basis
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.resize import best
+from boost_core.plan.resolve import ChosenLayouts, NothingFits, best, choose_layouts
 from boost_core.plan.search_process import TooLong, layouts_apart
 from boost_core.plan.throughput import step_seconds
 from service.gang.assignment import End, RankEnd

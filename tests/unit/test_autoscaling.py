@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 
 from boost_core.config import ElasticityConfig
-from boost_core.messages.reports import ShapeReport
+from boost_core.messages import ShapeReport
 from service.gang.status import Bundle
 from service.jobs.model import JobRecord
 from service.scheduler.autoscaling import (

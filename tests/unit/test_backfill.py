@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang, ResizePolicy

@@ -11,20 +11,18 @@ from torch._C._distributed_c10d import FakeWork, Work
 from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
-from boost_core.architecture.sharding import micro_batch_payloads
+from boost_core.architecture import micro_batch_payloads
 from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights, rank_rows
-from boost_core.bench.results import NO_GPU, Row, table
-from boost_core.bench.variants import VARIANTS
+from boost_core.bench.results import NO_GPU, VARIANTS, Row, table
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.hardware import LINKS, Link
 from boost_core.parallel import communicator as communicator_module
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.plan.collectives import collective_seconds, fit
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
+from boost_core.plan.throughput import collective_seconds, fit
 from boost_core.train import state as state_module
-from boost_core.train import step_graph
+from boost_core.train import state as step_graph
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 from service.cli.main import app

@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.optim.gradients import Gradients
-from boost_core.optim.product_sums import adds_products
+from boost_core.optim.gradients import Gradients, adds_products
 from boost_core.train import step
-from boost_core.train.garbage import FULL_EVERY_STEPS, collected_between_steps, release_broken_step
+from boost_core.train.profiling import FULL_EVERY_STEPS, collected_between_steps, release_broken_step
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.jobs import tiny_job, write_corpus

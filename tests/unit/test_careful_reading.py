@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import metadata
 
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.index import files_named
+from boost_core.checkpoint.folder import CheckpointFolder, files_named
 from boost_core.checkpoint.manifest import StoredFile
 from boost_core.checkpoint.shards import load_whole
 from tests.checkpoints import save_whole

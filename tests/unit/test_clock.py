@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from boost_core.parallel import clock as clock_module
-from boost_core.parallel.clock import StepClock, StepParts
-from boost_core.parallel.ledger import CommunicationLedger, Part, Totals
+from boost_core.parallel import communicator
+from boost_core.parallel.communicator import CommunicationLedger, Part, StepClock, StepParts, Totals
 
 
 @dataclass
@@ -43,8 +42,8 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     played = Played()
-    monkeypatch.setattr(clock_module, "timed_event", played.event)
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: played.now))
+    monkeypatch.setattr(communicator, "timed_event", played.event)
+    monkeypatch.setattr(communicator, "time", SimpleNamespace(perf_counter=lambda: played.now))
     return played
 
 

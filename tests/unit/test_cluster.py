@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.hardware import Link
-from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.collectives import collective_seconds, group_seconds
+from boost_core.plan.machine import Cluster, Level
+from boost_core.plan.throughput import collective_seconds, group_seconds
 
 INNER, OUTER = Link(1e-6, 1e-6, 1e11, "inside"), Link(1e-5, 1e-5, 1e10, "outside")
 NODES = Cluster((Level("node", 8, INNER), Level("fabric", 16, OUTER)))

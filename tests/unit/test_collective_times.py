@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from boost_core.hardware import LINKS, Link
-from boost_core.plan.collectives import collective_seconds, fit
+from boost_core.plan.throughput import collective_seconds, fit
 
 LINK = Link(1e-5, 2e-6, 1e9, "a test's")
 seconds = partial(collective_seconds, LINK)

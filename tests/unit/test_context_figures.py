@@ -6,13 +6,9 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import ContextConfig
-from boost_core.plan.context.cost import AttentionLayer, Rates, efficiency
-from boost_core.plan.context.dealt import Dealing
-from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import moved_tasks, own_tasks
-from boost_core.plan.context.transfers import busiest
-from boost_core.plan.context.window import Window
+from boost_core.context.placement import Window, moved_tasks, own_tasks, place
+from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, busiest, efficiency, figures
+from boost_core.context.selection import Dealing
 from boost_core.plan.machine import machine_for
 from tests.benchmarks.lengths import documents_of
 

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
 
-from boost_core.plan.context.figures import ContextPlan
-from boost_core.plan.context.near import _Dealt
-from boost_core.plan.context.pieces import Piece, RankWork, rank_work
-from boost_core.plan.context.placement import PLACEMENTS, place
-from boost_core.plan.context.tasks import Task, areas, moved_tasks, own_tasks
-from boost_core.plan.context.transfers import busiest, key_transfers, query_transfers, rounds
-from boost_core.plan.context.window import Window, joined
+from boost_core.context.placement import PLACEMENTS, Task, Window, _Dealt, areas, joined, moved_tasks, own_tasks, place
+from boost_core.context.plan import (
+    ContextPlan,
+    Piece,
+    RankWork,
+    busiest,
+    key_transfers,
+    query_transfers,
+    rank_work,
+    rounds,
+)
 from tests.benchmarks.lengths import MEASURED, documents_of
 
 

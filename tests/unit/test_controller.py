@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.commands import Drill, Profile
-from boost_core.messages.reports import Cause, LogLine
+from boost_core.messages import Cause, Drill, LogLine, Profile
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.controller import (

@@ -17,14 +17,14 @@ import numpy as np
 import psutil
 import pytest
 
-from boost_core.config.dataset import CorpusConfig, NearDedup, QualityFilter
-from boost_core.config.sources.tokenized import read_index
+from boost_core.config.data import CorpusConfig, NearDedup, QualityFilter
+from boost_core.config.data_files import read_index
 from boost_core.data import __main__ as command
-from boost_core.data.pipeline import filters
+from boost_core.data.pipeline import files
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.duplicates import Ties, not_the_first, ties
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.pipeline.records import Lineage
+from boost_core.data.pipeline.files import Lineage
 
 WORDS = [f"word{number}" for number in range(2000)]
 FILES = 4
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     wanted = corpus(write(tmp_path / "in", texts(40)), exact_dedup=True)
     script = (
         "import signal, sys\n"
-        "from boost_core.config.dataset import CorpusConfig\n"
+        "from boost_core.config.data import CorpusConfig\n"
         "from boost_core.data.pipeline.build import Build\n"
         "from boost_core.data.pipeline.engine import LocalEngine\n"
         "def report(progress):\n"
@@ -272,7 +272,7 @@ def test_filters_are_counted_by_measure(tmp_path: Path) -> None:
     ],
 )
 def test_measures(measure: Any, text: str, value: float) -> None:
-    assert filters.MEASURES[measure](text) == pytest.approx(value)
+    assert files.MEASURES[measure](text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_ties_are_to_the_first_and_hang_together() -> None:
 @pytest.mark.parametrize(("overlap", "tied"), [(0.2, False), (0.95, True)])
 def test_near_duplicates_share_a_band_as_their_overlap_says(overlap: float, tied: bool) -> None:
     """At 0.2 a pair of 14 bands of 8 rows is tied with a probability of 4e-5, at 0.95 it is not with 2e-7."""
-    from boost_core.data.pipeline.signatures import band_keys
+    from boost_core.data.pipeline.files import band_keys
 
     chance, near = random.Random(3), NearDedup(shingle_words=1)
     for _ in range(20):
@@ -330,7 +330,7 @@ def test_near_duplicates_share_a_band_as_their_overlap_says(overlap: float, tied
 
 
 def test_shingles_do_not_reach_into_the_next_document() -> None:
-    from boost_core.data.pipeline.signatures import band_keys
+    from boost_core.data.pipeline.files import band_keys
 
     near = NearDedup()
     several = band_keys([["a", "b", "c"], [], ["d"] * 9, ["a", "b", "c"]], near)

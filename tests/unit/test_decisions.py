@@ -4,7 +4,7 @@ import pytest
 
 from boost_core.config import Layout
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
 from service.models.profiles import StoredProfile

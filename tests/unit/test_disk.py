@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from boost_core.config.parsing.disk import Disk, confine
+from boost_core.config.storage import Disk, confine
 from tests.swapping import snapshot, swapping
 
 SECRET = b"of another tenant"

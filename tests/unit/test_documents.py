@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources.files import SourceFile, check_data, list_files
+from boost_core.config.data_files import SourceFile, check_data, list_files
 from boost_core.data import documents as reading
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import Document, documents

@@ -2,7 +2,7 @@
 
 import pytest
 
-from boost_core.train.due import DueCopies
+from boost_core.train.checkpoint_manager import DueCopies
 
 
 def due(memory_every: int | None = None) -> DueCopies:

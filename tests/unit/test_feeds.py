@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from boost_core.messages.reports import LogLine, Report
+from boost_core.messages import LogLine, Report
 from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS
 from service.api.streaming import feed as feed_module

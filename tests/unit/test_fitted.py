@@ -7,29 +7,31 @@ from dataclasses import replace
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.attention import SparseAttentionConfig
+from boost_core.config.model import SparseAttentionConfig
 from boost_core.config.parallelism import StageModes
-from boost_core.plan.auto_layouts import choose_layouts
 from boost_core.plan.devices import at
-from boost_core.plan.fitted import (
+from boost_core.plan.machine import (
     LEAST_SHARE,
+    NOMINAL,
+    Basis,
     Correction,
     Factors,
     Fitted,
+    Machine,
     PredictedCommunication,
     Ran,
     Ratios,
     ShapeCorrection,
+    kind_of_device,
+    machine_for,
     model_of,
+    range_of,
     shape_of,
 )
-from boost_core.plan.machine import Machine, kind_of_device, machine_for
-from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.mixes import BlockCosts, legal_modes
-from boost_core.plan.profile import range_of
-from boost_core.plan.report import plan
+from boost_core.plan.report import PlanSearch, plan, search_report
+from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import search
-from boost_core.plan.search_report import PlanSearch, search_report
 from boost_core.plan.throughput import ORDER, Step, StepSeconds, predicted_communication, replayed_parts, step_parts
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.optim.flat import BLOCK, FlatLayout, boxes
+from boost_core.optim.group import BLOCK, FlatLayout, boxes
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 

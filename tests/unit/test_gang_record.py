@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause, InterruptionReport, Report, RestartReport
+from boost_core.messages import Cause, InterruptionReport, Report, RestartReport
 from service.gang.assignment import WorkerPlace
 from service.gang.control.port import Moment
 from service.gang.control.record import REPORTS_A_POLL, GangRecord

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.messages.reports import Cause, InterruptionReport, Report, RestartReport, ShapeReport
+from boost_core.messages import Cause, InterruptionReport, Report, RestartReport, ShapeReport
 from service.jobs.goodput import Goodput, Phase
 from service.jobs.ledger import as_of, book
 from service.jobs.states import Reason

@@ -12,8 +12,8 @@ from torch import nn
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.parallel import deferred_wgrad
-from boost_core.parallel.gradient_sinks import WeightPart, give_gradient, send_gradients_to
+from boost_core.parallel import weight_gradients
+from boost_core.parallel.weight_gradients import WeightPart, give_gradient, send_gradients_to
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from tests.jobs import tiny_job, write_corpus
@@ -79,7 +79,7 @@ def names_of(gradient_function: Any) -> set[str]:
 @pytest.mark.usefixtures("alone")
 def test_no_weight_is_sliced_as_a_whole(tmp_path: Path) -> None:
     sliced = []
-    give = deferred_wgrad.give_gradient
+    give = weight_gradients.give_gradient
 
     def note(weight: torch.Tensor, gradient: torch.Tensor) -> None:
         sliced.append("SliceBackward0" in (names_of(weight.grad_fn) if weight.grad_fn is not None else set()))
@@ -88,7 +88,7 @@ def test_no_weight_is_sliced_as_a_whole(tmp_path: Path) -> None:
     for choice, expected in ((GROUPED, False), (APART, True)):
         _, loss = loss_of(tmp_path, choice)
         sliced.clear()
-        with patch.object(deferred_wgrad, "give_gradient", note):
+        with patch.object(weight_gradients, "give_gradient", note):
             loss.backward()
         assert any(sliced) is expected
 

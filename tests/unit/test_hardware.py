@@ -3,7 +3,7 @@
 import pytest
 
 from boost_core.hardware import device_named, peak_flops_per_second
-from boost_core.plan.flops import FlopRates, block_flops_per_token
+from boost_core.plan.work import FlopRates, block_flops_per_token
 from tests.service.records import a_spec
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint import host_copies as host_copies_module
-from boost_core.checkpoint import saver as saver_module
-from boost_core.checkpoint.chunks import Chunk
-from boost_core.checkpoint.host_copies import HostCopies
+from boost_core.checkpoint import saver
+from boost_core.checkpoint.reshard import Chunk
+from boost_core.checkpoint.saver import HostCopies
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.parallel.locked_memory import locked_like
+from boost_core.parallel.offload import locked_like
 from boost_core.train import Membership, train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
@@ -236,7 +235,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     noted(HostCopies, "wait", "wait")
     noted(HostCopies, "before_update", "device waits")
     noted(MasterWeightAdamW, "step", "update")
-    noted(saver_module, "save_chunks", "read")
+    noted(saver, "save_chunks", "read")
     return order
 
 
@@ -285,7 +284,7 @@ def test_memory_that_cannot_be_locked_at_once_is_torchs(
 ) -> None:
     device.status, asked = 2, []
     monkeypatch.setattr(
-        host_copies_module.torch, "empty_like",
+        saver.torch, "empty_like",
         lambda tensor, device, pin_memory: asked.append(pin_memory) or torch.zeros(tensor.shape),
     )  # fmt: skip
     with caplog.at_level(logging.WARNING):

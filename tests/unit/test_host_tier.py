@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from boost_core.optim import host_tier
-from boost_core.optim.host_tier import Staging
+from boost_core.optim import group
+from boost_core.optim.group import Staging
 from tests.unit.stand_in_gpu import Gpu, stand_in
 
 CHUNKS, STEPS = 5, 3
@@ -17,9 +17,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu, empty = stand_in(monkeypatch), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, device: empty(*sizes, dtype=dtype))
     for name in ("_copy_in", "_copy_out"):
-        copy = getattr(host_tier, name)
+        copy = getattr(group, name)
         monkeypatch.setattr(
-            host_tier, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
+            group, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
         )
     return gpu
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boost_core.config.sources.tokenized import read_index
-from boost_core.data.pipeline.records import Lineage
+from boost_core.config.data_files import read_index
+from boost_core.data.pipeline.files import Lineage
 from tests.hub import LocalHub, local_hub
 from tests.unit.test_corpus import documents
 

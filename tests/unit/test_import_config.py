@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
-from boost_core.optim.schedule import learning_rate
+from boost_core.train.step import learning_rate
 from service.cli.failures import BadInput, read_foreign_config
 from service.cli.main import app
 from tests.unit.boost_examples import EXAMPLES, Example, configuration
@@ -330,7 +330,7 @@ def test_a_layout_that_is_not_legal_here_is_said(tmp_path: Path) -> None:
 
 def nanotrons_rates(steps: int, **schedule: Any) -> list[float]:
     """The learning rate of each step by nanotron's own scheduler."""
-    from boost_core.convert.nanotron.modules import modules
+    from boost_core.convert.nanotron import modules
 
     modules()
     from nanotron.config import LRSchedulerArgs
@@ -374,7 +374,7 @@ def test_a_linear_decay_in_the_last_steps_becomes_wsd(tmp_path: Path) -> None:
 
 def test_what_nanotrons_own_classes_write_is_read(tmp_path: Path) -> None:
     pytest.importorskip("nanotron", reason="optional: pip install 'boost-service[nanotron]'", exc_type=ImportError)
-    from boost_core.convert.nanotron.modules import modules
+    from boost_core.convert.nanotron import modules
 
     modules()
     from nanotron import config as theirs

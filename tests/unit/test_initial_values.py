@@ -6,10 +6,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from boost_core.architecture.roles import Role, WeightSpec
-from boost_core.parallel import philox as philox_module
-from boost_core.parallel.philox import normal_, philox
-from boost_core.parallel.shard import initialize_
+from boost_core.architecture import Role, WeightSpec
+from boost_core.parallel import shard as philox_module
+from boost_core.parallel.shard import initialize_, normal_, philox
 
 KEY = 0x0123456789ABCDEF
 ONES = 0xFFFFFFFF

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from boost_core.config import DataConfig, JobSpec, ModelConfig, load_job
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 
 GOOD = {"name": "job", "model": {"preset": "tiny"}, "training": {"steps": 10}}
 

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.config import JobSpec
-from boost_core.config.layout import Layout
-from boost_core.config.parallelism import RecomputeMode
+from boost_core.config.parallelism import Layout, RecomputeMode
 from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import RankMemory, rank_memory
-from boost_core.plan.stages import cut
 from boost_core.plan.state_memory import state_bytes
 from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts
+from boost_core.plan.work import cut
 
 
 def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:

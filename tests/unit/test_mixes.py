@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import StageModes
-from boost_core.plan.host_memory import lacking, node_bytes
 from boost_core.plan.machine import Machine, machine_for
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import lacking, node_bytes, rank_memory
 from boost_core.plan.mixes import Mixes, legal_modes
-from boost_core.plan.stages import cut
 from boost_core.plan.throughput import step_seconds
+from boost_core.plan.work import cut
 
 
 @cache

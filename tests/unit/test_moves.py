@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.control.policy import (
     Action,
     Form,

@@ -16,9 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.parallel import communicator as communicator_module
-from boost_core.parallel import ledger as ledger_module
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
+from boost_core.parallel import communicator
+from boost_core.parallel.communicator import CommunicationLedger, Entry, Part
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.jobs import tiny_job, write_corpus
@@ -61,13 +60,13 @@ class PlayedWork:
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the ledger starts counts as a GPU's."""
-    monkeypatch.setattr(ledger_module, "timed_event", PlayedEvent)
+    monkeypatch.setattr(communicator, "timed_event", PlayedEvent)
 
     def start(
         ledger: CommunicationLedger, entry: Entry, payload: torch.Tensor, launch: Callable[[], PlayedWork]
-    ) -> ledger_module._OnCuda:
+    ) -> communicator._OnCuda:
         ledger.count(entry, payload)
-        return ledger_module._OnCuda(launch, payload, entry, ledger)
+        return communicator._OnCuda(launch, payload, entry, ledger)
 
     monkeypatch.setattr(CommunicationLedger, "start", start)
 
@@ -128,7 +127,7 @@ def test_captured_collectives_count_at_each_replay() -> None:
 
 
 def test_no_stream_is_taken_from_torchs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "timed_event", PlayedEvent)
+    monkeypatch.setattr(communicator, "timed_event", PlayedEvent)
 
     class OnGpu(torch.Tensor):
         is_cuda = True
@@ -180,11 +179,9 @@ def test_no_micro_batch_leaves_memory_behind(
     )  # fmt: skip
     state = TrainState.initial(spec, CPU)
     sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length), spec.training.sequence_length, 0)
-    monkeypatch.setattr(
-        communicator_module.dist, "all_reduce", lambda tensor, *_, **__: played(dist.all_reduce, tensor)
-    )
+    monkeypatch.setattr(communicator.dist, "all_reduce", lambda tensor, *_, **__: played(dist.all_reduce, tensor))
     for name in ("_all_gather", "_reduce_scatter"):
-        monkeypatch.setattr(communicator_module, name, partial(played, getattr(communicator_module, name)))
+        monkeypatch.setattr(communicator, name, partial(played, getattr(communicator, name)))
     training_step(state, sampler)
     alive: list[int] = []
     enter = state.clock.enter

@@ -13,18 +13,16 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from boost_core.architecture.roles import ParamKind
+from boost_core.architecture import ParamKind
 from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.weights import weight_specs
+from boost_core.model.decoder import build
+from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.gradients import Gradients
+from boost_core.optim.gradients import Gradients, clip_factor, global_norm
 from boost_core.optim.group import ParamGroup
-from boost_core.optim.norm import clip_factor, global_norm
-from boost_core.optim.schedule import learning_rate
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.process_groups import ProcessGroups
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
+from boost_core.parallel.mesh import ProcessGroups
+from boost_core.train.step import learning_rate
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:

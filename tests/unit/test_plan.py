@@ -1,10 +1,8 @@
 import pytest
 
-from boost_core.architecture.families import balanced_factors
-from boost_core.architecture.sharding import block_exchanges
+from boost_core.architecture import balanced_factors, block_exchanges
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.parameters import parameter_count
+from boost_core.plan.work import model_flops_per_token, parameter_count
 
 BTP = ParallelismConfig()
 

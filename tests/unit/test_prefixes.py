@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, SourceConfig
-from boost_core.config.sources.files import list_files
+from boost_core.config.data_files import list_files
 from service.security.storage_policy import prefix_errors
 from service.settings import Settings
 from tests.unit.test_job_spec import changed

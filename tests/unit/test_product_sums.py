@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.optim.product_sums import adds_products
-from boost_core.parallel import deferred_wgrad
-from boost_core.parallel.gradient_sinks import give_gradient
+from boost_core.optim.gradients import adds_products
+from boost_core.parallel import weight_gradients
+from boost_core.parallel.weight_gradients import give_gradient
 from boost_core.train.state import TrainState
 from boost_core.train.step import _reduced
 from tests.jobs import tiny_job, write_corpus
@@ -115,7 +115,7 @@ def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> fl
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
 def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, changes: dict[str, Any]) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    with patch.object(deferred_wgrad, "_give_gradients", unrounded):
+    with patch.object(weight_gradients, "_give_gradients", unrounded):
         expected = steps(corpus, changes, 1)
     for count in (1, 2):  # from the second on it is known when the last gradient has come
         with AddingProducts() as adding:
@@ -165,7 +165,7 @@ def test_an_operation_that_is_not_right_is_not_used() -> None:
 
 def replicated(folder: Path, zero_stage: int) -> tuple[float, int]:
     changes = {"parallelism": {"data_parallel_size": 2, "zero_stage": zero_stage}}
-    with patch.object(deferred_wgrad, "_give_gradients", unrounded):
+    with patch.object(weight_gradients, "_give_gradients", unrounded):
         expected = steps(folder, changes, 2)
     with AddingProducts() as adding:
         found = steps(folder, changes, 2)

@@ -15,17 +15,21 @@ from typer.testing import CliRunner
 from boost_core.bench import profile as bench
 from boost_core.bench.comm import faster_up_to, hidden_share
 from boost_core.bench.rank import RunShape
-from boost_core.bench.variants import Variant
+from boost_core.bench.results import Variant
 from boost_core.config import Layout
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.plan.machine import Machine, machine_for
-from boost_core.plan.measured import MeasuredLink, MeasuredProfile, machine_of
-from boost_core.plan.network import NetworkConfig
-from boost_core.plan.parameters import block_parameters
-from boost_core.plan.profile import Profile
+from boost_core.plan.machine import (
+    Machine,
+    MeasuredLink,
+    MeasuredProfile,
+    NetworkConfig,
+    Profile,
+    machine_for,
+    machine_of,
+)
 from boost_core.plan.report import plan
 from boost_core.plan.throughput import step_parts
-from boost_core.plan.work import Work, block_work
+from boost_core.plan.work import Work, block_parameters, block_work
 from service.cli.main import app
 from tests.jobs import tiny_job
 

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ParallelismConfig
-from boost_core.messages.reports import FaultReport, ProfileReport, Report
+from boost_core.messages import FaultReport, ProfileReport, Report
 from boost_core.train.profiling import StepProfiler
 from tests.jobs import tiny_job
 

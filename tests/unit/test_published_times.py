@@ -12,10 +12,9 @@ from math import log, sqrt
 import pytest
 
 from boost_core.config import JobSpec
-from boost_core.config.layout import Layout
+from boost_core.config.parallelism import Layout
 from boost_core.hardware import LINKS
-from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.machine import machine_for
+from boost_core.plan.machine import Cluster, Level, machine_for
 from boost_core.plan.throughput import StepSeconds, step_parts
 
 STRATEGIES = ("fullrank", "vanilla", "btp")

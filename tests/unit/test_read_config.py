@@ -7,9 +7,8 @@ from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from boost_core.config import ModelConfig
 from boost_core.config.model import FamilyName
-from boost_core.convert.compare import refuse_another_function
-from boost_core.convert.published_config import TrainedOn, published_config
-from boost_core.convert.read_config import model_of
+from boost_core.convert.model_folder import refuse_another_function
+from boost_core.convert.published_config import TrainedOn, model_of, published_config
 
 SHAPE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,

@@ -10,10 +10,9 @@ import pytest
 from sqlalchemy import event
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.faults import MOST_LOSSES
-from boost_core.messages.commands import Drill, Profile, WorkerCommand
-from boost_core.messages.reports import Cause, LogLine, ShapeReport
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.config.job import MOST_LOSSES
+from boost_core.messages import Cause, Drill, LogLine, Profile, ShapeReport, WorkerCommand
+from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import (
     Bundle,
     GangKey,

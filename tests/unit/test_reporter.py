@@ -2,7 +2,7 @@
 
 import threading
 
-from boost_core.messages.reports import LogLine
+from boost_core.messages import LogLine
 from service.gang.assignment import Message
 from service.gang.worker.reporter import SupervisorReporter
 

@@ -1,6 +1,6 @@
 import pytest
 
-from boost_core.checkpoint.retention import prunable
+from boost_core.checkpoint.folder import prunable
 
 STEPS = [100, 200, 300, 400, 450]
 

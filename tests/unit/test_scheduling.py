@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from boost_core.messages.reports import Fault, FaultReport, LogLine
+from boost_core.messages import Fault, FaultReport, LogLine
 from service.gang.assignment import End, RankEnd
 from service.gang.worker.errors import end_of
 from service.gang.worker.reporter import LogReports, without_secrets

@@ -14,9 +14,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from boost_core.config.sources.tokenized import Shard, TokenIndex
-from boost_core.data import shard_cache
-from boost_core.data.shard_cache import map_shard
+from boost_core.config.data_files import Shard, TokenIndex
+from boost_core.data import corpus
+from boost_core.data.corpus import map_shard
 
 URL = "memory://tokens"
 SHARDS = tuple(Shard(part="training", name=f"training-{number:05}.bin", tokens=1000) for number in range(3))
@@ -54,7 +54,7 @@ def test_all_processes_map_one_copy_and_a_killed_one_holds_nothing(
         rank.start()
     assert [ready.get(timeout=30) for _ in ranks] == [1, 1, 1, 1]
     (copy,) = cached(tmp_path)
-    monkeypatch.setattr(shard_cache, "_UNUSED_SHARE", 0.0)  # nothing may stay that nobody maps
+    monkeypatch.setattr(corpus, "_UNUSED_SHARE", 0.0)  # nothing may stay that nobody maps
     assert map_shard(URL, INDEX, SHARDS[1])[1] == 2
     assert copy in cached(tmp_path)
     for rank in ranks:

@@ -8,14 +8,20 @@ from unittest.mock import patch
 
 import pytest
 
-from boost_core.architecture import families
-from boost_core.architecture.families import Weights, model_weights, reads_input
-from boost_core.architecture.projections import ProjectionGroup, projection_groups
-from boost_core.architecture.roles import Role, WeightSpec
-from boost_core.architecture.sharding import block_exchanges, chosen_sharding
+from boost_core import architecture
+from boost_core.architecture import (
+    ProjectionGroup,
+    Role,
+    Weights,
+    WeightSpec,
+    block_exchanges,
+    chosen_sharding,
+    model_weights,
+    projection_groups,
+    reads_input,
+)
 from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
-from boost_core.config.legality import cannot_send_latents
-from boost_core.config.strategy import strategy_problems
+from boost_core.config.legality import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
 from boost_core.plan.activations import Activations
 
@@ -58,7 +64,7 @@ def test_they_agree_on_what_is_made_of_latents_alone(changes: dict[str, Any]) ->
 @pytest.fixture
 def scaled() -> Iterator[ModelConfig]:
     """A model whose queries and attention outputs get their projections' inputs added, each channel scaled."""
-    plain = families.projection_weights
+    plain = architecture.projection_weights
 
     def with_channels(model: ModelConfig, group: ProjectionGroup) -> Weights:
         weights = plain(model, group)
@@ -67,7 +73,7 @@ def scaled() -> Iterator[ModelConfig]:
         return weights
 
     with (
-        patch.object(families, "projection_weights", with_channels),
+        patch.object(architecture, "projection_weights", with_channels),
         patch.object(ModelConfig, "outputs_from_latents", False),
     ):
         reads_input.cache_clear()

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources.files import (
+from boost_core.config.data_files import (
     SourceSplit,
     UnfitData,
     check_data,

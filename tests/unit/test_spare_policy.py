@@ -5,7 +5,7 @@ import math
 import pytest
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause, LogLine, SpareReport
+from boost_core.messages import Cause, LogLine, SpareReport
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.spare_policy import AVOID_SECONDS, BUSY_SECONDS, LOOK_SECONDS

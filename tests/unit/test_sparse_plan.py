@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from boost_core.config import JobSpec
-from boost_core.config.attention import LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
+from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.config.parallelism import RecomputeMode
-from boost_core.plan.flops import FlopRates, hardware_flops_per_token, model_flops_per_token
+from boost_core.plan.memory import index_bytes
 from boost_core.plan.report import plan
-from boost_core.plan.sparse_memory import index_bytes
-from boost_core.plan.work import block_work
-from boost_core.train.recall import RECENT_STEPS, RecallWatch
+from boost_core.plan.work import FlopRates, block_work, hardware_flops_per_token, model_flops_per_token
+from boost_core.train.loop import RECENT_STEPS, RecallWatch
 from tests.jobs import tiny_job
 
 LENGTH = 65536

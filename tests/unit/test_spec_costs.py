@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, legality
-from boost_core.config.elasticity import MOST_LAYOUTS
+from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan import devices, memory, report, throughput, work
 from boost_core.plan.activations import activations
-from boost_core.plan.in_flight import _of_two_stages
+from boost_core.plan.memory import _of_two_stages
 from boost_core.plan.report import plan
-from boost_core.plan.stages import _cut
 from boost_core.plan.state_memory import _largest_weight, _weights
+from boost_core.plan.work import _cut
 from service.gang.status import NodeCapacity
 from service.scheduler import demand
 from service.scheduler.decisions import decide

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.config import Layout, ParallelismConfig
-from boost_core.messages.reports import ShapeReport
+from boost_core.messages import ShapeReport
 from boost_core.parallel.mesh import ParallelMesh
 from service.jobs.states import JobState
 from service.telemetry.targets import targets

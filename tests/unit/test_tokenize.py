@@ -17,14 +17,13 @@ import tokenizers
 from s3fs import S3FileSystem
 
 from boost_core.config import DataConfig, JobSpec, SourceConfig
-from boost_core.config.sources.files import check_data, list_files, tokenizer_vocabulary
-from boost_core.config.sources.tokenized import Shard, find_index, read_index
+from boost_core.config.data_files import Shard, check_data, find_index, list_files, read_index, tokenizer_vocabulary
 from boost_core.data import __main__ as command
-from boost_core.data import encode, tokenize
+from boost_core.data import tokenize
+from boost_core.data import tokenize as encode
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
-from boost_core.data.tokenizer_files import job_tokenizer
-from boost_core.data.tokenizers import open_tokenizer, train_bpe
+from boost_core.data.tokenizers import job_tokenizer, open_tokenizer, train_bpe
 from tests.unit.test_job_spec import changed
 
 TEXTS = [f"document {number}: the quick brown fox, ümläut and all\n" * (number % 5 + 1) for number in range(60)]

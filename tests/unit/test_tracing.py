@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from boost_core.messages.reports import Cause, RestartReport
+from boost_core.messages import Cause, RestartReport
 from service.jobs.model import JobEvent
 from service.jobs.states import JobState, Reason
 from service.telemetry.tracing import CLOSE_SECONDS, Tracing, phases

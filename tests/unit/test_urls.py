@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from boost_core.config.parsing.urls import giving_up_soon, options_at
+from boost_core.config.storage import giving_up_soon, options_at
 
 
 def test_a_look_up_waits_briefly_for_a_store_and_keeps_what_the_node_says_of_it(

@@ -1,8 +1,8 @@
 """Hangs, slow ranks and too many restarts, from beats at given times."""
 
 from boost_core.config import FaultToleranceConfig
-from boost_core.config.faults import MOST_LOSSES
-from boost_core.messages.reports import Cause
+from boost_core.config.job import MOST_LOSSES
+from boost_core.messages import Cause
 from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
 
 

@@ -4,22 +4,32 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import fsspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import tokenizers
 
 from boost_core import __version__
-from boost_core.config.data import BYTES
-from boost_core.config.dataset import CorpusConfig
-from boost_core.config.parsing.small_files import read_small
-from boost_core.config.sources.files import SourceFile, list_files
-from boost_core.config.sources.tokenized import INDEX, Cursor, Shard, TokenIndex, find_index
-from boost_core.config.sources.vocabulary import MOST_BYTES
+from boost_core.config.data import BYTES, CorpusConfig
+from boost_core.config.data_files import (
+    INDEX,
+    MOST_BYTES,
+    Cursor,
+    Part,
+    Shard,
+    SourceFile,
+    TokenIndex,
+    find_index,
+    list_files,
+)
+from boost_core.config.reading import read_small
 from boost_core.data.pipeline.duplicates import (
     EXACT_COLUMNS,
     Documents,
@@ -30,20 +40,116 @@ from boost_core.data.pipeline.duplicates import (
     together,
 )
 from boost_core.data.pipeline.engine import Engine
-from boost_core.data.pipeline.files import FileTask, prepare, read_table, record_name
-from boost_core.data.pipeline.records import (
+from boost_core.data.pipeline.files import (
+    ALGORITHM,
     BUILDING,
     LINEAGE,
     Counts,
     FileRecord,
+    FileTask,
     Lineage,
     ShardPair,
+    ShardRecord,
     TokenizerRecord,
+    prepare,
+    read_table,
+    record_name,
 )
-from boost_core.data.pipeline.shards import DROPPED, ShardTask, pair_name, write_shards
-from boost_core.data.pipeline.signatures import ALGORITHM
 from boost_core.data.token_folder import TokenFolder
-from boost_core.data.tokenizers import dtype_for, open_tokenizer
+from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer
+
+# Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order.
+
+_Array = npt.NDArray[Any]
+
+DROPPED = f"{BUILDING}/dropped.bin"
+
+_PARTS: tuple[Part, ...] = get_args(Part)
+_COLUMNS = ("document", "key", "validation", "text_bytes")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """A pair of shards to be written.
+
+    Attributes:
+        folder: The folder of tokens.
+        number: Its index among the pairs.
+        of: Number of pairs.
+        runs: All runs.
+        dtype: Data type of tokens.
+        inputs: Digest of everything the pair is made from.
+    """
+
+    folder: str
+    number: int
+    of: int
+    runs: tuple[str, ...]
+    dtype: str
+    inputs: str
+
+
+def write_shards(task: ShardTask) -> ShardPair:
+    """Write a pair of shards, then its record.
+
+    Raises:
+        OSError: The runs cannot be read, or the shards cannot be written.
+    """
+    folder = TokenFolder(task.folder)
+    documents, keys, validation, text_bytes, tokens = _documents(task, folder)
+    written = dict.fromkeys(_PARTS, 0)
+    with ExitStack() as stack:
+        shards = {part: stack.enter_context(folder.shard(part, task.number)) for part in _PARTS}
+        for place in np.lexsort((documents, keys)):
+            part: Part = "validation" if validation[place] else "training"
+            shards[part].write(tokens[place], int(text_bytes[place]))
+            written[part] += 1
+    made = [
+        ShardRecord(
+            part=part, name=shard.name, tokens=shard.tokens, documents=written[part], text_bytes=shard.text_bytes,
+            sha256=shard.sha256,
+        )
+        for part, shard in shards.items()
+    ]  # fmt: skip
+    pair = ShardPair(inputs=task.inputs, shards=tuple(made))
+    folder.write(pair_name(task.number), pair.model_dump_json().encode())
+    return pair
+
+
+def pair_name(number: int) -> str:
+    """The name of the record of a pair of shards."""
+    return f"{BUILDING}/shards-{number:05}.json"
+
+
+def _documents(task: ShardTask, folder: TokenFolder) -> tuple[_Array, _Array, _Array, _Array, list[Tokens]]:
+    """The documents of a range that are not dropped: columns of the runs' tables, and their tokens."""
+    dropped = np.frombuffer(folder.read(DROPPED), "<i8")
+    columns: list[tuple[_Array, ...]] = []
+    tokens: list[Tokens] = []
+    for run in task.runs:
+        table = read_table(folder, run, (*_COLUMNS, "tokens"))
+        begin, end = np.searchsorted(table["key"], _bounds(task))
+        kept = ~np.isin(table["document"][begin:end], dropped)
+        columns.append(tuple(table[name][begin:end][kept] for name in _COLUMNS))
+        tokens.extend(compress(_tokens(table["tokens"], begin, end, folder, f"{run}.bin", task.dtype), kept))
+    documents, keys, validation, text_bytes = (np.concatenate(each) for each in zip(*columns, strict=True))
+    return documents, keys, validation, text_bytes, tokens
+
+
+def _bounds(task: ShardTask) -> _Array:
+    """The keys at which a pair's range begins and ends; the last range extends to the largest key."""
+    begin, end = (place * 2**64 // task.of for place in (task.number, task.number + 1))
+    return np.array([begin, min(end, 2**64 - 1)], np.uint64)
+
+
+def _tokens(counts: _Array, begin: int, end: int, folder: TokenFolder, name: str, dtype: str) -> list[Tokens]:
+    """The tokens of a run's documents from ``begin`` up to ``end``, which are stored consecutively."""
+    ends = np.cumsum(counts)
+    first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
+    of_token = np.dtype(dtype).newbyteorder("<")
+    content = folder.read_range(name, first * of_token.itemsize, last * of_token.itemsize)
+    return np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first) if end > begin else []
+
 
 _TOKENIZER = "tokenizer.json"
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.dataset import CorpusConfig
-from boost_core.data.pipeline.files import read_table
-from boost_core.data.pipeline.signatures import Keys
+from boost_core.config.data import CorpusConfig
+from boost_core.data.pipeline.files import Keys, read_table
 from boost_core.data.token_folder import TokenFolder
 
 EXACT_COLUMNS = ("exact",)  # documents with the same words share its key

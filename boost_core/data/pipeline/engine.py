@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from boost_core.data.pipeline.duplicates import Documents, KeyColumns, Ties, keys_of, ties
-from boost_core.data.pipeline.signatures import Keys
+from boost_core.data.pipeline.files import Keys
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,24 +7,275 @@ tokens and bytes of text, and the keys it shares with its duplicates. Axes: B ba
 import functools
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import rensa
+from pydantic import Field
 
-from boost_core.config.dataset import CorpusConfig
-from boost_core.config.sources.files import SourceFile
-from boost_core.data.documents import Document
-from boost_core.data.encode import batches, encode
-from boost_core.data.inputs import Reading
-from boost_core.data.pipeline.filters import refusing
-from boost_core.data.pipeline.records import BUILDING, Counts, FileRecord
-from boost_core.data.pipeline.signatures import Keys, band_keys, exact_keys
+from boost_core.config.base import Config
+from boost_core.config.data import CorpusConfig, Measure, NearDedup, QualityFilter
+from boost_core.config.data_files import Input, Part, SourceFile
+from boost_core.data.documents import Document, Reading
 from boost_core.data.token_folder import QuarantineFile, TokenFolder
-from boost_core.data.tokenize import part_of
+from boost_core.data.tokenize import batches, encode, part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, open_tokenizer
+
+# The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
+
+LINEAGE = "lineage.json"
+BUILDING = "building"  # folder of intermediate files, needed until the shards are complete
+
+
+class Counts(Config):
+    """Counts of what became of documents."""
+
+    read: int = Field(0, description="Documents read.")
+    bad: int = Field(0, description="Documents that could not be used; listed in quarantine-*.jsonl.")
+    filtered: dict[str, int] = Field({}, description="Documents dropped by filters, by measure.")
+    exact_duplicates: int = Field(0, description="Documents with the same words as an earlier one.")
+    near_duplicates: int = Field(0, description="Documents nearly equal to an earlier one.")
+    kept: int = Field(0, description="Documents in the shards.")
+    bytes: int = Field(0, description="UTF-8 bytes of the good documents read.")
+    tokens: int = Field(0, description="Tokens in the shards.")
+
+    def plus(self, other: "Counts") -> "Counts":
+        """The sum of both."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields if name != "filtered"}
+        measures = sorted({*self.filtered, *other.filtered})
+        filtered = {each: self.filtered.get(each, 0) + other.filtered.get(each, 0) for each in measures}
+        return Counts(**added, filtered=filtered)
+
+
+class FileRecord(Config):
+    """A file whose tokens are all in runs: ``building/<digest>-<number>-<run>.bin``, each with a table ``.arrow``.
+
+    Attributes:
+        corpus: Digest of how its tokens were made.
+        number: Its index among the files.
+        input: What was read.
+        runs: Names of the runs, without suffix.
+        counts: Counts for its documents; duplicates are found later.
+    """
+
+    corpus: str
+    number: int
+    input: Input
+    runs: tuple[str, ...]
+    counts: Counts
+
+
+class ShardRecord(Config):
+    """A shard of one part."""
+
+    part: Part
+    name: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    sha256: str
+
+
+class ShardPair(Config):
+    """The shards filled from one range of the shuffle's keys.
+
+    Attributes:
+        inputs: Digest of everything they were made from.
+        shards: The shards.
+    """
+
+    inputs: str
+    shards: tuple[ShardRecord, ...]
+
+
+class TokenizerRecord(Config):
+    """The tokenizer that made the tokens."""
+
+    name: str = Field(description="Name as given.")
+    sha256: str = Field(description="SHA-256 of its tokenizer.json; empty for bytes.")
+    vocabulary: int
+    end_of_document: int
+
+
+class Lineage(Config):
+    """What a corpus was made from and how, as written to ``lineage.json`` next to its shards."""
+
+    format: int = 1
+    corpus: CorpusConfig = Field(description="The corpus as requested.")
+    tokenizer: TokenizerRecord
+    files: tuple[Input, ...] = Field(description="The files, with a digest of their documents.")
+    counts: Counts
+    shards: tuple[ShardRecord, ...]
+    versions: dict[str, str] = Field(description="Versions of software that may affect the result.")
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that is equal for the same tokenizer and tokens, wherever the documents are."""
+        said = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+# Quality filters: measures of a text as plain functions, checked against the user's bounds.
+#
+# The measures follow Gopher's rules (Rae et al. 2021, arXiv 2112.11446, appendix A1).
+
+_ASCII = [chr(code) for code in range(128)]
+_NEITHER = "".join(each for each in _ASCII if not each.isalpha() and not each.isspace()).encode()
+_SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # Unicode has more of them
+
+# Scripts written without spaces between words: Han and kana, those of UAX #14's class SA (Thai, Lao, Burmese, Khmer
+# and Tai), and Tibetan, whose tsheg separates syllables.
+_WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_ANY_WITHOUT_SPACES = re.compile(f"[{_WITHOUT_SPACES}]")
+_WORD = re.compile(rf"[{_WITHOUT_SPACES}][^\w\s]*|[^\s{_WITHOUT_SPACES}]+")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: what white space separates.
+
+    In scripts written without spaces, as Chinese, Japanese and Thai are, a character with the marks and the punctuation
+    that follow it counts as a word.
+    """
+    if text.isascii() or not _ANY_WITHOUT_SPACES.search(text):
+        return text.split()
+    return _WORD.findall(text)
+
+
+_split = lru_cache(maxsize=1)(split_words)  # the current text, for all filters
+
+
+def characters(text: str) -> float:
+    """Number of characters."""
+    return len(text)
+
+
+def words(text: str) -> float:
+    """Number of words."""
+    return len(_split(text))
+
+
+def word_length(text: str) -> float:
+    """Mean characters per word; 0 without words."""
+    found = _split(text)
+    return sum(map(len, found)) / len(found) if found else 0.0
+
+
+def symbols(text: str) -> float:
+    """Hashes and ellipses per word; a text without words counts as having one."""
+    return (text.count("#") + text.count("...") + text.count("…")) / max(len(_split(text)), 1)
+
+
+def letters(text: str) -> float:
+    """Share of the words that contain a letter; 0 without words."""
+    found = _split(text)
+    if not found:
+        return 0.0
+    if text.isascii():  # many times as fast as word by word
+        return len(text.encode().translate(_SPACES, _NEITHER).split()) / len(found)
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in found) / len(found)
+
+
+def repeated_lines(text: str) -> float:
+    """Share of the characters in lines that repeat earlier ones, ignoring surrounding white space; 0 if empty."""
+    lines = [line for each in text.splitlines() if (line := each.strip())]
+    total = sum(map(len, lines))
+    return 1 - sum(map(len, set(lines))) / total if total else 0.0
+
+
+MEASURES: Mapping[Measure, Callable[[str], float]] = {
+    "characters": characters,
+    "words": words,
+    "word_length": word_length,
+    "symbols": symbols,
+    "letters": letters,
+    "repeated_lines": repeated_lines,
+}
+
+
+def refusing(text: str, filters: Sequence[QualityFilter]) -> Measure | None:
+    """The measure of the first filter that drops a text; ``None`` if it is kept."""
+    for each in filters:
+        value = MEASURES[each.measure](text)
+        if (each.min is not None and value < each.min) or (each.max is not None and value > each.max):
+            return each.measure
+    return None
+
+
+# Keys by which equal and nearly equal documents are found, because they have keys in common.
+#
+# Words are in lower case and separated by white space. MinHash is rensa's; bands are as in Leskovec, Rajaraman and
+# Ullman, Mining of Massive Datasets, chapter 3. Axes: D documents, B bands.
+
+Keys = npt.NDArray[np.uint64]
+
+# Of words as well as of signatures: records of other ones are not continued.
+ALGORITHM = f"rensa RMinHash {rensa.RMinHash.ALGORITHM_VERSION}, words by script"
+
+_SEED = 0  # of the permutations; always the same, so that corpora can be compared
+_SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
+
+
+def exact_keys(words: Sequence[Sequence[str]]) -> Keys:
+    """A 64-bit hash of each document's words: [D].
+
+    Among a hundred million different documents, the probability of any collision is 3 in 10,000.
+    """
+    digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
+    """A key for each band of each document's MinHash signature: [D, B].
+
+    Words of scripts without spaces are split further, see ``filters.split_words``.
+    """
+    words = [split_words(" ".join(each)) for each in words]
+    shingles, offsets = _shingles(words, near.shingle_words)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, near.bands * near.rows, _SEED)
+    signatures = np.array(matrix.to_rows(), np.uint64).reshape(len(words), near.bands, near.rows)
+    keys = np.broadcast_to(np.arange(near.bands, dtype=np.uint64), (len(words), near.bands))
+    for row in range(near.rows):
+        keys = _mixed(keys ^ signatures[:, :, row])
+    return keys
+
+
+def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
+    """Hashes of every ``length`` consecutive words, and each document's offset; its last ones have fewer words."""
+    counts = np.array([len(each) for each in words], np.uint64)
+    offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
+    # Each document's words are padded with zeros, so that no shingle reaches into the next document.
+    is_word = _not_padding(counts, length - 1)
+    hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
+    of_words = np.zeros(len(is_word), np.uint64)
+    of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
+    shingles = np.zeros(max(len(of_words) - length + 1, 0), np.uint64)
+    for place in range(length):
+        shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
+    return shingles[is_word[: len(shingles)]], offsets
+
+
+def _not_padding(counts: Keys, padding: int) -> npt.NDArray[np.bool_]:
+    """Mask of the positions of words, where each document's words are followed by ``padding`` zeros."""
+    flags = np.tile(np.array([True, False]), len(counts))
+    return np.repeat(flags, np.stack([counts.astype(np.int64), np.full(len(counts), padding)], axis=1).ravel())
+
+
+def _mixed(values: Keys) -> Keys:
+    """SplitMix64's finalizer (Steele, Lea and Flood 2014): each output bit depends on all input bits."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
 
 _RUN_BYTES = 64 << 20  # size of tokens at which a run is written
 _DOCUMENT_BYTES = 400  # memory per document besides its tokens

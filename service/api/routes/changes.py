@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import Drill, Profile
+from boost_core.messages import Drill, Profile
 from service.api.admission import with_layouts
 from service.api.auth import Submitter
 from service.api.deps import ContextDep, JobDep

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
-from boost_core.messages.scores import Scores
+from boost_core.messages import Scores
 from service.api.auth import Submitter
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from boost_core.config.parsing.moment import Moment
+from boost_core.config.reading import Moment
 from service.accounts.principal import Principal
 from service.api.auth import Reader
 from service.api.deps import Context, ContextDep, JobDep

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.plan.measured import Basis
+from boost_core.plan.machine import Basis
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
 from service.api.auth import Reader

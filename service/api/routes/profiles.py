@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.exceptions import RequestValidationError
 
 from boost_core.config.job import AcceleratorType
-from boost_core.plan.measured import MeasuredProfile, ProfilePrecision
+from boost_core.plan.machine import MeasuredProfile, ProfilePrecision
 from service.accounts.principal import Principal
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep

@@ -16,7 +16,7 @@ import httpx
 from rich.console import Console
 
 from boost_core.config import JobSpec
-from boost_core.messages.reports import EvaluationReport, StepReport
+from boost_core.messages import EvaluationReport, StepReport
 from service.cli.failures import BadInput, ExitStatus, read_job
 from service.cli.output.event_text import report_of
 from service.cli.output.printing import print_line

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from boost_core.messages.scores import Scores
+from boost_core.messages import Scores
 from service.cli.commands.ckpt import JOB_ID, checkpoint_of_job
 from service.cli.connection import open_client
 from service.cli.failures import Failed

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
 from service.cli.options import JobId, Url

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from boost_core.messages.commands import Profile
+from boost_core.messages import Profile
 from service.cli.connection import open_client
 from service.cli.failures import Failed
 from service.cli.options import JobId, Url

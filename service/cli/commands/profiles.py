@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from boost_core.plan.measured import MeasuredLink
+from boost_core.plan.machine import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import read_profile
 from service.cli.options import AsJson, Url

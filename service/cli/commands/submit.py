@@ -7,12 +7,11 @@ import typer
 import yaml
 
 from boost_core.config import JobSpec
-from boost_core.config.parsing.yaml_text import read_yaml
-from boost_core.plan.auto_layouts import choose_layouts
-from boost_core.plan.measured import Basis, machine_of
-from boost_core.plan.report import Plan
+from boost_core.config.reading import read_yaml
+from boost_core.plan.machine import Basis, machine_of
+from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
 from boost_core.plan.report import plan as plan_of
-from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
+from boost_core.plan.resolve import choose_layouts
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from boost_core.messages.report_text import duration, numbers_of
+from boost_core.messages import duration, numbers_of
 from service.cli.commands.watched_jobs import Watched
 from service.cli.completion import complete_job_ids
 from service.cli.connection import open_client

@@ -4,10 +4,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from boost_core.messages import report_text
-from boost_core.messages.reports import Report, report_adapter
-from boost_core.messages.scores import Scores
-from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core import messages
+from boost_core.messages import Report, Scores, report_adapter
+from boost_core.plan.resolve import ChosenLayouts
 from service.cli.output.job_text import layouts_in_words, score_in_words
 from service.jobs.model import JobEvent
 
@@ -29,7 +28,7 @@ def report_of(event: JobEvent) -> Report | None:
 def line_of(event: JobEvent) -> str:
     """Return one line that says what happened, with the local time."""
     report = report_of(event)
-    text = _line_as_it_is(event) if report is None else report_text.line_of(report)
+    text = _line_as_it_is(event) if report is None else messages.line_of(report)
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from boost_core.config.base import counted
-from boost_core.messages.report_text import (
+from boost_core.messages import (
+    Score,
+    ShapeReport,
     comparison_in_words,
     duration,
     layout_in_words,
@@ -12,9 +14,7 @@ from boost_core.messages.report_text import (
     restart_in_words,
     validation_in_words,
 )
-from boost_core.messages.reports import ShapeReport
-from boost_core.messages.scores import Score
-from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord

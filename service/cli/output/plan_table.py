@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
-from boost_core.messages.report_text import duration
-from boost_core.messages.reports import Provenance
-from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.context_report import PlannedContext
-from boost_core.plan.report import Plan, PlannedShape
-from boost_core.plan.search_report import PlannedChoice, SearchReport
+from boost_core.messages import Provenance, duration
+from boost_core.plan.report import Plan, PlannedChoice, PlannedContext, PlannedShape, SearchReport
+from boost_core.plan.resolve import ChosenLayouts
 from service.cli.output.printing import print_table, say
 from service.models.profiles import StoredProfile
 

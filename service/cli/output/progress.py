@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from boost_core.messages.report_text import duration, numbers_of
-from boost_core.messages.reports import StepReport
+from boost_core.messages import StepReport, duration, numbers_of
 from service.cli.failures import ExitStatus
 from service.cli.output.event_text import line_of, report_of
 from service.cli.output.printing import print_line

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import WorkerCommand
+from boost_core.messages import WorkerCommand
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex
 from service.gang.assignment import Assignment, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.status import GangPhase, Orders

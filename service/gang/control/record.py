@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import Literal
 
 from boost_core.config import Layout
-from boost_core.messages.reports import (
+from boost_core.messages import (
     PLANNED_CAUSES,
     Cause,
     CheckpointReport,

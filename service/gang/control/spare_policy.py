@@ -9,7 +9,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from boost_core.config import JobSpec
-from boost_core.messages.reports import SpareReport
+from boost_core.messages import SpareReport
 from service.gang.control import port
 from service.gang.control.record import GangRecord
 from service.gang.resources import node_selector, worker_resources

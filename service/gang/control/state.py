@@ -5,7 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from boost_core.config import Layout
-from boost_core.messages.reports import Cause
+from boost_core.messages import Cause
 from service.gang.assignment import RankEnd, WorkerPlace, ordered
 from service.gang.control.policy import Form, Halt
 from service.gang.control.port import WorkerStatus

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from boost_core.config import FaultToleranceConfig
-from boost_core.config.faults import MOST_LOSSES
-from boost_core.messages.reports import Cause
+from boost_core.config.job import MOST_LOSSES
+from boost_core.messages import Cause
 
 _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times

@@ -16,8 +16,8 @@ from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import WorkerCommand
-from boost_core.plan.measured import NOMINAL, Basis
+from boost_core.messages import WorkerCommand
+from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import GangContext
 from service.gang.ray.handles import SupervisorHandles, name_of

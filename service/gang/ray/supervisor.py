@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from boost_core.config import JobSpec
-from boost_core.messages.commands import WorkerCommand
+from boost_core.messages import WorkerCommand
 from service.gang.assignment import GangContext, Message
 from service.gang.control.controller import GangController
 from service.gang.control.port import Decision, Event, Finish, Moment

@@ -14,8 +14,7 @@ from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 from ray.train.v2._internal.util import ObjectRefWrapper
 
-from boost_core.messages.commands import WorkerCommand
-from boost_core.messages.reports import CheckpointReport
+from boost_core.messages import CheckpointReport, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.ray.private_api import free_memory

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from boost_core.messages.commands import Drill
+from boost_core.messages import Drill
 
 
 class Drills:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from boost_core.messages.reports import FaultReport, LogLine, Report
+from boost_core.messages import FaultReport, LogLine, Report
 from service.gang.assignment import Message
 from service.gang.control.watch import Heartbeat
 from service.security.redaction import redact

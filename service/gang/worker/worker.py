@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from boost_core.messages.commands import Drill, WorkerCommand
+from boost_core.messages import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
 from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, release_broken_step, train
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace

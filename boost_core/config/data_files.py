@@ -1,0 +1,723 @@
+"""The files that a source names, how they are split, and whether there is enough to train on.
+
+Checked before a job is accepted, and again by the trainer; both see the same split.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import resource
+import subprocess
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal
+
+import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.core import has_magic
+from pydantic import Field, ValidationError, field_validator
+
+from boost_core.config.base import Config, UnfitField
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
+from boost_core.config.reading import Unreadable, read_small
+from boost_core.config.storage import Disk, StorageOptions, info_of, is_local, options_at
+
+# Checks that Parquet files are not truncated: without its end, nothing in such a file can be read.
+
+_MAGIC = b"PAR1"  # begins and ends a file
+
+
+def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None = None) -> None:
+    """Refuse Parquet files on a disk that are truncated or not Parquet.
+
+    Files in object stores are left to their readers, since each check would cost a request.
+
+    Args:
+        urls: The files' paths and URLs.
+        storage_options: Options for the disk; default: the process's own.
+
+    Raises:
+        ValueError: One does not begin and end as Parquet files do, or cannot be read.
+    """
+    for url in urls:
+        if not is_local(url):
+            continue
+        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+        try:
+            with filesystem.open(path, "rb") as stream:
+                whole = _is_whole(stream)
+        except OSError as error:
+            raise ValueError(f"cannot read {path!r}: {error.strerror or error}; check the path") from error
+        if not whole:
+            raise ValueError(
+                f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it again"
+            )
+
+
+def _is_whole(stream: IO[bytes]) -> bool:
+    if stream.seek(0, os.SEEK_END) < 3 * len(_MAGIC):  # the footer's length, between them, is also 4 bytes
+        return False
+    stream.seek(-len(_MAGIC), os.SEEK_END)
+    end = stream.read()
+    stream.seek(0)
+    return stream.read(len(_MAGIC)) == end == _MAGIC
+
+
+# The number of tokens in a ``tokenizer.json`` of Hugging Face's tokenizers.
+#
+# Also a program that reads one from stdin and prints the number: Python does nothing else while it parses JSON, so a
+# service that parsed a large one itself would stall for seconds.
+
+MOST_BYTES = 64 * 2**20  # twice the largest published ones, with 260,000 tokens and their merges
+
+_MOST_HERE_BYTES = 2**18  # parsed within milliseconds
+_MOST_MEMORY_BYTES = 2**30  # twice what the largest published ones need
+_MOST_SECONDS = 20.0
+
+
+def count_tokens(content: bytes) -> int:
+    """Number of tokens in a ``tokenizer.json``; large ones are parsed in a separate process.
+
+    Args:
+        content: The file, of at most ``MOST_BYTES``.
+
+    Raises:
+        ValueError: It is not a ``tokenizer.json``.
+    """
+    if len(content) <= _MOST_HERE_BYTES:
+        return _count(content)
+    try:
+        command = [sys.executable, "-I", __file__]
+        return int(
+            subprocess.run(command, input=content, capture_output=True, timeout=_MOST_SECONDS, check=True).stdout
+        )
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise ValueError("not a tokenizer.json") from error
+
+
+def _count(content: bytes) -> int:
+    try:
+        found = json.loads(content)
+        vocabulary = found["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        return int(max([*ids, *(token["id"] for token in found.get("added_tokens", ()))])) + 1
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("not a tokenizer.json") from error
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    sys.stdout.write(f"{_count(sys.stdin.buffer.read())}\n")
+
+
+# The index of a folder of tokens, as written by ``boost data tokenize``.
+#
+# ::
+#
+#     <folder>/training-00000.bin …   token ids, little-endian; each document ends with its end-of-document token
+#     <folder>/validation-00000.bin …
+#     <folder>/inputs-00000.json …    which documents of which files the pair of shards holds
+#     <folder>/quarantine-00000.jsonl …  the documents that were skipped for that pair, if any
+#     <folder>/tokenizer.json         the tokenizer used, unless tokens are bytes
+#     <folder>/index.json             the finished shards; rewritten after each pair of shards
+
+INDEX = "index.json"
+_MOST_INDEX_BYTES = 16 * 2**20  # enough for some 200,000 shards
+
+Part = Literal["training", "validation"]
+
+
+class Shard(Config):
+    """One file of tokens."""
+
+    part: Part
+    name: str = Field(pattern=r"^\w[\w.-]*$")  # in this folder: a path out of it is impossible
+    tokens: int
+    text_bytes: int | None = None  # size of the documents; missing in older folders
+
+    @field_validator("part", mode="before")
+    @classmethod
+    def _read_old_name(cls, value: Any) -> Any:
+        return "validation" if value == "held_out" else value  # its name in old folders
+
+
+class Cursor(Config):
+    """How far the input has been read: the file and document that come next."""
+
+    file: int = 0
+    document: int = 0
+
+
+class Input(Config):
+    """The part of one file that a pair of shards holds.
+
+    Attributes:
+        file: URL of the file.
+        size: Its size in bytes.
+        stamp: Changes when the file is written: its ETag or modification time.
+        first: Index of the first document that the shards hold, counted from 0.
+        end: Index after the last.
+        digest: Digest of all the file's documents before ``end`` and the positions of bad ones.
+        whole: Whether the file has no documents after that.
+    """
+
+    file: str
+    size: int
+    stamp: str
+    first: int
+    end: int
+    digest: str
+    whole: bool
+
+
+class TokenIndex(Config):
+    """The contents of a folder of tokens."""
+
+    format: int = 1
+    dtype: Literal["uint8", "uint16", "uint32"]
+    vocabulary: int
+    end_of_document: int
+    documents: int = 0
+    skipped: int = 0
+    shards: tuple[Shard, ...] = ()
+    source: str  # a digest of how documents become tokens, so that only the same run is resumed
+    cursor: Cursor = Cursor()
+    complete: bool = False
+
+    def tokens(self, part: Part) -> int:
+        """Number of tokens in one part."""
+        return sum(shard.tokens for shard in self.shards if shard.part == part)
+
+
+def read_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex:
+    """Read the index of a complete folder of tokens.
+
+    Args:
+        folder: Its path or URL.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+
+    Raises:
+        ValueError: The index is missing or damaged, or the folder is not complete yet.
+    """
+    index = find_index(folder, storage_options)
+    if index is None:
+        raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
+    if not index.complete:
+        raise ValueError(f"{folder!r} is not complete; run the same boost data tokenize again to continue it")
+    return index
+
+
+def find_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
+    """Read the index of a folder of tokens, complete or not; ``None`` if there is none.
+
+    Args:
+        folder: Its path or URL.
+        storage_options: Options for ``s3://``; default: the process's own.
+
+    Raises:
+        ValueError: The index is damaged, too large, not a regular file, or cannot be read.
+    """
+    try:
+        filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, storage_options))
+        return TokenIndex.model_validate_json(read_small(filesystem, f"{path}/{INDEX}", _MOST_INDEX_BYTES))
+    except FileNotFoundError:
+        return None
+    except Unreadable:
+        raise
+    except ValidationError as error:
+        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens again with: boost data tokenize") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error
+
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+HUB = "hf://"
+_BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
+_MOST_NAMED = 8
+WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
+_LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
+_MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
+_STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of documents.
+
+    Attributes:
+        url: Where it is.
+        size: Its size as stored, in bytes.
+        stamp: Changes when the file is written: its ETag or modification time.
+        identity: The same under every name of the file: on a disk its device and inode, elsewhere its URL. Equality
+            ignores it.
+    """
+
+    url: str
+    size: int
+    stamp: str = ""
+    identity: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class SourceSplit:
+    """The files to train on and to validate on. A lone file is in both and is split by position."""
+
+    training: Sequence[SourceFile]
+    validation: Sequence[SourceFile]
+
+    @property
+    def lone_file(self) -> bool:
+        """Whether the source is a single file whose last part is for validation."""
+        return self.training == self.validation
+
+    @functools.cached_property
+    def text_bytes(self) -> tuple[int, int] | None:
+        """Bytes of the files in each part; ``None`` if any are compressed, as their sizes say little about the text."""
+        if any(compression(file.url) for file in (*self.training, *self.validation)):
+            return None
+        return _size(self.training), _size(self.validation)
+
+
+class UnfitData(UnfitField):
+    """Data that a job cannot train on."""
+
+
+def check_data(
+    data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None
+) -> None:
+    """Refuse data that a job could not train on.
+
+    Args:
+        data: The data.
+        vocab_size: The model's vocabulary size.
+        sequence_length: Tokens per sequence.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+
+    Raises:
+        UnfitData: A path names no file, a Parquet file on a disk is truncated, a part is too small for one sequence, or
+            the model's vocabulary is smaller than the tokenizer's.
+    """
+    if data.dataset is not None and data.source is None:
+        problem = f"{data.dataset!r} is a dataset of a service; submit the job there, or name a source"
+        raise UnfitData("data.dataset", problem)
+    # Sources that differ only in weight are looked up once.
+    first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
+    trained_on: list[SourceFile] = []
+    for number in sorted(first.values()):
+        source, _ = data.sources[number]
+        try:
+            trained_on += _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+        except ValueError as error:
+            field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
+            raise UnfitData(field, str(error)) from error
+    identities = {file.identity for file in trained_on} if data.validation else set()
+    for number, named in enumerate(data.validation):
+        try:
+            _check_validation_set(named, identities, vocab_size, sequence_length, storage_options)
+        except ValueError as error:
+            raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
+    if not data.tokenized:
+        try:
+            vocabulary = tokenizer_vocabulary(data.tokenizer, storage_options)
+            _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
+        except ValueError as error:
+            raise UnfitData("data.tokenizer", str(error)) from error
+
+
+def _check_source(
+    source: SourceConfig,
+    validation_fraction: float,
+    vocab_size: int,
+    sequence_length: int,
+    storage_options: StorageOptions | None,
+) -> Sequence[SourceFile]:
+    """The files to train on; none for tokenized folders, which have their own validation part."""
+    if source.kind != "tokenized":
+        split = split_source(source, validation_fraction, sequence_length, storage_options)
+        refuse_damaged(source, [*split.training, *split.validation], storage_options)
+        return split.training
+    for path in dict.fromkeys(source.paths):
+        index = read_index(path, storage_options)
+        _check_vocabulary(path, index.vocabulary, vocab_size)
+        refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
+        refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
+    return []
+
+
+def _check_validation_set(
+    named: ValidationSet,
+    trained_on: set[str],
+    vocab_size: int,
+    sequence_length: int,
+    storage_options: StorageOptions | None,
+) -> None:
+    if named.kind == "tokenized":
+        for path in dict.fromkeys(named.paths):
+            index = read_index(path, storage_options)
+            _check_vocabulary(path, index.vocabulary, vocab_size)
+            refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
+        return
+    files = list_files(named, storage_options)
+    if both := next((file.url for file in files if file.identity in trained_on), None):
+        raise ValueError(f"{both} is also trained on; validate on other files")
+    refuse_damaged(named, files, storage_options)
+    if not any(compression(file.url) for file in files):  # otherwise the trainer counts
+        refuse_too_little("validation", _size(files), "bytes", sequence_length)
+
+
+def refuse_damaged(
+    source: SourceConfig, files: Sequence[SourceFile], storage_options: StorageOptions | None = None
+) -> None:
+    """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
+
+    Raises:
+        ValueError: A file is damaged, or the first line of the first file has no text in its ``text_field``.
+    """
+    if source.kind == "parquet":
+        refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+    elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
+        _refuse_without_text(files[0], source.text_field, storage_options)
+
+
+def _refuse_without_text(file: SourceFile, field: str, storage_options: StorageOptions | None) -> None:
+    filesystem, path = fsspec.url_to_fs(file.url, **options_at(file.url, storage_options))
+    beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
+    line = beginning.partition(b"\n")[0]
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):  # whatever it is, the reader says it better
+        return
+    if isinstance(first, dict) and not isinstance(first.get(field), str):
+        there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
+        raise ValueError(
+            f"{file.url!r} has no text in the field {field!r} of its first line, which has the fields {there}; set "
+            "text_field, or convert it: conversations are trained on as text"
+        )
+
+
+def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
+    """Number of tokens in a tokenizer's vocabulary.
+
+    Args:
+        tokenizer: ``bytes``, or the path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        storage_options: Options for ``s3://``; default: the process's own.
+
+    Raises:
+        ValueError: The file is missing, is not a ``tokenizer.json``, or is implausibly large.
+    """
+    if tokenizer is None or tokenizer == BYTES:
+        return BYTE_TOKENS
+    try:
+        filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
+        content = read_small(filesystem, path, MOST_BYTES)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
+    try:
+        return count_tokens(content)
+    except ValueError as error:
+        problem = f"{tokenizer!r} is not a tokenizer.json of Hugging Face's tokenizers; save it again, or use {BYTES}"
+        raise ValueError(problem) from error
+
+
+def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
+    if vocabulary > vocab_size:
+        raise ValueError(
+            f"{name} has {vocabulary} tokens and model.vocab_size is {vocab_size}; raise it to {vocabulary} or more"
+        )
+
+
+def split_source(
+    source: SourceConfig,
+    validation_fraction: float,
+    sequence_length: int,
+    storage_options: StorageOptions | None = None,
+) -> SourceSplit:
+    """Look up a source's files and split them, each as a whole, into training and validation text.
+
+    The split is by a hash of each file's path below the folder that all files have in common, so it is the same on
+    every node and changes little as other files come and go.
+
+    Args:
+        source: The source.
+        validation_fraction: Share of the files kept for validation.
+        sequence_length: Tokens per sequence.
+        storage_options: Options for ``s3://``; default: the process's own.
+
+    Raises:
+        ValueError: A path names no file, or either part has too little text for one sequence.
+    """
+    if source.kind == "standard_library":
+        split = _standard_library_split(validation_fraction)
+    else:
+        split = _split(list_files(source, storage_options), validation_fraction)
+    _refuse_too_little_text(split, validation_fraction, sequence_length)
+    return split
+
+
+@functools.lru_cache(maxsize=16)  # people use few different fractions
+def _standard_library_split(validation_fraction: float) -> SourceSplit:
+    return _split(_standard_library_files(), validation_fraction)
+
+
+def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
+    if len(files) == 1:
+        return SourceSplit(files, files)
+    by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
+    validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
+    validation, training = by_hash[:validation_count], by_hash[validation_count:]
+    return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
+
+
+def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
+    """The files that a source names, sorted by URL, each once, under the first of its names.
+
+    Symbolic links are followed. Hidden files and folders, whose names begin with a dot, are left out of folders and
+    globs that do not name them, as in shells, Spark and ``datasets``. A path is a glob only if nothing has that name.
+
+    Args:
+        source: The source.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
+
+    Raises:
+        ValueError: A path, glob or URL names no file, a symbolic link is broken or leads out of a confined disk, or a
+            folder is not one saved dataset.
+    """
+    if source.kind == "standard_library":
+        return list(_standard_library_files())
+    files: list[SourceFile] = []
+    for pattern in dict.fromkeys(source.paths):
+        found = _expand(pattern, storage_options, saved_dataset=source.kind == "dataset")
+        if not found:
+            raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
+        files += found
+    return sorted({file.identity: file for file in sorted(files, key=_url, reverse=True)}.values(), key=_url)
+
+
+@functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
+def _standard_library_files() -> tuple[SourceFile, ...]:
+    root = sysconfig.get_paths()["stdlib"]
+    found = [file for file in _expand(f"{root}/**/*.py", WHOLE_DISK) if not _skipped(file.url.removeprefix(root))]
+    if not found:
+        raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
+    return tuple(sorted(found, key=_url))
+
+
+def _skipped(relative_path: str) -> bool:
+    return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
+
+
+def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset: bool = False) -> list[SourceFile]:
+    """Files at a path: the file itself, all files in a folder, those of a saved dataset, or the matches of a glob."""
+    try:
+        filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
+        if isinstance(filesystem, Disk):
+            filesystem = _Links(beneath=filesystem.beneath)
+        found = _look_up(filesystem, path, saved_dataset)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        where = f" at {error.filename!r}" if error.filename else ""
+        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
+    except ValueError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
+    except ImportError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; install boost-service[trainer]") from error
+    except Exception as error:
+        if not pattern.startswith(HUB):
+            raise
+        raise ValueError(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
+    return [
+        SourceFile(
+            filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info),
+            str(info.get("identity") or filesystem.unstrip_protocol(name)),
+        )
+        for name, info in found.items()
+        if info["type"] == "file"
+    ]  # fmt: skip
+
+
+def _look_up(filesystem: AbstractFileSystem, path: str, saved_dataset: bool) -> dict[str, Any]:
+    """What there is at a path, by name, with fsspec's information."""
+    if isinstance(filesystem, Disk):
+        path = re.sub("/{2,}", "/", path)  # which patterns would take literally
+    if filesystem.isdir(path):
+        if saved_dataset:
+            names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
+            return {name: _readable(filesystem.info(name)) for name in names}
+        found = filesystem.find(path, detail=True)
+        above = path.rstrip("/")
+    elif has_magic(path) and not filesystem.isfile(path):
+        found = filesystem.glob(path, detail=True)
+        above = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
+    else:
+        return {path: _readable(filesystem.info(path))}
+    shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
+    seen = {}
+    for name, info in found.items():
+        hidden = [part for part in name.removeprefix(above).split("/") if part.startswith(".")]
+        if not all(any(fnmatchcase(part, each) for each in shown) for part in hidden):
+            continue
+        seen[name] = _readable(info)
+    return {name: info for name, info in seen.items() if name.endswith(".arrow")} if saved_dataset else seen
+
+
+def _readable(info: dict[str, Any]) -> dict[str, Any]:
+    if info["type"] == "unreadable":
+        raise ValueError(f"{info['name']!r} {info['problem']}")
+    return info
+
+
+def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:
+    """The files that ``datasets.load_from_disk`` would read; next to them are caches of other datasets made from it."""
+    try:
+        splits = json.loads(read_small(filesystem, f"{folder}/dataset_dict.json", _MOST_STATE_BYTES))["splits"]
+    except FileNotFoundError:
+        pass
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}/dataset_dict.json is damaged: {error!r}") from error
+    else:
+        if len(splits) != 1:
+            problem = f"it has the splits {', '.join(splits) or '(none)'}"
+            raise ValueError(f"{problem}; name the folder of one, as in {folder}/train")
+        folder = f"{folder}/{splits[0]}"
+    try:
+        state = json.loads(read_small(filesystem, f"{folder}/state.json", _MOST_STATE_BYTES))
+        names = [str(file["filename"]) for file in state["_data_files"]]
+    except FileNotFoundError:
+        raise ValueError(
+            "it has no state.json, so no dataset was saved there; use kind=arrow for Arrow files"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}/state.json is damaged: {error!r}") from error
+    if outside := next((name for name in names if "/" in name), None):
+        raise ValueError(f"{folder}/state.json names {outside!r}, which is not in its folder")
+    return [f"{folder}/{name}" for name in names]
+
+
+class _Links(Disk):
+    """A disk whose symbolic links are followed, also in folders, where fsspec takes them for no files.
+
+    ``unreadable`` is the type of links that are broken or lead out of a confined disk, and of folders that may not be
+    read.
+    """
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """What is known of a file or folder, or of what a link leads to."""
+        if not self.allows(path):
+            return self._unreadable(path, _LEADS_OUT)
+        return self._info(path, self.status(path))
+
+    def find(self, path: str, maxdepth: int | None = None, **_: Any) -> dict[str, dict[str, Any]]:
+        """All files below a folder. With no limit to the depth each folder is read once, so that loops end."""
+        found: dict[str, dict[str, Any]] = {}
+        read: set[str] = set()
+        folders = deque([(path.rstrip("/") or "/", 1)])
+        while folders:
+            folder, depth = folders.popleft()
+            try:
+                identity = self._info(folder, self.status(folder))["identity"]
+                entries = self.entries(folder)
+            except PermissionError as error:
+                found[folder] = self._unreadable(folder, f"may not be read: {error.strerror}")
+                continue
+            if maxdepth is None and identity in read:
+                continue
+            read.add(identity)
+            for entry in entries:
+                name = f"{folder.rstrip('/')}/{entry.name}"
+                descends = maxdepth is None or depth < maxdepth
+                if entry.is_symlink() and not self.allows(name):
+                    if descends and Path(name).is_dir():  # no glob matches the folder itself, but what is in it
+                        raise ValueError(f"{name!r} {_LEADS_OUT}")
+                    found[name] = self._unreadable(name, _LEADS_OUT)
+                    continue
+                try:
+                    status = self.status(name) if entry.is_symlink() else entry.stat(follow_symlinks=False)
+                except OSError as error:
+                    if entry.is_symlink():
+                        problem = f"is a symbolic link to {str(Path(name).readlink())!r}: {error.strerror}"
+                        found[name] = self._unreadable(name, problem)
+                    continue  # otherwise it was just removed
+                info = self._info(name, status)
+                if info["type"] == "file":
+                    found[name] = info
+                elif info["type"] == "directory" and descends:
+                    # Links last, so that a folder that is there itself is read under its own name.
+                    (folders.append if entry.is_symlink() else folders.appendleft)((name, depth + 1))
+        return found
+
+    def _info(self, name: str, status: os.stat_result) -> dict[str, Any]:
+        return info_of(name, status) | {"identity": f"{status.st_dev}:{status.st_ino}"}
+
+    def _unreadable(self, name: str, problem: str) -> dict[str, Any]:
+        return {"name": name, "type": "unreadable", "size": 0, "problem": problem}
+
+
+def _stamp(info: Mapping[str, Any]) -> str:
+    return str(info.get("ETag") or info.get("blob_id") or info.get("mtime", ""))
+
+
+def hub_problem(error: Exception) -> str:
+    """The message for an error of the hub's client, whose HTTP library and its errors differ between versions."""
+    return f"the hub does not answer ({error}); check the network and HF_ENDPOINT, and try again"
+
+
+def compression(url: str) -> str | None:
+    """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
+    return _COMPRESSIONS.get(PurePosixPath(url).suffix)
+
+
+def _hash_below(folder: str) -> Callable[[SourceFile], str]:
+    def key(file: SourceFile) -> str:
+        return hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest()
+
+    return key
+
+
+def _url(file: SourceFile) -> str:
+    return file.url
+
+
+def _refuse_too_little_text(split: SourceSplit, validation_fraction: float, sequence_length: int) -> None:
+    if split.text_bytes is None:
+        return  # the trainer counts
+    training, validation = split.text_bytes
+    if split.lone_file:
+        validation = validation_tail(training, validation_fraction)
+        training -= validation
+    refuse_too_little("training", training, "bytes", sequence_length)
+    refuse_too_little("validation", validation, "bytes", sequence_length)
+
+
+def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
+    """Refuse a part that is too small for one sequence.
+
+    Raises:
+        ValueError: The part is too small.
+    """
+    if size <= sequence_length:
+        raise ValueError(
+            f"the {part} text is {size} {unit}, too little for one sequence of {sequence_length} tokens and "
+            "the token after it; give more text, or shorten training.sequence_length"
+        )
+
+
+def validation_tail(size: int, validation_fraction: float) -> int:
+    """The length of the end of a lone file that is for validation."""
+    return math.ceil(size * validation_fraction)
+
+
+def _size(files: Sequence[SourceFile]) -> int:
+    return sum(file.size for file in files)

@@ -1,1 +1,0 @@
-"""The data that a job names: files, folders of tokens and tokenizers."""

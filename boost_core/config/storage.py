@@ -1,0 +1,475 @@
+"""The local disk as fsspec sees it, for paths and ``file://``, and confined to some folders where that is asked for.
+
+A check of a path by its name says nothing about what is opened later: whoever may write to a folder on the way can
+replace it with a symbolic link meanwhile. So a confined disk resolves a path, checks the result, and then opens exactly
+that, from one of its folders downwards, component by component and without following any further link.
+"""
+
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from errno import EACCES
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pydantic_core import PydanticCustomError
+
+import boost_core.config.storage  # noqa: F401  # registers itself with fsspec
+
+_FLAGS = {
+    "r": os.O_RDONLY,
+    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+}  # fmt: skip
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # macOS has no O_PATH
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+
+
+class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The local disk, or some folders of it.
+
+    Args:
+        beneath: The folders; ``None``: the whole disk. Links may lead from one to another. A process that works for one
+            tenant sets it for all its disks by ``confine``.
+        options: fsspec's own.
+    """
+
+    def __init__(self, beneath: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.beneath = None if beneath is None else tuple(os.path.realpath(folder) for folder in beneath)
+
+    def descriptor(self, path: str, flags: int, mode: int = 0o666) -> int:
+        """Open a file or folder and return its descriptor; what may be created is not followed if it is a link.
+
+        Raises:
+            PermissionError: It is outside of the folders, or its permissions forbid it.
+            OSError: It cannot be opened, or a part of its path was replaced meanwhile.
+        """
+        if self.beneath is None:
+            return os.open(path, flags | os.O_CLOEXEC, mode)
+        with self._place(path, follow=not flags & os.O_CREAT) as (folder, name):
+            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=folder)
+
+    def status(self, path: str) -> os.stat_result:
+        """What ``os.stat`` returns for a path, following links."""
+        if self.beneath is None:
+            return Path(path).stat()
+        with self._place(path, follow=True) as (folder, name):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                raise self._outside(path)  # it has just become one
+            return found
+
+    def entries(self, path: str) -> "list[os.DirEntry[str]]":
+        """The entries of a folder, by name; each has its name only, as its path is not to be trusted."""
+        folder = self.descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(folder) as found:
+                listed = sorted(found, key=lambda entry: entry.name)
+            for entry in listed:  # while the folder is open
+                with suppress(FileNotFoundError):
+                    entry.stat(follow_symlinks=False)
+            return listed
+        finally:
+            os.close(folder)
+
+    def allows(self, path: str) -> bool:
+        """Whether a path leads into the folders at present."""
+        return self.beneath is None or self._root(os.path.realpath(path)) is not None
+
+    def _root(self, real: str) -> str | None:
+        """The folder that a resolved path is in."""
+        return next((each for each in self.beneath or () if _is_beneath(real, each)), None)
+
+    @contextmanager
+    def _place(self, path: str, follow: bool) -> Iterator[tuple[int, str]]:
+        """Hold the folder that a path is in, and give the path's name there.
+
+        Args:
+            path: The path.
+            follow: Whether a link at the path itself is followed.
+        """
+        folder, name = os.path.split(path)
+        itself = follow or name in ("", ".", "..")
+        real = os.path.realpath(path) if itself else _join(os.path.realpath(folder), name)
+        root = self._root(real)
+        if root is None:
+            raise self._outside(path)
+        *folders, name = real[len(root) :].strip("/").split("/")
+        try:
+            held = os.open(root, _FOLDER)
+            try:
+                for each in folders:
+                    below = os.open(each, _FOLDER | os.O_NOFOLLOW, dir_fd=held)
+                    os.close(held)
+                    held = below
+                yield held, name or "."
+            finally:
+                os.close(held)
+        except OSError as error:
+            error.filename = path  # otherwise it is the name of one component
+            raise
+
+    def _outside(self, path: str) -> PermissionError:
+        return PermissionError(EACCES, "leads outside of what this tenant may use", path)
+
+    # fsspec's operations, each the unconfined one unless there are folders.
+
+    def info(self, path: Any, **named: Any) -> dict[str, Any]:
+        """What is known of a file or folder, or of what a link leads to."""
+        if self.beneath is None:
+            return super().info(path, **named)  # type: ignore[no-any-return]
+        path = self._strip_protocol(path)
+        return info_of(path, self.status(path), islink=Path(path).is_symlink())
+
+    def ls(self, path: str, detail: bool = False, **named: Any) -> list[Any]:
+        """A folder's entries."""
+        if self.beneath is None:
+            return super().ls(path, detail, **named)  # type: ignore[no-any-return]
+        path = self._strip_protocol(path)
+        here = self.info(path)
+        if here["type"] != "directory":
+            return [here] if detail else [path]
+        found = [self._entry(_join(path, each.name), each) for each in self.entries(path)]
+        return found if detail else [each["name"] for each in found]
+
+    def _entry(self, path: str, entry: "os.DirEntry[str]") -> dict[str, Any]:
+        """What is known of a folder's entry; of a link, as for fsspec, the size of what it leads to."""
+        info = info_of(path, entry.stat(follow_symlinks=False))
+        if info["islink"]:
+            with suppress(OSError):
+                info["size"] = self.status(path).st_size
+        return info
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether something is there that may be seen."""
+        return self._kind(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        """Whether it is a file that may be seen."""
+        return self._kind(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        """Whether it is a folder that may be seen."""
+        return self._kind(path) == "directory"
+
+    def _kind(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except OSError:
+            return None
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **named: Any) -> Any:
+        if self.beneath is None:
+            return super()._open(path, mode, block_size, **named)
+        flags = _FLAGS[mode[0]]
+        if "+" in mode:
+            flags = flags & ~os.O_WRONLY | os.O_RDWR
+        return os.fdopen(self.descriptor(self._strip_protocol(path), flags), mode)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Make a folder."""
+        if self.exists(path):
+            raise FileExistsError(path)
+        if create_parents:
+            self.makedirs(path)
+        else:
+            self._at(path, os.mkdir)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder and those above it."""
+        if self.beneath is None:
+            super().makedirs(path, exist_ok)
+            return
+        path = self._strip_protocol(path)
+        real = os.path.realpath(path)
+        if real in self.beneath:
+            Path(real).mkdir(parents=True, exist_ok=exist_ok)
+            return
+        if not self.isdir(parent := self._parent(path)) and parent != path:
+            self.makedirs(parent, exist_ok=True)
+        try:
+            self._at(path, os.mkdir)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(path):
+                raise
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        self._at(path, os.rmdir)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file, or a link and not what it leads to."""
+        self._at(path, os.unlink)
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Remove files, and folders with all that is in them."""
+        if self.beneath is None:
+            super().rm(path, recursive, maxdepth)
+            return
+        for each in path if isinstance(path, list) else [path]:
+            with self._place(self._strip_protocol(each), follow=False) as (folder, name):
+                if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=folder)
+                elif not recursive:
+                    raise ValueError("Cannot delete directory, set recursive=True")
+                else:
+                    shutil.rmtree(name, dir_fd=folder)
+
+    def mv(self, path1: str, path2: str, recursive: bool = True, **named: Any) -> None:
+        """Rename a file or folder."""
+        if self.beneath is None:
+            super().mv(path1, path2, recursive, **named)
+            return
+        with (
+            self._place(self._strip_protocol(path1), follow=False) as (folder, name),
+            self._place(self._strip_protocol(path2), follow=False) as (other_folder, other_name),
+        ):
+            os.replace(name, other_name, src_dir_fd=folder, dst_dir_fd=other_folder)
+
+    def cp_file(self, path1: str, path2: str, **named: Any) -> None:
+        """Copy a file."""
+        if self.beneath is None:
+            super().cp_file(path1, path2, **named)
+            return
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def get_file(self, rpath: str, lpath: Any, **_: Any) -> None:
+        """Copy a file of this disk to a place of the process's own."""
+        if self.beneath is None:
+            super().get_file(rpath, lpath)
+            return
+        with self.open(rpath, "rb") as source, Path(lpath).open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def put_file(self, lpath: Any, rpath: str, **_: Any) -> None:
+        """Copy a file of the process's own to this disk."""
+        if self.beneath is None:
+            super().put_file(lpath, rpath)
+            return
+        with Path(lpath).open("rb") as source, self.open(rpath, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def _at(self, path: str, change: Callable[..., None]) -> None:
+        path = self._strip_protocol(path)
+        if self.beneath is None:
+            change(path)
+            return
+        with self._place(path, follow=False) as (folder, name):
+            change(name, dir_fd=folder)
+
+    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
+        """Create a file, or empty it."""
+        with self.open(path, "wb" if truncate else "ab"):
+            pass
+
+    def lexists(self, path: str, **named: Any) -> bool:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        return super().lexists(path, **named)  # type: ignore[no-any-return]
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().chmod(path, mode)
+
+    def link(self, src: str, dst: str, **named: Any) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().link(src, dst, **named)
+
+    def symlink(self, src: str, dst: str, **named: Any) -> None:
+        """Not on a confined disk."""
+        self._refuse_if_confined()
+        super().symlink(src, dst, **named)
+
+    def _refuse_if_confined(self) -> None:
+        if self.beneath is not None:
+            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
+
+
+def confine(folders: Sequence[str] | None) -> None:
+    """Confine all disks that this process opens through fsspec; for processes that work for one tenant only.
+
+    Args:
+        folders: The folders; ``None``: the whole disk.
+    """
+    fsspec.config.conf["file"] = {} if folders is None else {"beneath": tuple(folders)}
+
+
+def _is_beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def info_of(path: str, found: os.stat_result, islink: bool = False) -> dict[str, Any]:
+    """What fsspec's ``info`` returns for a path.
+
+    Args:
+        path: The path.
+        found: Its status.
+        islink: Whether it is a link, of which this is the status of what it leads to.
+    """
+    return {
+        "name": path, "size": found.st_size, "type": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
+        "created": found.st_ctime, "mtime": found.st_mtime, "mode": found.st_mode, "ino": found.st_ino,
+        "nlink": found.st_nlink, "uid": found.st_uid, "gid": found.st_gid,
+        "islink": islink or stat.S_ISLNK(found.st_mode),
+    }  # fmt: skip
+
+
+fsspec.register_implementation("file", Disk, clobber=True)
+fsspec.register_implementation("local", Disk, clobber=True)
+
+
+# The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``.
+
+SCHEMES = ("file", "s3")
+SOURCE_SCHEMES = (*SCHEMES, "hf")  # read-only data may also be on Hugging Face's hub
+UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
+
+# For s3:// by s3fs's names (key, secret, token, endpoint_url, client_kwargs); for a disk ``beneath``, see ``Disk``.
+StorageOptions = Mapping[str, Any]
+
+# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use s3fs's own timeouts and
+# five times the attempts, so that a store that is slow for minutes stops no job.
+_BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
+
+_CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_SINGLE_COLON = re.compile(r"(file|local|s3|s3a|data):")
+_QUERY = re.compile(r"\?[\w-]+=")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
+    """Return ``url`` if its form is served. Plain paths are local.
+
+    Args:
+        url: The URL, or a plain path.
+        schemes: The schemes that are served here.
+
+    Raises:
+        ValueError: It is not served. Neither the message nor the error as shown repeats the URL, since people put
+            passwords into URLs.
+    """
+    if problem := _problem(url, schemes):
+        raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
+    return url
+
+
+def _problem(url: str, schemes: Sequence[str]) -> str | None:
+    scheme, separator, rest = url.partition("://")
+    if "::" in url:
+        return f"'::' chains file systems, which is not supported; use {_named(schemes)}"
+    if _CONTROL.search(url):
+        return "contains a control character; check the path"
+    if not separator:
+        wrong = _SINGLE_COLON.match(url)
+        return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
+    if scheme not in schemes:
+        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
+        return f"has {named}; use {_named(schemes)}"
+    return {"s3": _problem_on_s3, "hf": _problem_on_the_hub}.get(scheme, _no_problem)(rest)
+
+
+def _named(schemes: Sequence[str]) -> str:
+    *others, last = (f"{scheme}://" for scheme in schemes)
+    return f"a local path, {', '.join(others)} or {last}"
+
+
+def _no_problem(_rest: str) -> None:
+    return None
+
+
+def _problem_on_the_hub(rest: str) -> str | None:
+    kind, *names = rest.split("/")
+    if kind != "datasets" or len(names) < 2 or not all(names[:2]):
+        return "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
+    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
+
+
+def _problem_on_s3(rest: str) -> str | None:
+    bucket = rest.partition("/")[0]
+    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
+        return f"the part before the first / is not a bucket name; {_CREDENTIALS}"
+    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
+
+
+def may_hold_credentials(text: str) -> bool:
+    """Whether a text looks like a URL with a user, password or query, and should not be shown."""
+    return any(sign in text.partition("://")[2] for sign in "@:?")
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL is on a disk."""
+    return "://" not in url.removeprefix("file://")
+
+
+def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, Any]:
+    """Options to pass to fsspec along with a URL.
+
+    Args:
+        url: The URL, or a plain path.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
+    """
+    given = dict(storage_options or {})
+    beneath = {"beneath": given.pop("beneath")} if "beneath" in given else {}
+    if is_local(url):
+        given = beneath
+    elif not url.startswith("s3://"):
+        given = {}
+    # Other processes write to the same places, so a cached listing could be stale.
+    return {"use_listings_cache": False, **given}
+
+
+def literal(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+    """A path as ``rm`` of a file system takes it: stores' clients expand wildcards, so that others' files would go."""
+    return path if "file" in filesystem.protocol else glob.escape(path)
+
+
+def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
+    """Add short timeouts to storage options, for look-ups that a user waits for.
+
+    Args:
+        storage_options: Options for ``s3://``; default: the process's own.
+    """
+    of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the addressing style
+    return {**(storage_options or {}), "config_kwargs": {**_BRIEF, **of_the_node}}
+
+
+# Readable errors from the clients of object stores, which raise types of their own.
+
+_CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
+
+
+class StoreUnusable(OSError):
+    """An object store does not answer, or there are no credentials to sign requests with."""
+
+
+@contextmanager
+def stores_in_words() -> Iterator[None]:
+    """Convert errors of object store clients to an ``OSError``, as from a disk.
+
+    Raises:
+        StoreUnusable: A client has raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        raise StoreUnusable(
+            f"the object store cannot be used: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
+        ) from error

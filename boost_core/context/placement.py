@@ -1,0 +1,530 @@
+"""Deals chunks to ranks, the same number to each: the placements that need no search, and ``place`` for all by name."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, partial, reduce
+from heapq import heapify, heappop, heappush, nlargest, nsmallest
+from itertools import accumulate
+from operator import or_
+from types import MappingProxyType
+from typing import NamedTuple
+
+# Packed documents, cut into chunks of equal size.
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens of consecutive documents; each sees itself and all or some of the tokens before it in its document.
+
+    Several windows that are dealt to ranks together form one, with the documents of all.
+
+    Attributes:
+        documents: Tokens of each document, in order; the first and last may be parts of documents.
+        chunk_tokens: Tokens of a chunk.
+        sees: Most tokens of its document that each token sees, itself included (a sliding window); ``None`` for all.
+        sparse_from: Documents of at least this many tokens use sparse attention; ``None``: none does. The keys that it
+            needs are not known in advance, so plans contain none of them; their pairs count as those of the queries'
+            own chunk.
+        sparse_share: Share of their pairs that is expected to be seen.
+
+    Raises:
+        ValueError: A document is empty, the chunks do not divide the window, or no token sees even itself.
+    """
+
+    documents: tuple[int, ...]
+    chunk_tokens: int
+    sees: int | None = None
+    sparse_from: int | None = None
+    sparse_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.documents or min(self.documents) < 1:
+            raise ValueError(f"documents of {self.documents!r} tokens: give one or more, of a token or more each")
+        if self.chunk_tokens < 1 or self.tokens % self.chunk_tokens:
+            raise ValueError(f"chunks of {self.chunk_tokens} tokens must divide the window of {self.tokens}")
+        if self.sees is not None and self.sees < 1:
+            raise ValueError(f"sees is {self.sees}, but each token sees at least itself; give 1 or more, or None")
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of the whole window."""
+        return sum(self.documents)
+
+    def is_sparse(self, length: int) -> bool:
+        """Whether a document of this many tokens uses sparse attention."""
+        return self.sparse_from is not None and length >= self.sparse_from
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return self.tokens // self.chunk_tokens
+
+    @cached_property
+    def areas(self) -> Sequence[int]:
+        """Query-key pairs of each chunk's queries."""
+        found, start = [0] * self.chunks, 0
+        for length in self.documents:
+            share = self.sparse_share if self.is_sparse(length) else 1
+            for chunk, begin, end in self._rows(start, start + length):
+                found[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
+            start += length
+        return tuple(found)
+
+    @cached_property
+    def area(self) -> int:
+        """Pairs of all chunks."""
+        return sum(self.areas)
+
+    @cached_property
+    def first(self) -> Sequence[int]:
+        """The earliest chunk that each chunk's queries see; they see keys of all chunks from there to their own."""
+        earliest = (
+            start if self.sees is None else max(start, chunk * self.chunk_tokens - self.sees + 1)
+            for chunk, (start, _) in enumerate(self._leading)
+        )
+        return tuple(token // self.chunk_tokens for token in earliest)
+
+    def keys(self, chunk: int) -> range:
+        """The chunks whose keys a chunk's queries see."""
+        return range(self.first[chunk], chunk + 1)
+
+    @cached_property
+    def needs(self) -> Sequence[int]:
+        """The same for each chunk, as a bit set."""
+        return tuple((2 << chunk) - (1 << first) for chunk, first in enumerate(self.first))
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Pairs of the queries of one chunk and the keys of others.
+
+        Args:
+            queries: The chunk.
+            keys: The others, as a bit set.
+        """
+        keys &= self.needs[queries]
+        if self.sees is not None:
+            return sum(self._pairs_of_two(queries, each) for each in self.keys(queries) if keys >> each & 1)
+        start, rows = self._leading[queries]
+        found = 0
+        if keys >> queries & 1:
+            keys ^= 1 << queries
+            found = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
+        if keys >> self.first[queries] & 1:
+            found -= rows * (start - self.first[queries] * self.chunk_tokens)
+        return found + rows * self.chunk_tokens * keys.bit_count()
+
+    def _pairs_of_two(self, queries: int, keys: int) -> int:
+        """Pairs of the queries of one chunk and the keys of another, whatever tokens see."""
+        first, (start, rows) = queries * self.chunk_tokens, self._leading[queries]
+
+        def from_token(key: int) -> int:
+            """Pairs of the leading document's queries with its keys, from a position before the chunk on."""
+            return self._seen(first + rows - key) - self._seen(first - key)
+
+        if keys == queries:
+            return self.areas[queries] - from_token(start) + from_token(first)
+        begin = max(start, keys * self.chunk_tokens)
+        return from_token(begin) - from_token((keys + 1) * self.chunk_tokens)
+
+    def _seen(self, tokens: int) -> int:
+        """Pairs of the first tokens of a document."""
+        short = tokens if self.sees is None else min(tokens, self.sees)
+        return triangle(short) + (tokens - short) * short
+
+    @cached_property
+    def _leading(self) -> Sequence[tuple[int, int]]:
+        """Of each chunk: where the document of its first token starts, and how many of its tokens are in the chunk.
+
+        A document with sparse attention starts with the chunk, since no keys before that are planned for.
+        """
+        found, start = [(0, 0)] * self.chunks, 0
+        for length in self.documents:
+            for chunk, begin, end in self._rows(start, start + length):
+                if begin == chunk * self.chunk_tokens:
+                    found[chunk] = begin if self.is_sparse(length) else start, end - begin
+            start += length
+        return tuple(found)
+
+    def _rows(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
+        """The chunks that contain some tokens, each with its part of them."""
+        size = self.chunk_tokens
+        for chunk in range(start // size, (end - 1) // size + 1):
+            yield chunk, max(start, chunk * size), min(end, (chunk + 1) * size)
+
+
+def triangle(tokens: int) -> int:
+    """Pairs of a document of this many tokens."""
+    return tokens * (tokens + 1) // 2
+
+
+def joined(windows: Sequence[Window]) -> Window:
+    """Join the windows of several replicas into one, to deal them to the ranks of all.
+
+    Raises:
+        ValueError: There are none, or their chunks differ in size, or their tokens in how much they see.
+    """
+    if len({replace(window, documents=(window.chunk_tokens,)) for window in windows}) != 1:
+        raise ValueError("give windows whose chunks have the same size and whose tokens see as many others")
+    documents = tuple(length for window in windows for length in window.documents)
+    return replace(windows[0], documents=documents)
+
+
+# Deals chunks evenly, to ranks that hold their keys: about half of the traffic of ``heap``, at 3 % of imbalance.
+#
+# Chunks are dealt by decreasing cost, each to the rank that lacks the fewest of its keys among those that stay
+# balanced;
+# traffic of the busiest rank counts more, because all wait for it. Then chunks are swapped until the largest load is
+# near
+# the mean. Sets of chunks are bits of integers, and all degrees are updated as chunks move, so that 512 chunks on 32
+# ranks take less than a tenth of a second.
+
+EVEN, LOOSE = 103, 200  # percent of the mean load below which no more chunks are swapped
+_STRICTER = (97, 90, 0)  # percent of it allowed per rank when chunks are dealt again, if the result was uneven
+_BUSY = 115  # percent of the mean traffic above which a rank is busy
+_BUSY_WEIGHT = 3  # penalty for a chunk above that, in chunks
+_WORTH = 16  # a swap moves at least this part of a rank's surplus: a sixteenth
+_CONSIDERED, _COUNTED = 64, 6  # swaps that are considered, and those whose degrees are counted
+
+
+def near(window: Window, ranks: int, even: int = EVEN) -> list[int]:
+    """Return the rank of each chunk.
+
+    Args:
+        window: The chunks to deal.
+        ranks: Number of ranks.
+        even: Percent of the mean area that no rank should exceed; larger where links are slow.
+    """
+    tries = []
+    for percent in (even - 1, *_STRICTER):
+        dealt = _Dealt(window, ranks, even)
+        for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
+            dealt.put(chunk, dealt.best(chunk, percent))
+        while dealt.exchange():
+            pass
+        if dealt.even:
+            return dealt.placement
+        tries.append(dealt)
+    return min(tries, key=lambda dealt: dealt.largest).placement
+
+
+def _bits(chunks: int) -> Iterator[int]:
+    """The members of a bit set."""
+    while chunks:
+        lowest = chunks & -chunks
+        yield lowest.bit_length() - 1
+        chunks ^= lowest
+
+
+class _Exchange(NamedTuple):
+    """A swap of two chunks.
+
+    Attributes:
+        gain: Amount by which the larger load of the two ranks decreases.
+        mine: The heaviest rank's chunk.
+        other: The other rank's chunk.
+        ends_even: Whether both end near the mean.
+    """
+
+    gain: int
+    mine: int
+    other: int
+    ends_even: bool
+
+
+class _Dealt:
+    """The chunks dealt so far, and what ranks send and receive because of them."""
+
+    def __init__(self, window: Window, ranks: int, even: int) -> None:
+        self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
+        self._limit = even * window.area // (100 * ranks)
+        self.placement = [-1] * window.chunks
+        self._own: list[list[int]] = [[] for _ in self._ranks]
+        self._want = [0] * ranks  # chunks whose keys each sees, its own among them
+        self._wanted = [0] * window.chunks  # by how many
+        self._load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
+
+    @property
+    def largest(self) -> int:
+        """The largest load."""
+        return max(self._load)
+
+    @property
+    def even(self) -> bool:
+        """Whether that is near the mean."""
+        return self.largest <= self._limit
+
+    def best(self, chunk: int, percent: int) -> int:
+        """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
+        need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
+        limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
+        room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
+        even = [rank for rank in room if 100 * count * self._load[rank] <= limit]
+        if not even:
+            return min(room, key=lambda rank: self._load[rank])
+
+        def cost(rank: int) -> tuple[int, int]:
+            want = self._want[rank]
+            lacks = (need & ~want).bit_count()
+            receives = 100 * count * (self._receives[rank] + lacks - 1) - busy
+            sends = 100 * count * (self._sends[rank] + self._wanted[chunk] - (want >> chunk & 1)) - busy
+            return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self._load[rank]
+
+        return min(even, key=cost)
+
+    def put(self, chunk: int, rank: int) -> None:
+        """Give a chunk to a rank."""
+        self.placement[chunk] = rank
+        self._own[rank].append(chunk)
+        self._load[rank] += self._window.areas[chunk]
+        self._see(rank, self._want[rank] | self._window.needs[chunk])
+        self._count(rank)
+
+    def exchange(self) -> bool:
+        """Swap two chunks of the heaviest rank and another; return whether it was too heavy and some swap helped."""
+        if self.even:
+            return False
+        heaviest = max(self._ranks, key=lambda rank: self._load[rank])
+        likely = self._likely(heaviest)
+        if likely:
+            best = min(likely, key=lambda each: (Fraction(self._growth(each), each.gain), each))
+            self._swap(best.mine, best.other)
+        return bool(likely)
+
+    def _likely(self, heaviest: int) -> list[_Exchange]:
+        """Swaps of the heaviest rank that gain much, and add little to what the two ranks receive."""
+        found = list(self._gaining(heaviest))
+        enough = 3 * max((exchange.gain for exchange in found), default=0) // 10
+        large = nlargest(_CONSIDERED, (each for each in found if each.gain >= enough or each.ends_even))
+        others = {self.placement[each.other] for each in large}
+        rests = {rank: self._rests(rank) for rank in {heaviest, *others}}
+        needs = self._window.needs
+
+        def received(each: _Exchange) -> tuple[int, int]:
+            there = self.placement[each.other]
+            want_here = rests[heaviest][each.mine] | needs[each.other]
+            want_there = rests[there][each.other] | needs[each.mine]
+            return want_here.bit_count() + want_there.bit_count() - self._want[there].bit_count(), -each.gain
+
+        return nsmallest(_COUNTED, large, key=received)
+
+    def _gaining(self, heaviest: int) -> Iterator[_Exchange]:
+        """Swaps that reduce the larger of two loads by a good part of the surplus."""
+        areas, surplus = self._window.areas, self._load[heaviest] - self._limit
+        for rank in self._ranks:
+            apart = self._load[heaviest] - self._load[rank]
+            most = apart - surplus // _WORTH
+            theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
+            for mine in self._own[heaviest]:
+                least, most_left = areas[mine] - most, areas[mine] - surplus // _WORTH
+                for area, other in theirs:
+                    if least < area < most_left:
+                        moved = areas[mine] - area
+                        gain = min(moved, apart - moved)
+                        yield _Exchange(gain, mine, other, moved >= surplus and apart - moved >= surplus)
+
+    def _growth(self, exchange: _Exchange) -> int:
+        """The increase of the busiest rank's traffic and of the mean traffic by a swap, times the number of ranks."""
+        before = self._traffic()
+        self._swap(exchange.mine, exchange.other)
+        after = self._traffic()
+        self._swap(exchange.mine, exchange.other)
+        return after - before
+
+    def _traffic(self) -> int:
+        return len(self._ranks) * max(*self._receives, *self._sends) + sum(self._receives)
+
+    def _swap(self, one: int, other: int) -> None:
+        first, second = self.placement[one], self.placement[other]
+        for rank, leaves, comes in ((first, one, other), (second, other, one)):
+            self._own[rank][self._own[rank].index(leaves)] = comes
+            self._load[rank] += self._window.areas[comes] - self._window.areas[leaves]
+            self.placement[comes] = rank
+        for rank in (first, second):
+            self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._own[rank])))
+        for rank in (first, second):
+            self._count(rank)
+
+    def _see(self, rank: int, want: int) -> None:
+        """Replace the chunks whose keys a rank sees; counts what their owners send."""
+        for changed, by in ((want & ~self._want[rank], 1), (self._want[rank] & ~want, -1)):
+            for chunk in _bits(changed):
+                self._wanted[chunk] += by
+                if (owner := self.placement[chunk]) >= 0:
+                    self._sends[owner] += by
+        self._want[rank] = want
+
+    def _count(self, rank: int) -> None:
+        """Update what a rank sends and receives after its own chunks have changed."""
+        own = sum(1 << chunk for chunk in self._own[rank])
+        self._receives[rank] = (self._want[rank] & ~own).bit_count()
+        self._sends[rank] = sum(self._wanted[chunk] - 1 for chunk in self._own[rank])
+
+    def _rests(self, rank: int) -> dict[int, int]:
+        """For each chunk of a rank, the chunks that its other chunks see."""
+        own, needs = self._own[rank], self._window.needs
+        before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
+        after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
+        return {chunk: earlier | later for chunk, earlier, later in zip(own, before, after[-2::-1], strict=False)}
+
+
+Placement = Sequence[int]  # the rank of each chunk
+
+
+def place(window: Window, ranks: int, how: str) -> Placement:
+    """Return the rank of each chunk.
+
+    Args:
+        window: The chunks to deal.
+        ranks: Number of ranks.
+        how: One of ``PLACEMENTS``.
+
+    Raises:
+        ValueError: The placement is unknown, or the ranks do not divide the chunks.
+    """
+    if how not in PLACEMENTS:
+        raise ValueError(f"there is no placement {how!r}; there are {', '.join(PLACEMENTS)}")
+    if ranks < 1 or window.chunks % ranks:
+        raise ValueError(f"{ranks} ranks must divide the window's {window.chunks} chunks of {window.chunk_tokens}")
+    return PLACEMENTS[how](window, ranks)
+
+
+def contiguous(window: Window, ranks: int) -> Placement:
+    """Neighbours together: sends least, but the rank with the end of a long document has most to compute."""
+    return [chunk * ranks // window.chunks for chunk in range(window.chunks)]
+
+
+def zigzag(window: Window, ranks: int) -> Placement:
+    """A piece from the front and one from the back: balanced for a single causal sequence, as in rings."""
+    front = window.chunks // ranks // 2
+    back = window.chunks // ranks - front
+    fronts = [rank for rank in range(ranks) for _ in range(front)]
+    return fronts + [rank for rank in reversed(range(ranks)) for _ in range(back)]
+
+
+def striped(window: Window, ranks: int) -> Placement:
+    """Round robin, as MTraining does for attention along diagonals."""
+    return [chunk % ranks for chunk in range(window.chunks)]
+
+
+def heap(window: Window, ranks: int) -> Placement:
+    """The largest first, each to the rank with the least to compute: MagiAttention's and FCP's rule."""
+    room, placement = [window.chunks // ranks] * ranks, [0] * window.chunks
+    loads = [(0, rank) for rank in range(ranks)]
+    heapify(loads)
+    for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
+        load, rank = heappop(loads)
+        placement[chunk] = rank
+        room[rank] -= 1
+        if room[rank]:
+            heappush(loads, (load + window.areas[chunk], rank))
+    return placement
+
+
+PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
+    {
+        "contiguous": contiguous,
+        "zigzag": zigzag,
+        "striped": striped,
+        "heap": heap,
+        "near": near,
+        "loose": partial(near, even=LOOSE),
+    }
+)
+
+
+# Where the attention of each chunk is computed: where its tokens are, or moved away from ranks with more work.
+#
+# A task has all keys of its queries, so its output is final. Moving whole tasks at the grain of chunks is DistCA's rule
+# (arXiv 2510.18121) with another greedy order: from the heaviest rank, the task that moves most work for the keys that
+# it
+# needs.
+
+SLACK = 3  # percent above the mean that no rank's area may exceed after tasks have moved
+
+
+@dataclass(frozen=True)
+class Task:
+    """Attention of one chunk's queries.
+
+    Attributes:
+        queries: The chunk.
+        keys: The chunks that they see.
+        rank: Where it is computed.
+    """
+
+    queries: int
+    keys: range
+    rank: int
+
+
+def own_tasks(window: Window, placement: Placement) -> Sequence[Task]:
+    """Every chunk's task, computed where its tokens are, in the order of chunks."""
+    return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
+
+
+def moved_tasks(
+    window: Window, placement: Placement, ranks: int, slack: int = SLACK, most: int | None = None
+) -> Sequence[Task]:
+    """The same, but some tasks of ranks with more work than others are computed elsewhere.
+
+    Repeatedly, the heaviest rank that can hand over a task hands over the one that moves the most excess work to a rank
+    that lacks it, per chunk of keys that this rank does not have yet. A task moves only once.
+
+    Args:
+        window: The tokens.
+        placement: The rank of each chunk.
+        ranks: Number of ranks.
+        slack: Percent above the mean at which a rank may end.
+        most: Tasks that a rank may hand over, and may take on; ``None`` for any number.
+    """
+    at = list(placement)
+    load, here = [0] * ranks, [0] * ranks  # here: chunks whose keys a rank has or is sent
+    for chunk, rank in enumerate(placement):
+        load[rank] += window.areas[chunk]
+        here[rank] |= window.needs[chunk]
+    most = window.chunks if most is None else most
+    giving, gave, given = set(range(ranks)), [0] * ranks, [0] * ranks
+    while giving:
+        heaviest = max(giving, key=lambda rank: (load[rank], -rank))
+        if 100 * ranks * load[heaviest] <= (100 + slack) * window.area:
+            break
+        takers = [rank for rank in range(ranks) if given[rank] < most and ranks * load[rank] < window.area]
+        move = _best_move(window, placement, at, load, here, heaviest, takers) if gave[heaviest] < most else None
+        if move is None:
+            giving.discard(heaviest)
+            continue
+        chunk, rank = move
+        at[chunk] = rank
+        gave[heaviest] += 1
+        given[rank] += 1
+        load[heaviest] -= window.areas[chunk]
+        load[rank] += window.areas[chunk]
+        here[rank] |= window.needs[chunk]
+    return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(at)]
+
+
+def _best_move(
+    window: Window, placement: Placement, at: Sequence[int], load: Sequence[int], here: Sequence[int], heaviest: int,
+    takers: Sequence[int],
+) -> tuple[int, int] | None:  # fmt: skip
+    """The task to move from the heaviest rank, and where to; ``None`` if each would make another as heavy."""
+    mean = window.area // len(load)
+    best, worth = None, 0.0
+    for chunk in (chunk for chunk, rank in enumerate(at) if rank == heaviest == placement[chunk]):
+        area, need = window.areas[chunk], window.needs[chunk]
+        for rank in takers:
+            if load[rank] + area >= load[heaviest]:
+                continue
+            moved = min(area, load[heaviest] - mean, mean - load[rank])
+            found = moved / ((need & ~here[rank]).bit_count() + 1)  # a correctly rounded quotient: the same everywhere
+            if found > worth:
+                best, worth = (chunk, rank), found
+    return best
+
+
+def areas(window: Window, tasks: Sequence[Task], ranks: int) -> Sequence[int]:
+    """Pairs that each rank computes."""
+    found = [0] * ranks
+    for task in tasks:
+        found[task.rank] += window.areas[task.queries]
+    return found

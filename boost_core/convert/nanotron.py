@@ -1,0 +1,284 @@
+"""A LLaMA in nanotron's shards.
+
+It packs query, key and value into one matrix and gate and up into another, d_out × d_in, and its rotary embedding
+rotates neighbouring elements of a head, where LLaMA's published weights, and ours, rotate halves. Version 0.4 always
+does so, with base 10,000; BOOST's fork and later versions have ``rope_theta``, and rotate halves unless
+``rope_interleaved`` is set.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from boost_core.architecture import projection_groups
+from boost_core.config import ModelConfig
+from boost_core.convert.names import Tensors
+from boost_core.convert.published_config import TrainedOn, model_of, published_config
+
+# The parts of nanotron in use, imported by working around what prevents its import.
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Parts of nanotron.
+
+    Attributes:
+        tensor_metadata: The class of a shard's metadata.
+        slices_pair: The class for the position of a part of a shard in the whole.
+        checkpoint_version: The checkpoint version that it writes.
+        parallel_context: The class of its process groups; on a CPU it sets no device.
+        tensor_parallel: Its tensor parallel layers.
+        parameters: Its parameters.
+        weights: Saving and loading of weights.
+    """
+
+    tensor_metadata: Any
+    slices_pair: Any
+    checkpoint_version: Any
+    parallel_context: Any
+    tensor_parallel: ModuleType
+    parameters: ModuleType
+    weights: ModuleType
+
+
+@cache
+def modules() -> Modules:
+    """Import nanotron.
+
+    Raises:
+        ValueError: nanotron is not installed.
+    """
+    try:
+        import nanotron.distributed
+    except ImportError as error:
+        raise ValueError("nanotron is not installed; run: pip install 'boost-service[nanotron]'") from error
+    _import_logging()
+    import nanotron.config  # noqa: F401  # before its parallel layers, which import it circularly
+    from nanotron.constants import CHECKPOINT_VERSION
+    from nanotron.parallel import ParallelContext, parameters
+    from nanotron.parallel.tensor_parallel import nn as tensor_parallel
+    from nanotron.serialize import weights
+    from nanotron.serialize.metadata import TensorMetadata
+
+    class Context(ParallelContext):  # type: ignore[misc]
+        def set_device(self) -> None:
+            if torch.cuda.is_available():
+                super().set_device()
+
+    return Modules(
+        TensorMetadata, parameters.SlicesPair, CHECKPOINT_VERSION, Context, tensor_parallel, parameters, weights
+    )
+
+
+def _import_logging() -> None:
+    """Import nanotron's logging, which circularly imports its configuration, with placeholders for the latter."""
+    placeholders: dict[str, Any] = {name: ModuleType(name) for name in ("nanotron.config", "nanotron.config.config")}
+    for module in placeholders.values():
+        module.LoggingArgs = object
+    sys.modules.update(placeholders)
+    try:
+        import nanotron.logging  # noqa: F401
+    finally:
+        for name in placeholders:
+            del sys.modules[name]
+
+
+CONFIG = "model_config.json"
+
+# Under NumPy 2 nanotron writes shapes that it cannot read: (np.int64(32), 16).
+_NUMPY_INTEGER = re.compile(r"np\.int64\((\d+)\)")
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """One of nanotron's weights.
+
+    Attributes:
+        name: Its name.
+        published: The published tensors that it packs along its first axis.
+        rows: Number of rows of each of them.
+        split: The axis along which tensor parallel ranks split each packed part separately; ``None`` for a norm.
+        turned: Number of leading parts to which a rotary embedding is applied.
+    """
+
+    name: str
+    published: tuple[str, ...]
+    rows: tuple[int, ...]
+    split: int | None
+    turned: int = 0
+
+
+def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
+    """Read a model from nanotron's shards, written by any number of ranks, in fp32 under its published names.
+
+    Raises:
+        ValueError: The folder holds no such model, or only part of one.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        neighbours = config.pop("rope_interleaved", True)
+        if not config.pop("is_llama_config"):
+            raise KeyError("is_llama_config")
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{folder} holds no {CONFIG} of a nanotron LLaMA: {error!r}") from error
+    model = model_of(config | {"model_type": "llama"}, CONFIG)
+    published: Tensors = {}
+    for packed in _packed(model):
+        whole = _merged(folder / "model", packed.name).float()
+        rows = sum(packed.rows)
+        if rows != len(whole):
+            raise ValueError(
+                f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} belongs to another model"
+            )
+        for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
+            turned = neighbours and place < packed.turned
+            published[name] = _to_halves(part, model.head_size) if turned else part
+    return model, {name: tensor.contiguous() for name, tensor in published.items()}
+
+
+def write_nanotron(
+    folder: Path, model: ModelConfig, published: Tensors, trained_on: TrainedOn, tensor_parallel_size: int
+) -> None:
+    """Write a dense model the way ``tensor_parallel_size`` ranks of nanotron would.
+
+    Raises:
+        ValueError: The family is not dense, or the ranks do not divide the model.
+    """
+    if model.rank is not None:
+        raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
+    if without := [name for name in _NOT_THERE if getattr(model, name)]:
+        raise ValueError(f"nanotron's LLaMA has no {' and no '.join(without)}; export it without --nanotron")
+    parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
+    if any(part % tensor_parallel_size for part in parts):
+        raise ValueError(
+            f"{tensor_parallel_size} ranks do not divide {parts[0]} key and value heads, an MLP of {parts[1]} and "
+            f"{parts[2]} tokens; use fewer"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for packed in _packed(model):
+        tensors = [
+            _to_neighbours(published[name], model.head_size) if place < packed.turned else published[name]
+            for place, name in enumerate(packed.published)
+        ]
+        _write_shards(folder / "model", packed, tensors, tensor_parallel_size)
+    config = published_config(model, trained_on)
+    content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
+    (folder / CONFIG).write_text(json.dumps(content, indent=2))
+
+
+_NOT_THERE = ("rope_scaling", "sliding_window", "qk_norm")
+
+# Fields of the published configuration that nanotron also has.
+_FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "rope_theta", "rms_norm_eps", "tie_word_embeddings",
+    "max_position_embeddings", "bos_token_id", "eos_token_id",
+)  # fmt: skip
+
+
+# The weight that each group of projections is packed into, and how many of them a rotary embedding is applied to.
+_GROUPS = {
+    "query_key_value": ("attn.qkv_proj", 2), "output": ("attn.o_proj", 0),
+    "gate_up": ("mlp.gate_up_proj", 0), "down": ("mlp.down_proj", 0),
+}  # fmt: skip
+
+
+def _packed(model: ModelConfig) -> Iterator[_Packed]:
+    hidden, table = (model.hidden_size,), (model.vocab_size,)
+    embedding = "model.token_position_embeddings.pp_block.token_embedding.weight"
+    yield _Packed(embedding, ("model.embed_tokens.weight",), table, 0)
+    for layer in range(model.num_hidden_layers):
+        here, there = f"model.decoder.{layer}.pp_block", f"model.layers.{layer}"
+        for group in projection_groups(model):
+            if group.norm is not None:
+                yield _Packed(f"{here}.{group.norm}.weight", (f"{there}.{group.norm}.weight",), hidden, None)
+            (name, turned), published = _GROUPS[group.name], tuple(f"{there}.{each}.weight" for each in group.published)
+            yield _Packed(f"{here}.{name}.weight", published, group.wide_outs, 1 if group.norm is None else 0, turned)
+    yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), hidden, None)
+    if not model.tie_embeddings:
+        yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), table, 0)
+
+
+def _to_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:
+    """Reorder rows of heads from rotating neighbours to rotating halves."""
+    return rows.view(-1, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _to_neighbours(rows: torch.Tensor, head_size: int) -> torch.Tensor:
+    return rows.view(-1, 2, head_size // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _merged(root: Path, name: str) -> torch.Tensor:
+    """Assemble a whole weight from all its shards."""
+    *folders, last = name.split(".")
+    place = root.joinpath(*folders)
+    shards = sorted(place.glob(f"model_{last}*.safetensors"))
+    if not shards:
+        raise ValueError(f"{place} has no shard of {name}; give the folder of a complete nanotron checkpoint")
+    whole: torch.Tensor | None = None
+    covered = 0
+    for path in shards:
+        shard, metadata = _shard(path)
+        if not metadata or "unsharded_shape" not in metadata:
+            return shard
+        placed = modules().tensor_metadata.from_str_dict(
+            {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
+        )
+        if whole is None:
+            whole = torch.empty(placed.unsharded_shape, dtype=shard.dtype)
+        for pair in placed.local_global_slices_pairs:
+            whole[pair.global_slices] = shard[pair.local_slices]
+        covered += shard.numel()
+    if whole is None or covered != whole.numel():
+        raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
+    return whole
+
+
+def _shard(path: Path) -> tuple[torch.Tensor, dict[str, str] | None]:
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return stream.get_tensor("data"), stream.metadata()
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again") from error
+
+
+def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:
+    *folders, last = packed.name.split(".")
+    place = root.joinpath(*folders)
+    place.mkdir(parents=True, exist_ok=True)
+    whole, axis = torch.cat(tensors), packed.split
+    if axis is None:
+        save_file({"data": whole}, place / f"model_{last}.safetensors")
+        return
+    nanotron = modules()
+    for rank in range(ranks):
+        pairs, pieces = [], []
+        begin, local = 0, 0
+        for tensor in tensors if axis == 0 else [whole]:
+            share = tensor.shape[axis] // ranks
+            mine = slice(begin + rank * share, begin + (rank + 1) * share)
+            pairs.append(
+                nanotron.slices_pair(
+                    local_slices=_along(axis, slice(local, local + share), whole.ndim),
+                    global_slices=_along(axis, mine, whole.ndim),
+                )
+            )
+            pieces.append(whole[_along(axis, mine, whole.ndim)])
+            begin, local = begin + tensor.shape[axis], local + share
+        metadata = nanotron.tensor_metadata(nanotron.checkpoint_version, tuple(pairs), tuple(whole.shape)).to_str_dict()
+        name = f"model_{last}_pp-rank-0-of-1_tp-rank-{rank}-of-{ranks}.safetensors"
+        save_file({"data": torch.cat(pieces, dim=axis).contiguous()}, place / name, metadata)
+
+
+def _along(axis: int, here: slice, dimensions: int) -> tuple[slice, ...]:
+    return tuple(here if each == axis else slice(None) for each in range(dimensions))

@@ -1,1 +1,0 @@
-"""The only place that knows nanotron (0.4, PyPI); nothing else imports it."""

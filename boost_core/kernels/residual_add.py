@@ -1,0 +1,157 @@
+"""What a block adds to the residual stream, and the sum of squares that the next norm needs, in one pass.
+
+::
+
+    x = x + y
+    s = Σ_d x²
+
+and backward, where x continues in the stream and into the next projection, with gradients ``dx₁``, ``dx₂``, ``ds``::
+
+    dx = dy = dx₁ + dx₂ + 2 x ds
+
+One pass reads x and y, another one three gradients, where separate additions would read and write each sum again (the
+fused norm's backward, BOOST, arXiv 2512.12131, derived here). Shape suffixes: T tokens, d hidden, whole or this rank's
+shard.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
+from boost_core.kernels.launch import block_of, jit, rows, tl, warps_of
+
+# The reference: plain torch, differentiated by autograd.
+
+
+def residual_add_reference(
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the sum twice, and its rows' sums of squares in at least fp32; see the package for the arguments."""
+    sum_Td = x_Td if y_Td is None else x_Td + y_Td
+    squares_T = sum_Td.to(torch.promote_types(sum_Td.dtype, torch.float32)).square().sum(dim=-1)
+    return sum_Td, sum_Td, squares_T
+
+
+# The Triton kernels: one program per token, the whole row in registers, fp32 arithmetic.
+
+
+@jit
+def _forward(
+    x_ptr, y_ptr, out_ptr, s_ptr, value_ptr, row_scale_ptr, x_stride, y_stride, out_stride, columns,
+    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(s_ptr + row, tl.sum(x * x, axis=0))
+    if FP8:
+        # Computed from the stored values, as a separate pass would see them.
+        store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)
+
+
+@jit
+def _backward(
+    x_ptr, stream_ptr, input_ptr, ds_ptr, dx_ptr, x_stride, stream_stride, input_stride, dx_stride, columns,
+    STREAM: tl.constexpr, INPUT: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    dx = tl.zeros([BLOCK], dtype=tl.float32)
+    if STREAM:
+        dx += tl.load(stream_ptr + row * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if INPUT:
+        dx += tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SQUARES:
+        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dx += 2.0 * x * tl.load(ds_ptr + row).to(tl.float32)
+    tl.store(dx_ptr + row * dx_stride + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+class _ResidualAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool) -> tuple[torch.Tensor | None, ...]:
+        ctx.set_materialize_grads(False)
+        tokens, columns = x_Td.shape
+        sum_Td = x_Td.view_as(x_Td) if y_Td is None else torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
+        squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+        values, scales = empty_quantised(x_Td.shape, x_Td.device) if fp8 else (None, None)
+        block, y = block_of(columns), x_Td if y_Td is None else y_Td
+        _forward[(tokens,)](
+            x_Td, y, sum_Td, squares_T, x_Td if values is None else values, x_Td if scales is None else scales,
+            x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
+            ADD=y_Td is not None, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        ctx.save_for_backward(sum_Td)
+        ctx.added = y_Td is not None
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return sum_Td, sum_Td.view_as(sum_Td), squares_T, values, scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (x_Td,) = ctx.saved_tensors
+        stream_Td, input_Td = (None if each is None else rows(each) for each in gradients[:2])
+        squares_T = None if gradients[2] is None else gradients[2].contiguous()
+        tokens, columns = x_Td.shape
+        dx_Td = torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
+        block = block_of(columns)
+        # A pointer for a missing gradient is not read.
+        stream, inputs = (dx_Td if each is None else each for each in (stream_Td, input_Td))
+        _backward[(tokens,)](
+            x_Td, stream, inputs, dx_Td if squares_T is None else squares_T, dx_Td,
+            x_Td.stride(0), stream.stride(0), inputs.stride(0), dx_Td.stride(0), columns,
+            STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
+            BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        return dx_Td, dx_Td if ctx.added else None, None
+
+
+def residual_add_triton(
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same function as :func:`naive.residual_add`; see the package for the arguments."""
+    y_Td = None if y_Td is None else rows(y_Td)
+    stream_Td, input_Td, squares_T, *made = _ResidualAdd.apply(rows(x_Td), y_Td, fp8)  # type: ignore[no-untyped-call]
+    return stream_Td, with_quantised(input_Td, made), squares_T
+
+
+class Residual(NamedTuple):
+    """The residual stream between two additions.
+
+    Attributes:
+        stream: The values for the next addition, ``[T, d]``.
+        inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
+        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
+    """
+
+    stream: torch.Tensor
+    inputs: torch.Tensor
+    squares: torch.Tensor | None
+
+
+def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
+    """Compute ``x + y`` and its sums of squares.
+
+    Args:
+        x_Td: The stream so far, ``[T, d]``.
+        y_Td: A block's output, of the same shape and type.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+    """
+    if runs_on_triton(x_Td):
+        return Residual(*residual_add_triton(x_Td, y_Td, fp8))
+    return Residual(*residual_add_reference(x_Td, y_Td))
+
+
+def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
+    """Return the stream before anything is added: ``x`` with its sums of squares; ``fp8`` as in ``residual_add``."""
+    if runs_on_triton(x_Td):
+        return Residual(*residual_add_triton(x_Td, None, fp8))
+    return Residual(*residual_add_reference(x_Td, None))

@@ -1,0 +1,134 @@
+"""Rotary position embedding of queries and keys, between their up-projection and attention.
+
+For position t of a sequence and each pair (a, b) of elements i and i + e/2 of a head, with angle φ = t θ^(−2i/e)::
+
+    a′ = a cos φ − b sin φ,   b′ = b cos φ + a sin φ
+
+and backward the same with −φ (RoFormer, arXiv 2104.09864; pairs as in LLaMA). Queries, keys and values come from
+batched up-projections one after the other in one tensor; queries and keys are rotated in place, which is the
+layout that attention reads, and backward the three gradients are written side by side, as the projections' backward
+pass reads them: nothing is permuted or copied in between. Shape suffixes: g projections, T = b·s tokens, d = heads · e,
+s positions, e head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.kernels.launch import block_of, jit, rows, tl, triton, warps_of
+
+# The reference: plain torch, differentiated by autograd.
+
+
+def rotary_reference(
+    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Rotate out of place; see the package for the arguments."""
+    *compared, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
+    return *(_turned(x_Td, cosine_se, sine_se) for x_Td in compared), value_Td
+
+
+def _turned(x_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor) -> torch.Tensor:
+    positions, half = cosine_se.shape
+    x_bshte = x_Td.reshape(-1, positions, x_Td.shape[1] // (2 * half), 2, half)
+    a_bshe, b_bshe = x_bshte.to(cosine_se.dtype).unbind(-2)
+    cosine_s1e, sine_s1e = cosine_se.unsqueeze(1), sine_se.unsqueeze(1)
+    turned = (a_bshe * cosine_s1e - b_bshe * sine_s1e, b_bshe * cosine_s1e + a_bshe * sine_s1e)
+    return torch.stack(turned, dim=-2).to(x_Td.dtype).view(x_Td.shape)
+
+
+# The Triton kernel: a block of pairs of one token at a time, fp32 arithmetic, in place.
+
+LARGEST_BLOCK = 1024
+
+
+@jit
+def _turn(
+    x_ptr, out_ptr, cosine_ptr, sine_ptr, x_stride, out_stride, positions, pairs, sign,
+    HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    place = pair % HALF
+    first = pair // HALF * (2 * HALF) + place
+    angle = (row % positions) * HALF + place
+    cosine = tl.load(cosine_ptr + angle, mask=inside, other=0.0)
+    sine = tl.load(sine_ptr + angle, mask=inside, other=0.0) * sign
+    x = x_ptr + row * x_stride + first
+    a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
+    out = out_ptr + row * out_stride + first
+    tl.store(out, (a * cosine - b * sine).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out + HALF, (b * cosine + a * sine).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _launch(
+    x_Td: torch.Tensor, out_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor, sign: float
+) -> None:
+    (tokens, columns), (positions, half) = x_Td.shape, cosine_se.shape
+    block = min(block_of(columns // 2), LARGEST_BLOCK)
+    _turn[(tokens, triton.cdiv(columns // 2, block))](
+        x_Td, out_Td, cosine_se, sine_se, x_Td.stride(0), out_Td.stride(0), positions, columns // 2, sign,
+        HALF=half, BLOCK=block, num_warps=warps_of(2 * block),
+    )  # fmt: skip
+
+
+def _members(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [member_Td for part_gTd in parts for member_Td in part_gTd.unbind(0)]
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # Nobody else reads a part, a matrix product's backward pass does not need its output, and this one needs only
+        # the angles: so the parts' memory is reused for the result.
+        members = _members([part_gTd.detach() for part_gTd in parts])
+        for member_Td in members[:-1]:
+            _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
+        ctx.save_for_backward(cosine_se, sine_se)
+        ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
+        return tuple(members)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cosine_se, sine_se = ctx.saved_tensors
+        dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
+        *compared, (dvalue_Td, gradient_Td) = zip(_members(dparts), gradients, strict=True)
+        for dmember_Td, gradient in compared:
+            _launch(rows(gradient), dmember_Td, cosine_se, sine_se, -1.0)
+        dvalue_Td.copy_(gradient_Td)
+        return None, None, *dparts
+
+
+def rotary_triton(
+    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same function as :func:`naive.rotary`; see the package for the arguments."""
+    turned: tuple[torch.Tensor, ...] = _Rotary.apply(  # type: ignore[no-untyped-call]
+        cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
+    )
+    return turned
+
+
+def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rotate queries and keys, and leave values alone.
+
+    Args:
+        parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them: ``[3, T, d]``,
+            or ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone, or queries with values of no
+            width. Owned by this call: their memory may be reused for the result.
+        cosine_se: Cosines of each position's angles, ``[s, e/2]``, at least fp32; T is a multiple of s.
+        sine_se: Their sines.
+
+    Returns:
+        Each as ``[T, d]``.
+    """
+    if runs_on_triton(parts[0]):
+        return rotary_triton(parts, cosine_se, sine_se)
+    return rotary_reference(parts, cosine_se, sine_se)

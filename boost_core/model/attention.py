@@ -1,0 +1,477 @@
+"""Causal attention over the local heads, with rotary position embeddings.
+
+Where positions see only a sliding window (Longformer, arXiv 2004.05150), or documents that share a sequence must not
+see each other, ``documents`` attends to each document by itself. Where a rank has some of a sequence's tokens, whoever
+deals them says how they attend.
+
+Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e; n places for
+documents in a sequence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import signature
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
+
+from boost_core.config.model import ModelConfig, RopeScalingConfig
+from boost_core.kernels.rotary import rotary
+
+# The frequencies of rotary position embeddings, and their scaling for sequences longer than a model was trained on.
+#
+# Pair i of a head's e elements turns by θ^(−2i/e) per position (RoFormer, arXiv 2104.09864). Scaled by a factor s, slow
+# pairs turn s times more slowly and fast ones as before, with a ramp between the two:
+#
+# ======  ================================================================================================================
+# llama3  by how often a pair turns in the original length: up to ``low_freq_factor`` times it is slow, from
+#         ``high_freq_factor`` times on fast (Llama 3.1's reference code)
+# yarn    by the pair's number, between those that turn ``beta_slow`` and ``beta_fast`` times; and queries and keys are
+#         multiplied by ``attention_factor`` (YaRN, arXiv 2309.00071)
+# ======  ================================================================================================================
+#
+# Shape suffixes: e here stands for the pairs of a head.
+
+
+def rotary_frequencies(
+    head_size: int, theta: float, scaling: RopeScalingConfig | None, device: torch.device
+) -> torch.Tensor:
+    """Radians per position for each pair, ``[e/2]`` in float64, so that far positions keep the bits of their angles."""
+    plain_e: torch.Tensor = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size)
+    if scaling is None:
+        return plain_e
+    fast_e = _fast_llama3(plain_e, scaling) if scaling.rope_type == "llama3" else _fast_yarn(plain_e, theta, scaling)
+    return plain_e * (fast_e + (1 - fast_e) / scaling.factor)
+
+
+def _fast_llama3(plain_e: torch.Tensor, scaling: RopeScalingConfig) -> torch.Tensor:
+    """How fast each pair is taken to be, from 0 to 1."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    assert low is not None and high is not None
+    turns_e = scaling.original_max_position_embeddings * plain_e / (2 * math.pi)
+    return ((turns_e - low) / (high - low)).clamp(0, 1)
+
+
+def _fast_yarn(plain_e: torch.Tensor, theta: float, scaling: RopeScalingConfig) -> torch.Tensor:
+    assert scaling.beta_fast is not None and scaling.beta_slow is not None
+    head_size, length = 2 * len(plain_e), scaling.original_max_position_embeddings
+
+    def pair_that_turns(times: float) -> float:
+        return head_size * math.log(length / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_size - 1)
+    number_e = torch.arange(len(plain_e), dtype=plain_e.dtype, device=plain_e.device)
+    return 1 - ((number_e - first) / (last - first or 0.001)).clamp(0, 1)
+
+
+# Attention within consecutive documents, separated by their start positions: no mask of all pairs.
+#
+# A document's query sees the keys of its own past, or of a window of it. On a GPU flash attention reads the starts of
+# documents from the device's memory, so that a captured step serves whatever lengths the next batch has; elsewhere
+# each document is attended to by itself.
+#
+# Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of one document; n places for
+# documents, b sequences of s tokens.
+
+_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8  # limits of flash attention
+
+
+def begins(start_bn: torch.Tensor, length: int) -> torch.Tensor:
+    """Return where the documents of all sequences begin and the last one ends, ``[b·n + 1]``, 32 bits, non-decreasing.
+
+    Args:
+        start_bn: Where each begins in its sequence, in order; s in unused places.
+        length: Tokens of a sequence, s.
+    """
+    tokens = len(start_bn) * length
+    sequence_b1 = torch.arange(0, tokens, length, dtype=torch.int32, device=start_bn.device).unsqueeze(1)
+    return pad((start_bn + sequence_b1).flatten(), (0, 1), value=tokens)
+
+
+def reads_lengths_on_device(query_The: torch.Tensor) -> bool:
+    """Return whether attention for such queries needs no lengths on the host."""
+    head_size = query_The.shape[-1]
+    fits = head_size <= _LARGEST_HEAD and head_size % _HEAD_MULTIPLE == 0
+    return query_The.is_cuda and query_The.dtype in (torch.bfloat16, torch.float16) and fits
+
+
+def attention_within(
+    query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, longest: int,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Causal attention of each document to itself.
+
+    Args:
+        query_The: Queries; h is a multiple of j.
+        key_Tje: Keys.
+        value_Tje: Values.
+        begin_n: As returned by ``begins``; a document may have no tokens.
+        longest: Upper bound on the tokens of a document.
+        window: How many tokens each sees, itself included; ``None`` for all before it.
+
+    Returns:
+        ``[T, h, e]``.
+    """
+    if reads_lengths_on_device(query_The):
+        return _flash(query_The, key_Tje, value_Tje, begin_n, longest, window)
+    return one_by_one(query_The, key_Tje, value_Tje, begin_n, window)
+
+
+def one_by_one(
+    query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Reference for which the host reads the lengths; arguments as for ``attention_within``."""
+    lengths = [length for length in begin_n.diff().tolist() if length]
+    queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
+    return torch.cat(
+        [_alone(query, key, value, window) for query, key, value in zip(queries, keys, values, strict=True)]
+    )
+
+
+def _flash(
+    query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, longest: int,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    seen = (-1 if window is None else window - 1, 0)  # tokens before a query, and after it
+    out_The: torch.Tensor = _varlen_attention()(
+        query_The, key_Tje, value_Tje, begin_n, begin_n, longest, longest, window_size=seen
+    )
+    return out_The
+
+
+@cache
+def _varlen_attention() -> Callable[..., Any]:
+    # Imported here because it registers operations, which takes time, and only this function needs them.
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.11 accepts fewer heads of keys without an option.
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    return partial(varlen_attn, **grouped)
+
+
+def _alone(query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Attend within one document; a long one a window of queries at a time, so no mask is larger than two windows."""
+    length = len(query_mhe)
+    if window is None or window >= length:
+        return _scored(query_mhe, key_mje, value_mje, None)
+    parts = []
+    for first in range(0, length, window):
+        past, end = min(first, window - 1), min(first + window, length)
+        keys = slice(first - past, end)
+        sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
+        parts.append(
+            _scored(query_mhe[first:end], key_mje[keys], value_mje[keys], sees.tril(past).triu(past + 1 - window))
+        )
+    return torch.cat(parts)
+
+
+def _scored(
+    query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, sees: torch.Tensor | None
+) -> torch.Tensor:
+    query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in (query_mhe, key_mje, value_mje))
+    out_1hme = scaled_dot_product_attention(
+        query_1hme, key_1jme, value_1jme, attn_mask=sees, is_causal=sees is None, enable_gqa=True
+    )
+    return out_1hme.squeeze(0).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class KeyMaker:
+    """How keys and values are made from latents, for any tokens.
+
+    Attributes:
+        weights: What it uses: parameters, or parts of them.
+        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
+            ``[n, j, e]`` with j heads each.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], "Rotation"], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class KeyLatents:
+    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
+
+    Attributes:
+        of_keys: ``[T, r]``.
+        of_values: The same.
+        maker: Makes them.
+    """
+
+    of_keys: torch.Tensor
+    of_values: torch.Tensor
+    maker: KeyMaker
+
+
+@dataclass(frozen=True)
+class TaskMaker:
+    """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
+
+    Attributes:
+        weights: What queries are made with: parameters, or parts of them.
+        make: From latents, ``[n, r]``, such weights and the tokens' rotation: rotated queries, ``[n, h, e]``.
+        down: The weight that turns outputs into latents, ``[h·e, r]``: a parameter, or a view of one.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[torch.Tensor, Sequence[torch.Tensor], "Rotation"], torch.Tensor]
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class QueryLatents:
+    """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
+
+    Attributes:
+        of_queries: ``[T, r]``.
+        maker: Makes them, and turns their outputs into latents.
+    """
+
+    of_queries: torch.Tensor
+    maker: TaskMaker
+
+
+class Attend(Protocol):
+    """A custom way for the tokens of whole sequences to attend."""
+
+    def for_layer(self) -> "Attend":
+        """Return one for a single layer, whose forward pass and recomputation call it."""
+
+    def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
+        """Compute attention, ``[T, h, e]``."""
+
+
+class DealtAttention(Protocol):
+    """Attention of tokens whose sequences are dealt to several ranks; other work may run while keys are under way.
+
+    Attributes:
+        sends_latents: Whether ``start`` needs what keys and values are made from.
+        moves_latents: Whether ``start`` needs what queries are made from; the output's latents are then incomplete
+            without ``with_returned``.
+    """
+
+    @property
+    def sends_latents(self) -> bool: ...  # noqa: D102
+
+    @property
+    def moves_latents(self) -> bool: ...  # noqa: D102
+
+    def for_layer(self) -> "DealtAttention":
+        """Return one for a single layer, whose forward pass and recomputation call it."""
+
+    def start(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None,
+        of_queries: QueryLatents | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Start to exchange keys, and return the queries for ``finish``; may be recomputed, without sending again."""
+
+    def finish(self, query_The: torch.Tensor) -> torch.Tensor:
+        """Wait for the keys, and compute attention, ``[T, h, e]``, which is kept for the backward pass."""
+
+    def with_returned(self, query_The: torch.Tensor, latent_Tr: torch.Tensor) -> torch.Tensor:
+        """Put what other ranks have computed of this rank's outputs into their latents, in place.
+
+        Args:
+            query_The: What ``start`` has returned.
+            latent_Tr: This rank's part of the latents, from what ``finish`` has returned.
+        """
+
+    def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
+        """Let the backward pass send keys again as soon as it has the gradient of the block's output.
+
+        Args:
+            query_The: What ``start`` has returned.
+            stream_Td: The output.
+        """
+
+
+def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
+    """Attend from each position to the past of its own sequence.
+
+    Args:
+        parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them, sequences one
+            after the other; fewer heads in keys and values for grouped-query attention. Owned by this call.
+        rotation: The rotary embedding; its length is the length of a sequence.
+        head_size: Width of a head.
+
+    Returns:
+        ``[T, d]``.
+    """
+    turned = rotary(parts, *rotation.angles(parts[0].dtype))
+    if rotation.attend is not None:
+        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+        return rotation.attend(query, key, value).flatten(1)
+    length = rotation.sequence_length
+    begin_n = rotation.begins_of(parts[0])
+    if begin_n is not None:
+        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+        return attention_within(query, key, value, begin_n, length, rotation.window).flatten(1)
+    query, key, value = (
+        x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned
+    )
+    out_bhse = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def start_dealt_attention(
+    parts: list[torch.Tensor], rotation: "Rotation", dealt: DealtAttention, head_size: int, latents: KeyLatents | None,
+    of_queries: QueryLatents | None,
+) -> torch.Tensor:  # fmt: skip
+    """Start attention whose keys are exchanged; returns the rotated queries, ``[T, h, e]``, for ``dealt.finish``.
+
+    Args:
+        parts: As in ``causal_attention``.
+        rotation: The rotary embedding.
+        dealt: Exchanges keys and attends.
+        head_size: Width of a head.
+        latents: What keys and values are made from, if ``dealt`` sends it.
+        of_queries: What queries are made from, likewise.
+    """
+    turned = rotary(parts, *rotation.angles(parts[0].dtype))
+    query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+    return dealt.start(query, key, value, latents, of_queries)
+
+
+def with_normed_heads(
+    parts: list[torch.Tensor], query_scale_e: torch.Tensor, key_scale_e: torch.Tensor, epsilon: float
+) -> list[torch.Tensor]:
+    """Norm each head of queries and keys (RMSNorm), and leave values alone; ``parts`` as in ``causal_attention``.
+
+    Scores then do not grow with the weights that queries and keys come from (arXiv 2302.05442).
+    """
+    query_Td, key_Td, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
+    normed = (normed_heads(query_Td, query_scale_e, epsilon), normed_heads(key_Td, key_scale_e, epsilon))
+    return [x_Td.unsqueeze(0) for x_Td in (*normed, value_Td)]
+
+
+def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Norm each head of queries or keys by itself."""
+    x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
+    return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(x_Td.shape)
+
+
+class Rotation:
+    """The angles of rotary position embeddings for positions 0 … s−1 (RoFormer, arXiv 2104.09864), and who sees whom.
+
+    Args:
+        sequence_length: Number of positions s.
+        head_size: Width of a head; even.
+        theta: Base of the frequencies.
+        device: Where the angles live.
+        scaling: How the frequencies are scaled, if they are.
+        window: How many positions each sees, itself included; ``None`` for all before it.
+
+    Attributes:
+        attend: A custom way for tokens to attend; ``None`` where all see all before them.
+        dealt: How tokens attend whose sequences are dealt to several ranks; ``None`` where a rank has all tokens.
+    """
+
+    def __init__(
+        self,
+        sequence_length: int,
+        head_size: int,
+        theta: float,
+        device: torch.device,
+        scaling: RopeScalingConfig | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.sequence_length = sequence_length
+        self.window = None if window is None or window >= sequence_length else window
+        self.attend: Attend | None = None
+        self.dealt: DealtAttention | None = None
+        frequency_e = rotary_frequencies(head_size, theta, scaling, device)
+        angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
+        growth = 1.0 if scaling is None else scaling.attention
+        self._cosine_se, self._sine_se = growth * angle_se.cos(), growth * angle_se.sin()
+        self._start_bn: torch.Tensor | None = None
+        self._begin_n: torch.Tensor | None = None
+        self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._whole: dict[int, torch.Tensor] = {}
+        self._parts: Sequence[Rotation] = ()
+
+    @classmethod
+    def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
+        """Make a model's rotation."""
+        return cls(sequence_length, model.head_size, model.rope_theta, device, model.rope_scaling, model.sliding_window)
+
+    def with_documents(self, start_bn: torch.Tensor | None) -> "Rotation":
+        """Return a copy for tokens that see only their own document; ``None``: their own sequence.
+
+        Positions continue across documents: rotary embeddings depend on differences of positions alone.
+
+        Args:
+            start_bn: Where each document begins in its sequence, in order; s in unused places.
+        """
+        if start_bn is None:
+            return self
+        among = copy(self)
+        among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
+        return among
+
+    def of_tokens(self, position_T: torch.Tensor, dealt: DealtAttention | None = None) -> "Rotation":
+        """Return a copy for tokens at these positions of their sequences, and how they attend, if they do."""
+        own = copy(self)
+        own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
+        own._cast, own.dealt = {}, dealt
+        return own
+
+    def attending(self, attend: Attend) -> "Rotation":
+        """Return a copy for tokens with a custom way to attend."""
+        own = copy(self)
+        own.attend = attend
+        return own
+
+    def in_parts(self, parts: Sequence["Rotation"]) -> "Rotation":
+        """Return a copy for tokens that are split into parts: those of each rotation, made by ``of_tokens``."""
+        whole = copy(self)
+        whole._parts = parts
+        return whole
+
+    def for_layer(self) -> "Rotation":
+        """Return a copy for one layer, for its forward pass and its recomputation."""
+        if self.attend is None and self.dealt is None:
+            return self
+        own = copy(self)
+        own.attend = None if self.attend is None else self.attend.for_layer()
+        own.dealt = None if self.dealt is None else self.dealt.for_layer()
+        return own
+
+    def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
+        """Split tokens, ``[T]``, in parts, each with its rotation.
+
+        Args:
+            token_T: The tokens.
+            count: Number of parts with as many sequences, unless the parts are known; a single sequence is one part.
+        """
+        if self._parts:
+            sizes = [len(part._cosine_se) for part in self._parts]
+            return list(zip(torch.split(token_T, sizes), self._parts, strict=True))
+        parts = [part_bs.flatten() for part_bs in token_T.view(-1, self.sequence_length).chunk(count)]
+        if self._start_bn is None:
+            return [(part_T, self) for part_T in parts]
+        starts = self._start_bn.chunk(len(parts))
+        return [(part_T, self.with_documents(start_bn)) for part_T, start_bn in zip(parts, starts, strict=True)]
+
+    def begins_of(self, tokens_gTd: torch.Tensor) -> torch.Tensor | None:
+        """Return where a micro-batch's documents begin and the last one ends; ``None`` if all see all before them."""
+        if self._begin_n is not None or self.window is None:
+            return self._begin_n
+        tokens = tokens_gTd.shape[1]
+        if tokens not in self._whole:  # each sequence is one document
+            self._whole[tokens] = torch.arange(
+                0, tokens + 1, self.sequence_length, dtype=torch.int32, device=tokens_gTd.device
+            )
+        return self._whole[tokens]
+
+    def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines, ``[s, e/2]``, in at least fp32."""
+        dtype = torch.promote_types(compute_type, torch.float32)
+        if dtype not in self._cast:
+            self._cast[dtype] = (self._cosine_se.to(dtype), self._sine_se.to(dtype))
+        return self._cast[dtype]

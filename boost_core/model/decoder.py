@@ -1,0 +1,277 @@
+"""The parts common to all families: embedding, blocks, head and loss.
+
+Shape suffixes: T tokens, d hidden; b sequences of s positions.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, head_weights, projection_groups
+from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
+from boost_core.config.model import ModelConfig
+from boost_core.kernels.residual_add import Residual
+from boost_core.model.attention import Rotation
+from boost_core.model.block import Block, Carried
+from boost_core.model.low_rank import WeightedModule
+from boost_core.model.strategy import NormWeights, Strategy
+from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
+from boost_core.parallel.btp import BottleneckTensorParallel
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.recompute import Lookahead, Segments, run_together
+from boost_core.plan.work import Stage, block_modes
+
+# The token embedding.
+
+
+class TokenEmbedding(WeightedModule):
+    """Maps token ids to the residual stream."""
+
+    def __init__(self, model: ModelConfig, strategy: Strategy) -> None:
+        super().__init__(embedding_weights(model))
+        self.strategy = strategy
+
+    def forward(self, token_T: torch.Tensor) -> Residual:
+        """Map ``[T]`` ids to a stream of ``[T, d]``."""
+        return self.strategy.embed(token_T, self.declared("weight"))
+
+
+# The final norm, the language-model head and the loss. Shape suffixes: T tokens, d hidden, V vocabulary.
+
+
+class HeadAndLoss(WeightedModule):
+    """RMSNorm, the head, and the cross entropy of each token.
+
+    Args:
+        model: The model's shape.
+        strategy: Where the hidden vectors are made whole.
+        embedding: The embedding, whose weight a tied head uses; ``None`` on ranks that do not have it.
+        z_loss: The weight of the z-loss.
+
+    Attributes:
+        predicts: Whether it returns the most likely token after each instead of its loss.
+    """
+
+    def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None, z_loss: float) -> None:
+        super().__init__(head_weights(model))
+        self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
+        self.z_loss, self.predicts = z_loss, False
+        # In a tuple, so that the embedding is not registered as a submodule of the head, too.
+        self._tied_to = (embedding if model.tie_embeddings else None,)
+
+    def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each token in nats, ``[T]``; or the most likely next token."""
+        norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
+        hidden_Td = self.strategy.final_norm(residual, norm)
+        if self.predicts:
+            return self.strategy.likeliest_tokens(hidden_Td, self._head())
+        return self.strategy.token_losses(hidden_Td, self._head(), target_T, self.z_loss)
+
+    def _head(self) -> torch.Tensor:
+        (tied_to,) = self._tied_to
+        if tied_to is None:
+            return self.declared("weight")
+        return self.strategy.tied_head(tied_to.declared("weight"))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, head and loss, or the part of them on one pipeline rank.
+
+    Args:
+        model: The model's shape.
+        parallelism: How its blocks are computed.
+        strategy: How it is split over the tensor parallel ranks.
+        modes: What each block keeps for the backward pass, by block number.
+        ends: Whether it has the embedding, and whether it has the head.
+        z_loss: The weight of the z-loss.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        parallelism: ParallelismConfig,
+        strategy: Strategy,
+        modes: Mapping[int, RecomputeMode],
+        ends: tuple[bool, bool],
+        z_loss: float,
+    ) -> None:
+        super().__init__()
+        self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        with_embedding, with_head = ends
+        self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
+        self.blocks = nn.ModuleDict(
+            {
+                str(layer): Block(model, parallelism, strategy, model.crosses_into(layer), mode)
+                for layer, mode in modes.items()
+            }
+        )
+        self.head = HeadAndLoss(model, strategy, self.embedding, z_loss) if with_head else None
+
+    def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
+        if self.splits == 1:
+            residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
+        else:
+            splits = rotation.splits(token_T, self.splits)
+            residual = _joined(run_together([self._in_segments(*split) for split in splits]))
+        return self.losses(residual, target_T)
+
+    def embed(self, token_T: torch.Tensor) -> Residual:
+        """Return the residual stream that enters the first block."""
+        if self.embedding is None:
+            raise AssertionError("the embedding is on another rank")
+        residual: Residual = self.embedding(token_T)
+        return residual
+
+    def through(
+        self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
+    ) -> tuple[Residual, Carried | None]:
+        """Return the residual stream after the given blocks, and what the last one hands on."""
+        lookahead = Lookahead()
+        for number in blocks:
+            residual, carried = self.blocks[number](residual, rotation.for_layer(), carried, lookahead)
+        return residual, carried
+
+    def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each token from the stream after the last block."""
+        if self.head is None:
+            raise AssertionError("the head is on another rank")
+        loss_T: torch.Tensor = self.head(residual, target_T)
+        return loss_T
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Make ``forward``, ``losses`` and pipeline stages return each most likely next token, not its loss."""
+        heads = [self.head] if self.head is not None else []
+        try:
+            for head in heads:
+                head.predicts = True
+            yield
+        finally:
+            for head in heads:
+                head.predicts = False
+
+    def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
+        residual, carried, lookahead = self.embed(token_T), None, Lookahead()
+        for block in self.blocks.values():
+            residual, carried = yield from cast(Block, block).segments(
+                residual, rotation.for_layer(), carried, lookahead
+            )
+        return residual
+
+
+def _joined(splits: list[Residual]) -> Residual:
+    """Concatenate the streams of all splits on their way into the head."""
+    inputs_Td = torch.cat([split.inputs for split in splits])
+    squares = [split.squares for split in splits if split.squares is not None]
+    return Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)
+
+
+# A pipeline stage: some of a model's blocks, with one of its ends or neither.
+#
+# Stages pass on the residual stream, of which each tensor parallel rank sends its own part, and under LaX the latents
+# that cross into the next block. Shape suffixes: T tokens, d hidden.
+
+Shape = tuple[int, ...]
+
+
+class StageModule(nn.Module):
+    """A stage as a module of tensors in, tensors out.
+
+    Args:
+        decoder: This rank's part of the model, which remains the owner of the weights.
+        model: The model's shape.
+        stage: Which of its blocks and ends.
+        grouped: Whether projections with a common input share an exchange.
+
+    Attributes:
+        stage: As given.
+        rotations: The positions of each micro-batch's tokens, and how they attend; kept while the micro-batch is here.
+    """
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
+        super().__init__()
+        self._decoder = (decoder,)  # in a tuple, so that the weights are registered only once
+        self.stage, self._width = stage, decoder.strategy.width(model.hidden_size)
+        self.rotations: Sequence[Rotation] = ()
+        self._blocks = [str(layer) for layer in stage.layers]
+        self._takes = model.crosses_into(stage.layers.start)
+        self._gives = not stage.last and model.crosses_into(stage.layers.stop)
+        # Number of latents of width r in each tensor of a ``Carried``.
+        self._rank = model.rank or 0
+        self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
+
+    def forward(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+        """Map tokens ``[T]`` in the first stage, else the previous stage's output; the last returns losses ``[T]``.
+
+        ``number_1`` is the micro-batch's number, on the host.
+        """
+        (decoder,) = self._decoder
+        if self.stage.first:
+            residual, carried = decoder.embed(inputs[0]), None
+        else:
+            residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
+        residual, carried = decoder.through(self._blocks, residual, carried, self.rotations[int(number_1)])
+        if not self.stage.last:
+            given = carried if self._gives and carried is not None else ()
+            crossing = [each.flatten().view(each.shape) for part in given for each in part]
+            return (residual.inputs, *crossing)
+        if target_T is None:
+            raise AssertionError("the last stage needs the targets")
+        return decoder.losses(residual, target_T)
+
+    def input_shapes(self, tokens: int) -> list[Shape]:
+        """Shapes of the inputs for ``tokens`` tokens."""
+        return [(tokens,)] if self.stage.first else [(tokens, self._width), *self._crossing(self._takes, tokens)]
+
+    def output_shapes(self, tokens: int) -> list[Shape]:
+        """Shapes of the outputs."""
+        return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
+
+    def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
+        for counts in self._carried if crosses else ():
+            yield from ((count, tokens, self._rank) for count in counts)
+
+    def _unpacked(self, latents: tuple[torch.Tensor, ...]) -> Any:
+        """The incoming latents as ``Carried``; ``None`` where nothing crosses."""
+        if not self._takes:
+            return None
+        rest = iter(latents)
+        return tuple([next(rest) for _ in counts] for counts in self._carried)
+
+
+# Builds a model from a family and a strategy.
+
+_STRATEGIES = (BottleneckTensorParallel, VanillaTensorParallel, FullRankTensorParallel)
+
+
+def build(
+    model: ModelConfig,
+    parallelism: ParallelismConfig,
+    communicator: Communicator,
+    stages: Sequence[Stage] | None = None,
+    z_loss: float = 0.0,
+    fp8: bool = False,
+) -> tuple[Decoder, SplitAxes]:
+    """Build a model with declared weights, and the axes along which its strategy splits them.
+
+    Args:
+        model: The model's shape; legal with ``parallelism``.
+        parallelism: The strategy and its options.
+        communicator: The tensor parallel group.
+        stages: This rank's pipeline stages; ``None`` for the whole model.
+        z_loss: The weight of the z-loss in the loss's gradient.
+        fp8: Whether the blocks' products use ``kernels.fp8_product``; for btp.
+    """
+    if stages is None:
+        stages = [Stage(0, range(model.num_hidden_layers), first=True, last=True)]
+    with_head = any(stage.last for stage in stages)
+    # A tied head always has the embedding on its rank.
+    ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
+    modes = {layer: mode for stage in stages for layer, mode in block_modes(parallelism, stage).items()}
+    sharding = chosen_sharding(model, parallelism)
+    (strategy,) = (each(communicator, parallelism.norm, fp8) for each in _STRATEGIES if each.SHARDING is sharding)
+    return Decoder(model, parallelism, strategy, modes, ends, z_loss), sharding.axes

@@ -1,1 +1,0 @@
-"""The decoder, built from ``nn`` parts by the architecture."""

@@ -1,0 +1,253 @@
+"""Tensors that blocks keep for their backward pass in the host's memory: ``recompute: offload``.
+
+A tensor to be kept is copied to the host while work continues, and its memory on the device is released
+one block later: when the corresponding segment of the next block puts its own tensors there, work waits for the copies
+of this one. So about one block's tensors of a rank are in transit at a time, however many micro-batches it has in
+flight, and a backward pass that follows its own forward pass finds the last block's still on the device. The others
+are fetched ahead of their use (``shared_latents``), except for the first block of a backward pass that follows another
+micro-batch's forward pass.
+
+On a GPU, copies run on two streams of their own, one for each direction, and the host's buffers are page-locked.
+Buffers are kept and reused: there are as many of each size as were ever needed at once, which is what the micro-batches
+in progress keep. On a CPU, copies are made at once, and all else is the same.
+"""
+
+import contextlib
+import logging
+import mmap
+import sys
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+# Page-locked memory of exactly the sizes requested: torch's own allocator rounds each up to a power of two.
+
+logger = logging.getLogger(__name__)
+
+_ALIGNMENT = 256  # of each tensor, as CUDA's own memory has it
+
+
+class _LockedPages(mmap.mmap):
+    """Pages that the driver has locked; released with the last tensor in them."""
+
+    address: int | None = None
+    device = 0  # whose context locked them
+
+    def __del__(self) -> None:
+        if self.address is None or sys.is_finalizing():
+            return
+        with torch.cuda.device(self.device):  # the last tensor may go in any thread
+            status = int(torch.cuda.cudart().cudaHostUnregister(self.address))  # type: ignore[no-untyped-call]
+        if status != 0:
+            logger.warning("CUDA does not release locked memory of the host (error %d)", status)
+
+
+def page_locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As ``locked_like``, but if the driver does not lock that much at once, torch locks it piece by piece."""
+    try:
+        return locked_like(tensors)
+    except RuntimeError as error:
+        logger.warning("%s; torch locks it piece by piece", error)
+    return [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+
+
+def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """An uninitialised tensor on the host for each, each with its own storage, in memory locked at once.
+
+    Raises:
+        RuntimeError: The driver does not lock it, for example because the host lacks memory.
+    """
+    places = [0, *accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)]
+    size = -(-places[-1] // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = _LockedPages(-1, size)
+    address = torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
+    status = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+    if status != 0:
+        with contextlib.suppress(Exception):  # the driver's error is said by the next launch, which clears it
+            torch.ones(1, device="cuda")
+        raise RuntimeError(f"CUDA does not lock {size:,} bytes of the host's memory (error {status})")
+    pages.address, pages.device = address, torch.cuda.current_device()
+    return [
+        torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=place).view(tensor.shape)
+        for tensor, place in zip(tensors, places, strict=False)
+    ]
+
+
+_ON_THE_WAY = 4  # segments in flight at a time: those of one block
+
+
+def host_bytes(size: int, device: torch.device) -> torch.Tensor:
+    """Allocate ``size`` bytes on the host; for a GPU in locked pages, so that copies need no staging buffer."""
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8)
+    (locked,) = page_locked_like([torch.empty(size, dtype=torch.uint8, device="meta")])
+    return locked
+
+
+class HostMemory:
+    """One rank's memory on the host, for all of its blocks and micro-batches."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[_Buffer]] = defaultdict(list)
+        self._leaving: deque[list[HostCopy]] = deque()
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+
+    def segment(self) -> None:
+        """Begin another segment; wait for the copies of the segment one block before it, and release its memory."""
+        self._leaving.append([])
+        while len(self._leaving) > _ON_THE_WAY:
+            for copy in self._leaving.popleft():
+                copy.let_go()
+
+    def put(self, tensor: torch.Tensor) -> "HostCopy":
+        """Start to copy a dense tensor, which must no longer be written to."""
+        buffer = self.take(tensor.nbytes, tensor.device)
+        copy = HostCopy(self, buffer, tensor)
+        self._leaving[-1].append(copy)
+        return copy
+
+    def take(self, size: int, device: torch.device) -> "_Buffer":
+        """Take an unused buffer of this size, or a new one."""
+        free = self._free[size]
+        return free.pop() if free else _Buffer(host_bytes(size, device))
+
+    def give_back(self, buffer: "_Buffer") -> None:
+        """Return a buffer for reuse."""
+        self._free[len(buffer.bytes)].append(buffer)
+
+    def streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        """A GPU's streams for copies to the host and back."""
+        if device not in self._streams:
+            out, back = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = out, back
+        return self._streams[device]
+
+
+class _Buffer:
+    """Some of the host's memory.
+
+    Attributes:
+        bytes: The memory.
+        read: When the last copy from it has arrived; ``None`` where copies are made at once.
+    """
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.bytes = memory
+        self.read: torch.cuda.Event | None = None
+
+
+class HostCopy:
+    """A tensor on its way to the host, there, or on its way back, until all who keep it have taken it.
+
+    Args:
+        host: Whose buffer it has.
+        buffer: The buffer, of the tensor's size.
+        tensor: What to copy.
+    """
+
+    def __init__(self, host: HostMemory, buffer: _Buffer, tensor: torch.Tensor) -> None:
+        self._host, self._buffer, self._keepers = host, buffer, 0
+        if not tensor.is_contiguous():
+            raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
+        self._leaving: torch.Tensor | None = tensor.detach()
+        self._version = tensor._version
+        self._come: torch.Tensor | None = None
+        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        self._left: torch.cuda.Event | None = None
+        self._ready: torch.cuda.Event | None = None
+        if not self._copies_later:
+            self._in_buffer().copy_(self._leaving)
+            return
+        out, _ = host.streams(self._device)
+        out.wait_stream(torch.cuda.current_stream(self._device))
+        if buffer.read is not None:
+            out.wait_event(buffer.read)
+        self._left = self._copied(out, self._in_buffer(), self._leaving)
+
+    def keep(self) -> None:
+        """Count one more keeper, who will take the tensor."""
+        self._keepers += 1
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the device still has the tensor."""
+        return self._leaving is not None
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a copy of the same memory in the same shape and type, not written to since."""
+        own = self._leaving
+        if own is None or own.data_ptr() != tensor.data_ptr() or self._version != tensor._version:
+            return False
+        return own.shape == tensor.shape and own.dtype == tensor.dtype
+
+    def let_go(self) -> None:
+        """Release the memory on the device unless it is being fetched back; work waits until it has been copied."""
+        if self._leaving is not None:
+            self._wait_for(self._left)
+        self._leaving = None
+
+    def fetch(self) -> None:
+        """Start to copy it back, unless it is there or under way."""
+        if self._come is not None:
+            return
+        if self._leaving is not None:
+            self._come = self._leaving
+            return
+        self._come = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        if not self._copies_later:
+            self._come.copy_(self._in_buffer())
+            return
+        _, back = self._host.streams(self._device)
+        back.wait_stream(torch.cuda.current_stream(self._device))
+        if self._left is not None:
+            back.wait_event(self._left)
+        self._ready = self._buffer.read = self._copied(back, self._come, self._in_buffer())
+
+    def take(self) -> torch.Tensor:
+        """The tensor, for work queued from now on; the last keeper to take it frees the buffer."""
+        self.fetch()
+        come = self._come
+        if come is None:
+            raise AssertionError("it was fetched, and is not there")
+        self._wait_for(self._ready)
+        self._keepers -= 1
+        if self._keepers == 0:
+            self._end()
+        return come
+
+    def __del__(self) -> None:
+        """Free the buffer of an abandoned pass, too."""
+        if self._keepers > 0 and not sys.is_finalizing():
+            self._wait_for(self._ready)
+            self._end()
+
+    def _end(self) -> None:
+        self.let_go()
+        self._come = None
+        self._host.give_back(self._buffer)
+        self._keepers = 0
+
+    @property
+    def _copies_later(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _in_buffer(self) -> torch.Tensor:
+        return self._buffer.bytes.view(self._dtype).view(self._shape)
+
+    @staticmethod
+    def _copied(stream: torch.cuda.Stream, target: torch.Tensor, origin: torch.Tensor) -> torch.cuda.Event:
+        with torch.cuda.stream(stream):
+            _copy(target, origin)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        return done
+
+    def _wait_for(self, event: torch.cuda.Event | None) -> None:
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+
+
+def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:
+    target.copy_(origin, non_blocking=True)
