@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+__all__ = ["block_of", "jit", "rows", "tl", "triton", "warps_of"]
+
 if TYPE_CHECKING:
     import triton
     import triton.language as tl

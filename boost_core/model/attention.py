@@ -27,12 +27,12 @@ from boost_core.kernels.rotary import rotary
 # Pair i of a head's e elements turns by θ^(−2i/e) per position (RoFormer, arXiv 2104.09864). Scaled by a factor s, slow
 # pairs turn s times more slowly and fast ones as before, with a ramp between the two:
 #
-# ======  ================================================================================================================
+# ======  ============================================================================================================
 # llama3  by how often a pair turns in the original length: up to ``low_freq_factor`` times it is slow, from
 #         ``high_freq_factor`` times on fast (Llama 3.1's reference code)
 # yarn    by the pair's number, between those that turn ``beta_slow`` and ``beta_fast`` times; and queries and keys are
 #         multiplied by ``attention_factor`` (YaRN, arXiv 2309.00071)
-# ======  ================================================================================================================
+# ======  ============================================================================================================
 #
 # Shape suffixes: e here stands for the pairs of a head.
 

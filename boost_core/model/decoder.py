@@ -12,7 +12,6 @@ from torch import nn
 
 from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, head_weights, projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
-from boost_core.config.model import ModelConfig
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried

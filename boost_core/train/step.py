@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 # The learning rate: a linear warm-up to the peak, and then the job's schedule.
 #
-# ========  ==============================================================================================================
+# ========  ==========================================================================================================
 # cosine    half a cosine from the peak down to a share of it (SGDR, arXiv 1608.03983)
 # linear    a straight line down to it
 # constant  the peak, to the end
 # wsd       warm-up, stable, decay: the peak, and a straight line down to the share in the last steps (MiniCPM, arXiv
 #           2404.06395); what comes before the decay does not depend on the number of steps
-# ========  ==============================================================================================================
+# ========  ==========================================================================================================
 
 
 def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
