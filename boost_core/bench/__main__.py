@@ -32,8 +32,8 @@ from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.model import PRESETS
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import LINKS
-from boost_core.kernels.dispatch import Implementation
 from boost_core.kernels.fp8_product import unavailable
+from boost_core.kernels.launch import Implementation
 from boost_core.plan.machine import MeasuredLink, MeasuredProfile
 
 _FIELDS = {"node": "link", "between nodes": "between_nodes"}  # of ``MeasuredProfile``, by level

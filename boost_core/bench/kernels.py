@@ -10,14 +10,14 @@ from itertools import chain
 import torch
 
 from boost_core.bench.results import Row, Spread, kernel_seconds
-from boost_core.config import ModelConfig
+from boost_core.config import Activation, ModelConfig
 from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
-from boost_core.kernels.dispatch import Implementation, always
 from boost_core.kernels.fp8_product import QuantisedRows, quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
+from boost_core.kernels.launch import Implementation, always
 from boost_core.kernels.residual_add import residual_add, residual_start
 from boost_core.kernels.rotary import rotary
 from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
@@ -160,14 +160,14 @@ def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     h_Tc = draw.normal(sizes.tokens, count * sizes.rank)
     squares_T = width * draw.normal(sizes.tokens).square()
 
-    def epilogue(activation: bool) -> Callable[..., Tensors]:
+    def epilogue(activation: Activation) -> Callable[..., Tensors]:
         return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, count, width, EPSILON, activation),)
 
     read_and_written = _bytes(h_Tc) * 2
-    for name, activation in (("norm", False), ("norm and SiLU", True)):
+    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
         inputs = (h_Tc, squares_T)
         yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, _bytes(h_Tc) * 3)
-    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(True), read_and_written, _bytes(h_Tc) * 3)
+    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(Activation.SILU), read_and_written, _bytes(h_Tc) * 3)
     gradient_Tc = draw.normal(*h_Tc.shape)
     yield Case(
         "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
@@ -181,7 +181,7 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     squares_T = width * draw.normal(sizes.tokens).square()
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
-    def crossing(activation: bool) -> Callable[..., Tensors]:
+    def crossing(activation: Activation) -> Callable[..., Tensors]:
         def run(h_Tc: torch.Tensor, crossed_gTr: torch.Tensor, scale_gr: torch.Tensor, shift_gr: torch.Tensor,
                 s_T: torch.Tensor | None = None) -> Tensors:  # fmt: skip
             z_gTr = latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation)
@@ -190,8 +190,8 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         return run
 
     inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), _bytes(h_Tc) * 3, _bytes(h_Tc) * 5
-    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(False), forward, backward)
-    for name, activation in (("norm", False), ("norm and SiLU", True)):
+    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(Activation.LINEAR), forward, backward)
+    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
         with_norm = (*inputs, squares_T)
         yield Case(f"latent_crossing, {name}", with_norm, (0, 1, 2, 3, 4), crossing(activation), forward, backward)
 
@@ -199,9 +199,9 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 def _gates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
     one_bytes = _bytes(both_gTf) // 2
-    for name, activation in (("", False), (", SiLU", True)):
+    for name, activation in (("", Activation.LINEAR), (", SiLU", Activation.SILU)):
 
-        def run(*parts: torch.Tensor, activation: bool = activation) -> Tensors:
+        def run(*parts: torch.Tensor, activation: Activation = activation) -> Tensors:
             return (gated_product(list(parts), activation),)
 
         yield Case(f"gated_product{name}", (both_gTf,), (0,), run, one_bytes * 3, one_bytes * 5)
@@ -287,7 +287,7 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         spread_sum(Peers.of(list(memory)), sizes.rank, len(memory[0]) - 1)
         return memory
 
-    def epilogue(statistic: bool, activation: bool) -> Callable[..., Tensors]:
+    def epilogue(statistic: bool, activation: Activation) -> Callable[..., Tensors]:
         made = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
 
         def run(*memory: torch.Tensor) -> Tensors:
@@ -300,7 +300,11 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     read, one = sum(map(_bytes, sent)), _bytes(sent[0])
     yield Case("symmetric_sum", sent, (), sum_all, read + one)
     yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
-    for name, statistic, activation in (("norm", True, False), ("norm and SiLU", True, True), ("SiLU", False, True)):
+    for name, statistic, activation in (
+        ("norm", True, Activation.LINEAR),
+        ("norm and SiLU", True, Activation.SILU),
+        ("SiLU", False, Activation.SILU),
+    ):
         yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
 
 

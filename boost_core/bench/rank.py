@@ -31,7 +31,7 @@ from boost_core.config import JobSpec, ModelConfig
 from boost_core.data.corpus import Corpus, Stream, TokenStream
 from boost_core.data.sampler import Sampler
 from boost_core.hardware import LINKS
-from boost_core.kernels.dispatch import always
+from boost_core.kernels.launch import always
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Rotation
 from boost_core.optim.build import COMPUTE_TYPES

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from boost_core.kernels.dispatch import Implementation
+from boost_core.kernels.launch import Implementation
 
 # Times of repeated calls, and a device's peak rates.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from boost_core.config import ModelConfig
+from boost_core.config import Activation, ModelConfig
 from boost_core.config.base import in_lines
 
 FORMAT = 3
@@ -170,7 +170,7 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.key_value_heads,
         "rank": model.rank,
-        "gate_activation": model.gated_by_silu,
+        "gate_activation": model.mlp_activation is not Activation.LINEAR,
         "tie_embeddings": model.tie_embeddings,
         "rope_theta": model.rope_theta,
         "norm_epsilon": model.norm_epsilon,

@@ -1,5 +1,6 @@
 """The shape of a model."""
 
+from enum import Enum
 from math import log
 from typing import Any, Literal
 
@@ -39,6 +40,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 FamilyName = Literal["dense", "svd", "cola", "lax"]
+
+
+class Activation(Enum):
+    """What is applied to latents, or to the MLP's gate, by the name that published configurations have for it.
+
+    ``kernels.activation`` computes each.
+    """
+
+    LINEAR = "linear"
+    SILU = "silu"
+
 
 _OF_THE_BOTTLENECK = ("rank", "gate_activation")
 
@@ -265,9 +277,10 @@ class ModelConfig(Config):
         return self.rank
 
     @property
-    def latent_activation(self) -> bool:
-        """Whether the bottleneck has a SiLU."""
-        return self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
+    def bottleneck_activation(self) -> Activation:
+        """The activation of the bottlenecks' latents."""
+        cola = self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
+        return Activation.SILU if cola else Activation.LINEAR
 
     @property
     def outputs_from_latents(self) -> bool:
@@ -281,9 +294,12 @@ class ModelConfig(Config):
         return self.lax.chain_length is None or layer % self.lax.chain_length != 0
 
     @property
-    def gated_by_silu(self) -> bool:
-        """Whether a SiLU is applied to the MLP's gate, with the family's default filled in."""
-        return not self.latent_activation if self.gate_activation is None else self.gate_activation
+    def mlp_activation(self) -> Activation:
+        """The activation of the MLP's gate, with the family's default filled in: one, unless the bottleneck has one."""
+        gated = (
+            self.bottleneck_activation is Activation.LINEAR if self.gate_activation is None else self.gate_activation
+        )
+        return Activation.SILU if gated else Activation.LINEAR
 
     @property
     def head_size(self) -> int:

@@ -30,7 +30,7 @@ from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from boost_core.checkpoint.reshard import LoadChunks, Sizes
 from boost_core.checkpoint.shards import load_alone
-from boost_core.config import Layout, ModelConfig
+from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.storage import refuse_unserved
 from boost_core.convert.names import Tensors, published_slots
@@ -160,12 +160,17 @@ def merged_model(model: ModelConfig) -> ModelConfig:
             f"family={model.family} has projections that are more than a product of two factors, so they cannot be "
             "multiplied out; export it without --merge"
         )
-    if model.latent_activation:
+    if model.bottleneck_activation is not Activation.LINEAR:
         raise ValueError(
             f"family={model.family} has a SiLU between the two factors of a projection, so there is no product to "
             "multiply out; export it without --merge"
         )
-    dense = {"family": "dense", "rank": None, "gate_activation": model.gated_by_silu, "preset": None}
+    dense = {
+        "family": "dense",
+        "rank": None,
+        "gate_activation": model.mlp_activation is not Activation.LINEAR,
+        "preset": None,
+    }
     return ModelConfig.model_validate(model.model_dump() | dense)
 
 

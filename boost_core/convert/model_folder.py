@@ -13,7 +13,7 @@ from boost_core.architecture import is_dense, is_low_rank, model_weights, moment
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.reshard import SaveChunks, Sizes
 from boost_core.checkpoint.shards import load_whole, save_one_by_one
-from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
+from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.reading import Unreadable, read_small, refuse_irregular
 from boost_core.config.storage import Disk
 from boost_core.convert.names import Tensors, published_slots
@@ -272,7 +272,7 @@ def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
     """
     theirs, ours = described(there), described(job)
     changed = _CHANGED_BY_A_CUT if is_cut(there, job) else set()
-    if is_cut(there, job) and job.latent_activation:
+    if is_cut(there, job) and job.bottleneck_activation is not Activation.LINEAR:
         # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
         changed = changed | {"gate_activation"}
     different = [name for name in ours if name not in changed and theirs[name] != ours[name]]

@@ -24,7 +24,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from boost_core.architecture import is_dense, is_low_rank
-from boost_core.config import ModelConfig
+from boost_core.config import Activation, ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.model import RopeScalingConfig
 
@@ -75,7 +75,7 @@ def model_type(model: ModelConfig) -> str:
             "not exported, generated from or scored on tasks"
         )
     grouped_queries = model.key_value_heads != model.num_attention_heads
-    gate_differs = model.gated_by_silu and not model.latent_activation
+    gate_differs = model.mlp_activation not in (model.bottleneck_activation, Activation.LINEAR)
     later = model.qk_norm or model.sliding_window is not None or model.rope_scaling is not None
     return COLA if is_low_rank(model) and not (grouped_queries or gate_differs or later) else OWN_TYPE
 
@@ -106,7 +106,10 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
 
 def described(model: ModelConfig) -> dict[str, Any]:
     """Everything that determines what a model computes, as fields of a job's ``model`` with defaults filled in."""
-    filled = {"num_key_value_heads": model.key_value_heads, "gate_activation": model.gated_by_silu}
+    filled = {
+        "num_key_value_heads": model.key_value_heads,
+        "gate_activation": model.mlp_activation is not Activation.LINEAR,
+    }
     return model.model_dump(mode="json", exclude={"preset"}) | filled
 
 
@@ -132,17 +135,13 @@ def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
             MISTRAL: window,
             QWEN3: window | {"use_sliding_window": window["sliding_window"] is not None, "max_window_layers": 0},
         }
-        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": _activation_name(model.gated_by_silu)}
-    shape |= {"hidden_act": _activation_name(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
+        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": model.mlp_activation.value}
+    shape |= {"hidden_act": model.bottleneck_activation.value, "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
     if kind == COLA:
-        return shape | {"only_lr_act": not model.gated_by_silu}
+        return shape | {"only_lr_act": model.mlp_activation is Activation.LINEAR}
     crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
-    own_gate = {"gate_act": _activation_name(model.gated_by_silu), "lax": crossing}
+    own_gate = {"gate_act": model.mlp_activation.value, "lax": crossing}
     return shape | window | own_gate | {"qk_norm": model.qk_norm, "head_dim": model.head_size}
-
-
-def _activation_name(silu: bool) -> str:
-    return "silu" if silu else "linear"
 
 
 # Reading ``config.json``: the trainer's model that computes the same as the published class, or a refusal.
@@ -173,7 +172,7 @@ _DEFAULT_ROPE_THETA = 10_000.0
 _ROPES = ("rope_parameters", "rope_scaling")
 _SCALED = get_args(RopeScalingConfig.model_fields["rope_type"].annotation)
 
-_ACTIVATIONS = {"silu": True, "swish": True, "linear": False}
+_ACTIVATIONS = {each.value: each for each in Activation} | {"swish": Activation.SILU}
 
 # Fields that may be set, but only to the value at which they change nothing.
 _ONLY: dict[str, Any] = {
@@ -263,23 +262,23 @@ def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
-    silu = _ACTIVATIONS[_activation(config)]
+    linear = _ACTIVATIONS[_activation(config)] is Activation.LINEAR
     rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
     return {
-        "family": "cola" if silu else "svd",
-        "gate_activation": silu and not config.get("only_lr_act", True),
+        "family": "svd" if linear else "cola",
+        "gate_activation": not linear and not config.get("only_lr_act", True),
         "rank": hidden_size // 4 if rank is None and isinstance(hidden_size, int) else rank,
     }
 
 
 def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
     # Saved by the class of earlier exports, it also has only_lr_act, to which gate_act has preference there.
-    silu, lax = _ACTIVATIONS[_activation(config)], config.get("lax")
-    base = "cola" if silu else "svd"
+    lax = config.get("lax")
+    base = "svd" if _ACTIVATIONS[_activation(config)] is Activation.LINEAR else "cola"
     return {
         "family": base if lax is None else "lax",
         "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
-        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")],
+        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")] is not Activation.LINEAR,
         "rank": config.get("rank"),
         "sliding_window": config.get("sliding_window"),
         "qk_norm": config.get("qk_norm", False),

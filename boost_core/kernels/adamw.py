@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch.optim.adamw import adamw
 
-from boost_core.kernels.dispatch import runs_on_triton
-from boost_core.kernels.launch import jit, tl, triton
+from boost_core.kernels.launch import jit, runs_on_triton, tl, triton
 
-# The parameters of one AdamW step.
+BLOCK, WARPS = 1024, 4  # eight elements per thread
 
 
 @dataclass(frozen=True)
@@ -41,82 +40,6 @@ class AdamWUpdate:
     epsilon: float
     weight_decay: float
     step: int
-
-    @property
-    def corrections(self) -> tuple[float, float]:
-        """1 − β₁ᵗ and 1 − β₂ᵗ."""
-        first, second = self.betas
-        return 1 - first**self.step, 1 - second**self.step
-
-
-# The reference: torch's own fused AdamW between two passes, one that clips and one that rounds.
-
-
-def adamw_reference(
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    weight: torch.Tensor | None,
-    clip: torch.Tensor,
-    update: AdamWUpdate,
-) -> None:
-    """Update in place; see the package for the arguments."""
-    steps_before = torch.tensor(float(update.step - 1), device=master.device)
-    adamw(
-        [master], [gradient.mul_(clip)], [first], [second], [], [steps_before], fused=True, amsgrad=False,
-        maximize=False, lr=update.learning_rate, beta1=update.betas[0], beta2=update.betas[1], eps=update.epsilon,
-        weight_decay=update.weight_decay,
-    )  # fmt: skip
-    if weight is not None:
-        weight.copy_(master)
-
-
-# The Triton kernel: blocks of the flat tensors.
-
-BLOCK, WARPS = 1024, 4  # eight elements per thread
-
-
-@jit
-def _update(
-    master_ptr, gradient_ptr, first_ptr, second_ptr, weight_ptr, clip_ptr, elements, keep, rate,
-    first_decay, first_share, second_decay, second_share, second_correction, epsilon,
-    WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < elements
-    gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0) * tl.load(clip_ptr)
-    first = tl.load(first_ptr + index, mask=inside, other=0.0)
-    second = tl.load(second_ptr + index, mask=inside, other=0.0)
-    first = first_decay * first + first_share * gradient
-    second = second_decay * second + second_share * gradient * gradient
-    master = tl.load(master_ptr + index, mask=inside, other=0.0) * keep
-    master -= rate * first / (tl.sqrt(second / second_correction) + epsilon)
-    tl.store(first_ptr + index, first, mask=inside)
-    tl.store(second_ptr + index, second, mask=inside)
-    tl.store(master_ptr + index, master, mask=inside)
-    if WEIGHT:
-        tl.store(weight_ptr + index, master.to(weight_ptr.dtype.element_ty), mask=inside)
-
-
-def adamw_triton(
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    weight: torch.Tensor | None,
-    clip: torch.Tensor,
-    update: AdamWUpdate,
-) -> None:
-    """The same function as :func:`naive.adamw_`; see the package for the arguments."""
-    (first_decay, second_decay), (first_correction, second_correction) = update.betas, update.corrections
-    _update[(triton.cdiv(master.numel(), BLOCK),)](
-        master, gradient, first, second, master if weight is None else weight, clip, master.numel(),
-        1 - update.learning_rate * update.weight_decay, update.learning_rate / first_correction,
-        # 1 − β passed apart from β: in fp32 the difference would lose half its digits.
-        first_decay, 1 - first_decay, second_decay, 1 - second_decay, second_correction, update.epsilon,
-        WEIGHT=weight is not None, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
 
 
 def adamw_(
@@ -139,7 +62,44 @@ def adamw_(
         clip: Factor for the gradient: one fp32 element on the same device.
         update: Rates and step.
     """
-    if runs_on_triton(master):
-        adamw_triton(master, gradient, first, second, weight, clip, update)
-    else:
-        adamw_reference(master, gradient, first, second, weight, clip, update)
+    first_decay, second_decay = update.betas
+    if not runs_on_triton(master):
+        # The reference: torch's own fused AdamW between two passes, one that clips and one that rounds.
+        steps_before = torch.tensor(float(update.step - 1), device=master.device)
+        adamw(
+            [master], [gradient.mul_(clip)], [first], [second], [], [steps_before], fused=True, amsgrad=False,
+            maximize=False, lr=update.learning_rate, beta1=first_decay, beta2=second_decay, eps=update.epsilon,
+            weight_decay=update.weight_decay,
+        )  # fmt: skip
+        if weight is not None:
+            weight.copy_(master)
+        return
+    _update[(triton.cdiv(master.numel(), BLOCK),)](
+        master, gradient, first, second, master if weight is None else weight, clip, master.numel(),
+        1 - update.learning_rate * update.weight_decay, update.learning_rate / (1 - first_decay**update.step),
+        # 1 − β passed apart from β: in fp32 the difference would lose half its digits.
+        first_decay, 1 - first_decay, second_decay, 1 - second_decay, 1 - second_decay**update.step, update.epsilon,
+        WEIGHT=weight is not None, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+@jit
+def _update(
+    master_ptr, gradient_ptr, first_ptr, second_ptr, weight_ptr, clip_ptr, elements, keep, rate,
+    first_decay, first_share, second_decay, second_share, second_correction, epsilon,
+    WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < elements
+    gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0) * tl.load(clip_ptr)
+    first = tl.load(first_ptr + index, mask=inside, other=0.0)
+    second = tl.load(second_ptr + index, mask=inside, other=0.0)
+    first = first_decay * first + first_share * gradient
+    second = second_decay * second + second_share * gradient * gradient
+    master = tl.load(master_ptr + index, mask=inside, other=0.0) * keep
+    master -= rate * first / (tl.sqrt(second / second_correction) + epsilon)
+    tl.store(first_ptr + index, first, mask=inside)
+    tl.store(second_ptr + index, second, mask=inside)
+    tl.store(master_ptr + index, master, mask=inside)
+    if WEIGHT:
+        tl.store(weight_ptr + index, master.to(weight_ptr.dtype.element_ty), mask=inside)

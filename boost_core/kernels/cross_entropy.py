@@ -18,48 +18,74 @@ from __future__ import annotations
 
 import torch
 
-from boost_core.kernels.dispatch import runs_on_triton
-from boost_core.kernels.launch import block_of, jit, rows, tl, triton, warps_of
+from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, triton, warps_of
 
-# The reference: plain torch.
-
-
-def row_statistics_reference(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-sum-exp and target's logit; see the package for the arguments."""
-    logits_cV = _precise(logits_cV)
-    index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
-    target_logit_c1 = logits_cV.gather(-1, index_c1) * is_here_c1
-    return logits_cV.logsumexp(dim=-1), target_logit_c1.squeeze(-1)
+LARGEST_ROW_BLOCK = 8192
+LARGEST_BLOCK = 2048
 
 
-def logits_gradient_reference(
+def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-sum-exp of each row and the logit of its target, ``[c]`` each, at least fp32.
+
+    Args:
+        logits_cV: This rank's logits.
+        target_c: Target ids relative to this rank's first; one outside ``0 … V − 1`` belongs to another rank, and its
+            logit is 0.
+    """
+    if not runs_on_triton(logits_cV):  # the reference
+        logits_cV = precise(logits_cV)
+        index_c1, is_local_c1 = _local_targets(target_c, logits_cV.shape[1])
+        target_logit_c1 = logits_cV.gather(-1, index_c1) * is_local_c1
+        return logits_cV.logsumexp(dim=-1), target_logit_c1.squeeze(-1)
+    logits_cV = rows(logits_cV)
+    tokens, columns = logits_cV.shape
+    log_sum_c, target_logit_c = (torch.empty(tokens, dtype=torch.float32, device=logits_cV.device) for _ in range(2))
+    block = min(block_of(columns), LARGEST_ROW_BLOCK)
+    _row_statistics[(tokens,)](
+        logits_cV, target_c, log_sum_c, target_logit_c, logits_cV.stride(0), columns, BLOCK=block,
+        num_warps=warps_of(block),
+    )  # fmt: skip
+    return log_sum_c, target_logit_c
+
+
+def logits_gradient(
     logits_cV: torch.Tensor,
     target_c: torch.Tensor,
     log_sum_c: torch.Tensor,
     dloss_c: torch.Tensor,
     dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
-    """Softmax times the log-sum-exp's gradient, minus the loss's at the target; see the package for the arguments."""
-    gradient_cV = (_precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_().mul_(dlog_sum_c.unsqueeze(-1))
-    index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
-    gradient_cV.scatter_add_(-1, index_c1, -(is_here_c1 * dloss_c.unsqueeze(-1)).to(gradient_cV.dtype))
-    return gradient_cV.to(logits_cV.dtype)
+    """Return the logits' gradient in their own type, possibly in their own memory.
+
+    Args:
+        logits_cV: This rank's logits.
+        target_c: As in ``row_statistics``.
+        log_sum_c: The log-sum-exp over all ranks.
+        dloss_c: Gradient of each token's loss.
+        dlog_sum_c: Gradient of each token's log-sum-exp.
+    """
+    if not runs_on_triton(logits_cV):  # the reference
+        gradient_cV = (precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_().mul_(dlog_sum_c.unsqueeze(-1))
+        index_c1, is_local_c1 = _local_targets(target_c, logits_cV.shape[1])
+        gradient_cV.scatter_add_(-1, index_c1, -(is_local_c1 * dloss_c.unsqueeze(-1)).to(gradient_cV.dtype))
+        return gradient_cV.to(logits_cV.dtype)
+    logits_cV = rows(logits_cV)
+    tokens, columns = logits_cV.shape
+    block = min(block_of(columns), LARGEST_BLOCK)
+    _logits_gradient[(tokens, triton.cdiv(columns, block))](
+        logits_cV, target_c, log_sum_c.float(), dloss_c.float().contiguous(), dlog_sum_c.float().contiguous(),
+        logits_cV.stride(0), columns, BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
+    return logits_cV
 
 
-def _places(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _local_targets(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return targets as an index, those of other ranks clamped, and which ones are local."""
-    is_here_c = (target_c >= 0) & (target_c < width)
-    return target_c.clamp(0, width - 1).unsqueeze(-1), is_here_c.unsqueeze(-1)
-
-
-def _precise(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    is_local_c = (target_c >= 0) & (target_c < width)
+    return target_c.clamp(0, width - 1).unsqueeze(-1), is_local_c.unsqueeze(-1)
 
 
 # The Triton kernels: one program per token for the sums, blocks of a row for the gradient, fp32 arithmetic.
-
-LARGEST_ROW_BLOCK = 8192
-LARGEST_BLOCK = 2048
 
 
 @jit
@@ -93,68 +119,3 @@ def _logits_gradient(
     of_target = tl.where(column == tl.load(target_ptr + row), tl.load(dloss_ptr + row), 0.0)
     gradient = probability * tl.load(dlog_sum_ptr + row) - of_target
     tl.store(logits_ptr + row * stride + column, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
-
-
-def row_statistics_triton(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same function as :func:`naive.row_statistics`; see the package for the arguments."""
-    logits_cV = rows(logits_cV)
-    tokens, columns = logits_cV.shape
-    log_sum_c, target_logit_c = (torch.empty(tokens, dtype=torch.float32, device=logits_cV.device) for _ in range(2))
-    block = min(block_of(columns), LARGEST_ROW_BLOCK)
-    _row_statistics[(tokens,)](
-        logits_cV, target_c, log_sum_c, target_logit_c, logits_cV.stride(0), columns, BLOCK=block,
-        num_warps=warps_of(block),
-    )  # fmt: skip
-    return log_sum_c, target_logit_c
-
-
-def logits_gradient_triton(
-    logits_cV: torch.Tensor,
-    target_c: torch.Tensor,
-    log_sum_c: torch.Tensor,
-    dloss_c: torch.Tensor,
-    dlog_sum_c: torch.Tensor,
-) -> torch.Tensor:
-    """The same function as :func:`naive.logits_gradient`, in place; see the package for the arguments."""
-    logits_cV = rows(logits_cV)
-    tokens, columns = logits_cV.shape
-    block = min(block_of(columns), LARGEST_BLOCK)
-    _logits_gradient[(tokens, triton.cdiv(columns, block))](
-        logits_cV, target_c, log_sum_c.float(), dloss_c.float().contiguous(), dlog_sum_c.float().contiguous(),
-        logits_cV.stride(0), columns, BLOCK=block, num_warps=warps_of(block),
-    )  # fmt: skip
-    return logits_cV
-
-
-def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-sum-exp of each row and the logit of its target, ``[c]`` each, at least fp32.
-
-    Args:
-        logits_cV: This rank's logits.
-        target_c: Target ids relative to this rank's first; one outside ``0 … V − 1`` belongs to another rank, and its
-            logit is 0.
-    """
-    if runs_on_triton(logits_cV):
-        return row_statistics_triton(logits_cV, target_c)
-    return row_statistics_reference(logits_cV, target_c)
-
-
-def logits_gradient(
-    logits_cV: torch.Tensor,
-    target_c: torch.Tensor,
-    log_sum_c: torch.Tensor,
-    dloss_c: torch.Tensor,
-    dlog_sum_c: torch.Tensor,
-) -> torch.Tensor:
-    """Return the logits' gradient in their own type, possibly in their own memory.
-
-    Args:
-        logits_cV: This rank's logits.
-        target_c: As in ``row_statistics``.
-        log_sum_c: The log-sum-exp over all ranks.
-        dloss_c: Gradient of each token's loss.
-        dlog_sum_c: Gradient of each token's log-sum-exp.
-    """
-    if runs_on_triton(logits_cV):
-        return logits_gradient_triton(logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
-    return logits_gradient_reference(logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)

@@ -34,48 +34,11 @@ from typing import NamedTuple
 
 import torch
 
-from boost_core.kernels.dispatch import runs_on_triton
-from boost_core.kernels.launch import block_of, jit, rows, tl, triton, warps_of
-
-# The reference: 8-bit numbers as torch rounds to them, multiplied in fp32.
+from boost_core.kernels.launch import block_of, jit, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST = 448.0  # torch.finfo(torch.float8_e4m3fn).max, 0.875 · 2⁹
 _LEAST_EXPONENT = -126
-
-
-def quantise_rows_reference(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and scales; see the package for the arguments."""
-    precise = x.float() if factor_T is None else x.float() * factor_T.float().unsqueeze(-1)
-    scales = _scales(precise.abs().amax(dim=-1))
-    return (precise / scales.unsqueeze(-1)).to(torch.float8_e4m3fn), scales
-
-
-def quantise_columns_reference(
-    x: torch.Tensor, factor_k: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and scales; see the package for the arguments."""
-    precise = x.float() if factor_k is None else x.float() * factor_k.float().unsqueeze(-1)
-    values, scales = quantise_rows_reference(precise.mT)
-    return values.contiguous(), scales
-
-
-def fp8_product_reference(
-    left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:  # fmt: skip
-    """Return the product in fp32."""
-    return whole(*left) @ whole(*right).mT
-
-
-def whole(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Convert 8-bit numbers back to fp32."""
-    return values.float() * scales.unsqueeze(-1)
-
-
-def _scales(largest: torch.Tensor) -> torch.Tensor:
-    """The smallest power of two that brings the largest number to 448 or less; non-finite values stay so."""
-    mantissa, exponent = torch.frexp(largest.clamp(min=2.0**_LEAST_EXPONENT))  # mantissa from 0.5
-    exponent = (exponent - 9 + (mantissa > LARGEST / 2**9)).clamp(min=_LEAST_EXPONENT)
-    return torch.where(largest.isfinite(), torch.ldexp(torch.ones_like(largest), exponent), largest)
+_COLUMNS, _DEPTH = 16, 128  # a tile: 32 bytes of bf16 are read at a time, 128 of 8-bit numbers written
 
 
 class QuantisedRows(NamedTuple):
@@ -88,6 +51,40 @@ class QuantisedRows(NamedTuple):
 
     values: torch.Tensor
     scales: torch.Tensor
+
+
+def fp8_product(
+    left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast_accumulation: bool = False
+) -> torch.Tensor:
+    """``left · rightᵀ``, written into ``out`` and returned.
+
+    Args:
+        left: ``[T, k]`` or ``[g, T, k]``.
+        right: ``[c, k]`` or ``[g, c, k]``.
+        out: ``[T, c]`` or ``[g, T, c]``; bf16 on a GPU.
+        fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as in NVIDIA's Transformer Engine
+            for the forward pass but not for the backward.
+    """
+    if not runs_on_triton(left.values):
+        return out.copy_(fp8_product_reference(left, right))
+    batch = (*left, *right, out)
+    for x_Tk, x_scale_T, w_ck, w_scale_c, y_Tc in zip(*batch, strict=True) if out.ndim == 3 else [batch]:
+        # The public torch.nn.functional.scaled_mm takes no output tensor.
+        torch._scaled_mm(
+            x_Tk, w_ck.mT, x_scale_T.unsqueeze(-1), w_scale_c.unsqueeze(0),
+            out_dtype=out.dtype, use_fast_accum=fast_accumulation, out=y_Tc,
+        )  # fmt: skip
+    return out
+
+
+def fp8_product_reference(left: QuantisedRows, right: QuantisedRows) -> torch.Tensor:
+    """Return the product of 8-bit numbers, multiplied in fp32."""
+    return dequantised(left) @ dequantised(right).mT
+
+
+def dequantised(x: QuantisedRows) -> torch.Tensor:
+    """Convert 8-bit numbers back to fp32."""
+    return x.values.float() * x.scales.unsqueeze(-1)
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -107,9 +104,29 @@ def quantise_rows(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> Quan
         x: ``[…, T, k]``, at most three axes; columns are dense.
         factor_T: Multiplies each row beforehand, ``[T]``.
     """
-    if runs_on_triton(x):
-        return QuantisedRows(*quantise_rows_triton(x, factor_T))
-    return QuantisedRows(*quantise_rows_reference(x, factor_T))
+    if not runs_on_triton(x):
+        return quantise_rows_reference(x, factor_T)
+    x_gTk = rows(x if x.ndim == 3 else x.unsqueeze(0))
+    count, tokens, columns = x_gTk.shape
+    result = empty_quantised(x.shape, x.device)
+    values_gTk, block = result.values.view(x_gTk.shape), block_of(columns)
+    _rows[(tokens, count)](
+        x_gTk, x_gTk if factor_T is None else factor_T, values_gTk, result.scales, x_gTk.stride(0), x_gTk.stride(1),
+        values_gTk.stride(0), values_gTk.stride(1), columns,
+        FACTOR=factor_T is not None, BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
+    return result
+
+
+def quantise_rows_reference(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> QuantisedRows:
+    """The same as torch rounds to 8 bits."""
+    scaled = x.float() if factor_T is None else x.float() * factor_T.float().unsqueeze(-1)
+    largest = scaled.abs().amax(dim=-1)
+    # The smallest power of two that brings the largest number to 448 or less; non-finite values stay so.
+    mantissa, exponent = torch.frexp(largest.clamp(min=2.0**_LEAST_EXPONENT))  # mantissa from 0.5
+    exponent = (exponent - 9 + (mantissa > LARGEST / 2**9)).clamp(min=_LEAST_EXPONENT)
+    scales = torch.where(largest.isfinite(), torch.ldexp(torch.ones_like(largest), exponent), largest)
+    return QuantisedRows((scaled / scales.unsqueeze(-1)).to(torch.float8_e4m3fn), scales)
 
 
 def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> QuantisedRows:
@@ -122,18 +139,46 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> Q
     Returns:
         ``[…, c, k]``.
     """
-    if runs_on_triton(x):
-        return QuantisedRows(*quantise_columns_triton(x, factor_k))
-    return QuantisedRows(*quantise_columns_reference(x, factor_k))
+    if not runs_on_triton(x):
+        return quantise_columns_reference(x, factor_k)
+    x_gkc = rows(x if x.ndim == 3 else x.unsqueeze(0))
+    count, depth, columns = x_gkc.shape
+    result = empty_quantised((*x.shape[:-2], columns, depth), x.device)
+    values_gck = result.values.view(count, columns, depth)
+    _columns[(triton.cdiv(columns, _COLUMNS), count)](
+        x_gkc, x_gkc if factor_k is None else factor_k, values_gck, result.scales, x_gkc.stride(0), x_gkc.stride(1),
+        values_gck.stride(0), values_gck.stride(1), depth, columns,
+        FACTOR=factor_k is not None, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
+    )  # fmt: skip
+    return result
 
 
-def leave_quantised(x: torch.Tensor, rows: QuantisedRows) -> None:
-    """Leave the quantised rows of ``x``, made by the kernel that wrote it, for ``quantised`` to find.
+def quantise_columns_reference(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> QuantisedRows:
+    """The same as torch rounds to 8 bits."""
+    scaled = x.float() if factor_k is None else x.float() * factor_k.float().unsqueeze(-1)
+    values, scales = quantise_rows_reference(scaled.mT)
+    return QuantisedRows(values.contiguous(), scales)
+
+
+# How the kernels that write activations leave their rows for the product that reads them.
+
+
+def empty_quantised(shape: tuple[int, ...], device: torch.device) -> QuantisedRows:
+    """Allocate memory for values of a shape and for their scales."""
+    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
+    return QuantisedRows(values, torch.empty(shape[:-1], dtype=torch.float32, device=device))
+
+
+def with_quantised(x: torch.Tensor, quantised: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Return ``x``, with its values and scales attached if the kernel that wrote it has computed them.
 
     Only for a tensor that nothing changes afterwards: a gradient must have a single reader, because autograd adds
     others into its memory and keeps what was left with it.
     """
-    x.quantised_rows = rows  # type: ignore[attr-defined]
+    values, scales = quantised
+    if values is not None and scales is not None:
+        x.quantised_rows = QuantisedRows(values, scales)  # type: ignore[attr-defined]
+    return x
 
 
 def quantised(x: torch.Tensor) -> QuantisedRows:
@@ -147,42 +192,9 @@ def drop_quantised(x: torch.Tensor) -> None:
     vars(x).pop("quantised_rows", None)
 
 
-def fp8_product(
-    left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast_accumulation: bool = False
-) -> torch.Tensor:
-    """``left · rightᵀ``, written into ``out`` and returned.
-
-    Args:
-        left: ``[T, k]`` or ``[g, T, k]``.
-        right: ``[c, k]`` or ``[g, c, k]``.
-        out: ``[T, c]`` or ``[g, T, c]``; bf16 on a GPU.
-        fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as in NVIDIA's Transformer Engine
-            for the forward pass but not for the backward.
-    """
-    if not runs_on_triton(left.values):
-        return out.copy_(fp8_product_reference(left, right))
-    if out.ndim == 2:
-        return _by_torch(left, right, out, fast_accumulation)
-    for index, each in enumerate(out):
-        one, other = (QuantisedRows(factor.values[index], factor.scales[index]) for factor in (left, right))
-        _by_torch(one, other, each, fast_accumulation)
-    return out
-
-
-def _by_torch(left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast: bool) -> torch.Tensor:
-    # The public torch.nn.functional.scaled_mm takes no output tensor.
-    torch._scaled_mm(
-        left.values, right.values.mT, left.scales.unsqueeze(-1), right.scales.unsqueeze(0),
-        out_dtype=out.dtype, use_fast_accum=fast, out=out,
-    )  # fmt: skip
-    return out
-
-
 # The Triton kernels: rows in registers; columns in tiles, read twice, of which a weight has few.
 #
 # Scales are made from the bits of fp32 numbers, so that they are exact powers of two.
-
-_COLUMNS, _DEPTH = 16, 128  # a tile: 32 bytes of bf16 are read at a time, 128 of 8-bit numbers written
 
 
 @jit
@@ -251,45 +263,3 @@ def _tile(weight, factor, offset, x_stride, begin, depth, column, here, FACTOR: 
     if FACTOR:
         x *= tl.load(factor + row, mask=row < depth, other=0.0).to(tl.float32)[:, None]
     return x, row, inside
-
-
-def quantise_rows_triton(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same function as :func:`naive.quantise_rows`; see the package for the arguments."""
-    x_gTk = rows(x if x.ndim == 3 else x.unsqueeze(0))
-    count, tokens, columns = x_gTk.shape
-    values, scales = empty_quantised(x.shape, x.device)
-    values_gTk, block = values.view(x_gTk.shape), block_of(columns)
-    _rows[(tokens, count)](
-        x_gTk, x_gTk if factor_T is None else factor_T, values_gTk, scales, x_gTk.stride(0), x_gTk.stride(1),
-        values_gTk.stride(0), values_gTk.stride(1), columns,
-        FACTOR=factor_T is not None, BLOCK=block, num_warps=warps_of(block),
-    )  # fmt: skip
-    return values, scales
-
-
-def quantise_columns_triton(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same function as :func:`naive.quantise_columns`; see the package for the arguments."""
-    x_gkc = rows(x if x.ndim == 3 else x.unsqueeze(0))
-    count, depth, columns = x_gkc.shape
-    values, scales = empty_quantised((*x.shape[:-2], columns, depth), x.device)
-    values_gck = values.view(count, columns, depth)
-    _columns[(triton.cdiv(columns, _COLUMNS), count)](
-        x_gkc, x_gkc if factor_k is None else factor_k, values_gck, scales, x_gkc.stride(0), x_gkc.stride(1),
-        values_gck.stride(0), values_gck.stride(1), depth, columns,
-        FACTOR=factor_k is not None, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
-    )  # fmt: skip
-    return values, scales
-
-
-def empty_quantised(shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate memory for values of a shape and for their scales."""
-    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(shape[:-1], dtype=torch.float32, device=device)
-
-
-def with_quantised(x: torch.Tensor, made: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return ``x``, with its values and scales attached if a kernel has made them."""
-    values, scales = made
-    if values is not None and scales is not None:
-        leave_quantised(x, QuantisedRows(values, scales))
-    return x

@@ -1,11 +1,10 @@
-"""The MLP's gate: the product of two up-projections, one of them optionally through a SiLU.
+"""The MLP's gate: the product of two up-projections, one of them through an activation f.
 
 ::
 
-    h = silu(a) ∘ b          dh gives  db = dh ∘ silu(a),  da = dh ∘ b ∘ silu'(a)
-    h = a ∘ b                          db = dh ∘ a,        da = dh ∘ b
+    h = f(a) ∘ b          dh gives  db = dh ∘ f(a),  da = dh ∘ b ∘ f'(a)
 
-(SwiGLU, arXiv 2002.05202; without the SiLU, CoLA's, arXiv 2502.10940.) The batched up-projection returns a and b one
+(With a SiLU SwiGLU, arXiv 2002.05202; linear, CoLA's, arXiv 2502.10940.) The batched up-projection returns a and b one
 after the other in one tensor, and its backward pass needs their gradients in the same form: they are written there
 directly. Shape suffixes: g projections, T tokens, f MLP.
 """
@@ -15,50 +14,89 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 
-from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.config.model import Activation
+from boost_core.kernels.activation import activate, activation_gradient, activation_reference
 from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
-from boost_core.kernels.launch import block_of, jit, rows, tl, triton, warps_of
-
-# The reference: plain torch, differentiated by autograd.
-
-
-def gated_product_reference(parts: list[torch.Tensor], activation: bool) -> torch.Tensor:
-    """``silu(gate) ∘ up`` or ``gate ∘ up``; see the package for the arguments."""
-    gate_Tf, up_Tf = (member_Tf for part_gTf in parts for member_Tf in part_gTf)
-    gated_Tf: torch.Tensor = (silu(gate_Tf) if activation else gate_Tf) * up_Tf
-    return gated_Tf
-
-
-# The Triton kernels: elementwise over blocks of a row, fp32 arithmetic.
+from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
 
 
+def gated_product(parts: list[torch.Tensor], activation: Activation, fp8: bool = False) -> torch.Tensor:
+    """Compute the gated product, ``[T, f]``.
+
+    Args:
+        parts: Gate and up, ``[2, T, f]`` or two of ``[1, T, f]``.
+        activation: The gate's.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+    """
+    if runs_on_triton(parts[0]):
+        out_Tf, *quantised = _GatedProduct.apply(activation, fp8, *map(rows, parts))  # type: ignore[no-untyped-call]
+        return with_quantised(out_Tf, quantised)
+    # The reference, differentiated by autograd.
+    gate_Tf, up_Tf = members(parts)
+    return activation_reference(gate_Tf, activation) * up_Tf
+
+
+# The Triton kernels: elementwise over blocks of a row, fp32 arithmetic. For fp8 a block is the whole row, because its
+# scale is that of its largest element.
+
+
+class _GatedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, activation: Activation, fp8: bool, *parts: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        gate_Tf, up_Tf = members(parts)
+        tokens, columns = gate_Tf.shape
+        out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
+        values, scales = empty_quantised(out_Tf.shape, gate_Tf.device) if fp8 else (None, None)
+        block = block_of(columns) if fp8 else min(block_of(columns), LARGEST_BLOCK)
+        _forward[(tokens, triton.cdiv(columns, block))](
+            gate_Tf, up_Tf, out_Tf, out_Tf if values is None else values, out_Tf if scales is None else scales,
+            gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
+            ACTIVATION=activation.value, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*parts)
+        ctx.activation, ctx.fp8, ctx.block = activation, fp8, block
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return out_Tf, values, scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        parts = ctx.saved_tensors
+        dout_Tf = rows(gradients[0])
+        dparts = [torch.empty_like(part_gTf) for part_gTf in parts]
+        gate_Tf, up_Tf = members(parts)
+        dgate_Tf, dup_Tf = members(dparts)
+        quantised = [(each, each) for each in dparts]  # never written through if there is nothing to quantise
+        if ctx.fp8:
+            quantised = [empty_quantised(part_gTf.shape, part_gTf.device) for part_gTf in parts]
+        values, scales = (members(each) for each in zip(*quantised, strict=True))
+        tokens, columns = gate_Tf.shape
+        _backward[(tokens, triton.cdiv(columns, ctx.block))](
+            gate_Tf, up_Tf, dout_Tf, dgate_Tf, dup_Tf, values[0], scales[0], values[-1], scales[-1],
+            gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
+            ACTIVATION=ctx.activation.value, FP8=ctx.fp8, BLOCK=ctx.block, num_warps=warps_of(ctx.block),
+        )  # fmt: skip
+        if ctx.fp8:  # each goes unchanged to the one product that returned its part
+            dparts = [with_quantised(*each) for each in zip(dparts, quantised, strict=True)]
+        return None, None, *dparts
+
+
 @jit
 def _forward(
-    gate_ptr,
-    up_ptr,
-    out_ptr,
-    value_ptr,
-    row_scale_ptr,
-    gate_stride,
-    up_stride,
-    out_stride,
-    columns,
-    ACTIVATION: tl.constexpr,
-    FP8: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    gate_ptr, up_ptr, out_ptr, value_ptr, row_scale_ptr, gate_stride, up_stride, out_stride, columns,
+    ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION:
-        gate *= tl.sigmoid(gate)
-    out = (gate * up).to(out_ptr.dtype.element_ty)
+    out = (activate(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * out_stride + column, out, mask=inside)
     if FP8:  # the whole row is here
         store_quantised(out, value_ptr + row * columns + column, row_scale_ptr + row, inside)
@@ -76,91 +114,10 @@ def _backward(
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
     dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside, other=0.0).to(tl.float32)
-    dgate = dout * up
-    if ACTIVATION:
-        sigmoid = tl.sigmoid(gate)
-        dgate *= sigmoid * (1.0 + gate * (1.0 - sigmoid))
-        gate *= sigmoid
-    dgate = dgate.to(dgate_ptr.dtype.element_ty)
-    dup = (dout * gate).to(dup_ptr.dtype.element_ty)
+    dgate = activation_gradient(dout * up, gate, ACTIVATION).to(dgate_ptr.dtype.element_ty)
+    dup = (dout * activate(gate, ACTIVATION)).to(dup_ptr.dtype.element_ty)
     tl.store(dgate_ptr + row * dgate_stride + column, dgate, mask=inside)
     tl.store(dup_ptr + row * dup_stride + column, dup, mask=inside)
     if FP8:  # whole rows are here
         store_quantised(dgate, gate_value_ptr + row * columns + column, gate_row_scale_ptr + row, inside)
         store_quantised(dup, up_value_ptr + row * columns + column, up_row_scale_ptr + row, inside)
-
-
-def _members(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [member_Tf for part_gTf in parts for member_Tf in part_gTf.unbind(0)]
-
-
-def _block(columns: int, fp8: bool) -> int:
-    """Columns per block; the whole row for fp8, because its scale is that of its largest element."""
-    return block_of(columns) if fp8 else min(block_of(columns), LARGEST_BLOCK)
-
-
-def _grid(tokens: int, columns: int, block: int) -> tuple[int, int]:
-    return tokens, triton.cdiv(columns, block)
-
-
-class _GatedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, activation: bool, fp8: bool, *parts: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        gate_Tf, up_Tf = _members(list(parts))
-        tokens, columns = gate_Tf.shape
-        out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
-        values, scales = empty_quantised(out_Tf.shape, gate_Tf.device) if fp8 else (None, None)
-        block = _block(columns, fp8)
-        _forward[_grid(tokens, columns, block)](
-            gate_Tf, up_Tf, out_Tf, out_Tf if values is None else values, out_Tf if scales is None else scales,
-            gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
-            ACTIVATION=activation, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
-        )  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*parts)
-        ctx.activation, ctx.fp8 = activation, fp8
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return out_Tf, values, scales
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        parts = list(ctx.saved_tensors)
-        dout_Tf = rows(gradients[0])
-        dparts = [torch.empty_like(part_gTf) for part_gTf in parts]
-        gate_Tf, up_Tf = _members(parts)
-        dgate_Tf, dup_Tf = _members(dparts)
-        made = [(each, each) for each in dparts]  # never written through if there is nothing to quantise
-        if ctx.fp8:
-            made = [empty_quantised(part_gTf.shape, part_gTf.device) for part_gTf in parts]
-        values, scales = (_members(list(each)) for each in zip(*made, strict=True))
-        tokens, columns = gate_Tf.shape
-        block = _block(columns, ctx.fp8)
-        _backward[_grid(tokens, columns, block)](
-            gate_Tf, up_Tf, dout_Tf, dgate_Tf, dup_Tf, values[0], scales[0], values[-1], scales[-1],
-            gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
-            ACTIVATION=ctx.activation, FP8=ctx.fp8, BLOCK=block, num_warps=warps_of(block),
-        )  # fmt: skip
-        if ctx.fp8:  # each goes unchanged to the one product that returned its part
-            dparts = [with_quantised(*each) for each in zip(dparts, made, strict=True)]
-        return None, None, *dparts
-
-
-def gated_product_triton(parts: list[torch.Tensor], activation: bool, fp8: bool) -> torch.Tensor:
-    """The same function as :func:`naive.gated_product`; see the package for the arguments."""
-    out_Tf, *made = _GatedProduct.apply(activation, fp8, *(rows(part_gTf) for part_gTf in parts))  # type: ignore[no-untyped-call]
-    return with_quantised(out_Tf, made)
-
-
-def gated_product(parts: list[torch.Tensor], activation: bool, fp8: bool = False) -> torch.Tensor:
-    """Compute the gated product, ``[T, f]``.
-
-    Args:
-        parts: Gate and up, ``[2, T, f]`` or two of ``[1, T, f]``.
-        activation: Whether the gate passes through a SiLU.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
-    """
-    if runs_on_triton(parts[0]):
-        return gated_product_triton(parts, activation, fp8)
-    return gated_product_reference(parts, activation)

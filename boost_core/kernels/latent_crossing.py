@@ -4,9 +4,9 @@ With ``h`` and ``s`` as in ``latent_epilogue`` and ``c`` what the gate let throu
 
     u = h / sqrt(s / d + epsilon) + c        (h + c where no norm precedes the projection)
     n = (u − mean(u)) / sqrt(var(u) + norm_epsilon)
-    z = silu(n ∘ scale + shift)              (without the SiLU for the SVD family)
+    z = f(n ∘ scale + shift)                 (f the activation of the bottleneck)
 
-and backward, with ``dy = dz · silu'(y)`` and ``dn = dy ∘ scale``::
+and backward, with ``dy = dz · f'(y)`` and ``dn = dy ∘ scale``::
 
     dc = du = (dn − mean(dn) − n mean(dn ∘ n)) / sqrt(var(u) + norm_epsilon)
     dscale = Σ_T dy ∘ n,  dshift = Σ_T dy
@@ -21,16 +21,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import layer_norm, silu
+from torch.nn.functional import layer_norm
 
-from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.config.model import Activation
+from boost_core.kernels.activation import activate, activation_gradient, activation_reference
 from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
-from boost_core.kernels.launch import block_of, jit, rows, tl, warps_of
+from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
-# The reference: plain torch, differentiated by autograd.
+LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
 
 
-def latent_crossing_reference(
+def latent_crossing(
     h_Tc: torch.Tensor,
     s_T: torch.Tensor | None,
     width: int,
@@ -39,27 +40,91 @@ def latent_crossing_reference(
     scale_gr: torch.Tensor,
     shift_gr: torch.Tensor,
     norm_epsilon: float,
-    activation: bool,
+    activation: Activation,
+    fp8: bool = False,
 ) -> torch.Tensor:
-    """Scale, add, norm and activation in at least fp32; see the package for the arguments."""
-    precise = torch.promote_types(h_Tc.dtype, torch.float32)
-    # A product even without a norm, so that the gradient of h has memory of its own, as in the kernel.
-    inverse_rms_T = h_Tc.new_ones(len(h_Tc)) if s_T is None else torch.rsqrt(s_T.to(precise) / width + epsilon)
-    u_Tc = h_Tc.to(precise) * inverse_rms_T.unsqueeze(-1)
+    """Compute the latents ``z_gTr`` that go on to the up-projection and to the next block.
+
+    Args:
+        h_Tc: Reduced latents of all projections, ``[T, g·r]``.
+        s_T: Sum of squares of each residual row, ``[T]``; ``None`` where no norm precedes the projection.
+        width: The full hidden size d that the squares were summed over.
+        epsilon: Added to the mean square.
+        crossed_gTr: The gate's output for the previous block's latents.
+        scale_gr: Scale of the latents' norm.
+        shift_gr: Its shift.
+        norm_epsilon: Added to the latents' variance.
+        activation: The bottleneck's.
+        fp8: Whether the kernel also leaves the rows for a product (``fp8_product.quantised``).
+    """
+    if runs_on_triton(h_Tc):
+        z_gTr, *quantised = _LatentCrossing.apply(  # type: ignore[no-untyped-call]
+            rows(h_Tc), None if s_T is None else s_T.contiguous(), width, epsilon, rows(crossed_gTr),
+            scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation, fp8,
+        )  # fmt: skip
+        return with_quantised(z_gTr, quantised)
+    # The reference, differentiated by autograd: scale, add, norm and activation in at least fp32. A product even
+    # without a norm, so that the gradient of h has memory of its own, as in the kernel.
+    inverse_rms_T = h_Tc.new_ones(len(h_Tc)) if s_T is None else torch.rsqrt(precise(s_T) / width + epsilon)
+    u_Tc = precise(h_Tc) * inverse_rms_T.unsqueeze(-1)
     count, rank = scale_gr.shape
     u_gTr = u_Tc.view(-1, count, rank).transpose(0, 1) + crossed_gTr
     n_gTr = layer_norm(u_gTr, (rank,), eps=norm_epsilon)
     y_gTr = n_gTr * scale_gr.unsqueeze(1) + shift_gr.unsqueeze(1)
-    return (silu(y_gTr) if activation else y_gTr).to(h_Tc.dtype)
+    return activation_reference(y_gTr, activation).to(h_Tc.dtype)
 
 
-# The Triton kernels: one latent in registers at a time, fp32 arithmetic.
-#
-# Backward, a program handles tokens at a fixed stride, so that it can sum the gradients of scale and shift in
-# registers;
-# the few remaining partial sums are added up by torch.
+# The Triton kernels: one latent in registers at a time, fp32 arithmetic. Backward, a program handles tokens at a fixed
+# stride, so that it can sum the gradients of scale and shift in registers; the few remaining partial sums are added up
+# by torch.
 
-LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
+
+class _LatentCrossing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
+        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation, fp8: bool,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        count, tokens, rank = crossed_gTr.shape
+        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
+        block = block_of(rank)
+        _forward[(tokens, count)](
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr,
+            z_gTr if values is None else values, z_gTr if scales is None else scales, h_Tc.stride(0),
+            crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
+            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation.value, FP8=fp8, BLOCK=block,
+            num_warps=warps_of(block),
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr)
+        ctx.width, ctx.epsilon, ctx.norm_epsilon, ctx.activation = width, epsilon, norm_epsilon, activation
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return z_gTr, values, scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h_Tc, s_T, crossed_gTr, scale_gr, shift_gr = ctx.saved_tensors
+        dz_gTr = rows(gradients[0])
+        count, tokens, rank = crossed_gTr.shape
+        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
+        dcrossed_gTr = torch.empty(crossed_gTr.shape, dtype=crossed_gTr.dtype, device=h_Tc.device)
+        programs = min(tokens, LARGEST_PROGRAMS)
+        dscale_Pgr, dshift_Pgr = (
+            torch.empty((programs, count, rank), dtype=torch.float32, device=h_Tc.device) for _ in range(2)
+        )
+        ds_gT = torch.empty((count, tokens), dtype=torch.float32, device=h_Tc.device)
+        block = block_of(rank)
+        _backward[(programs, count)](
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, dz_gTr, dh_Tc, ds_gT, dcrossed_gTr,
+            dscale_Pgr, dshift_Pgr, h_Tc.stride(0), crossed_gTr.stride(0), crossed_gTr.stride(1), dz_gTr.stride(0),
+            dz_gTr.stride(1), dh_Tc.stride(0), dcrossed_gTr.stride(0), dcrossed_gTr.stride(1), tokens, rank,
+            ctx.width, ctx.epsilon, ctx.norm_epsilon,
+            NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        ds_T = None if s_T is None else ds_gT.sum(dim=0).to(s_T.dtype)
+        dscale_gr, dshift_gr = (each_Pgr.sum(dim=0).to(scale_gr.dtype) for each_Pgr in (dscale_Pgr, dshift_Pgr))
+        return dh_Tc, ds_T, None, None, dcrossed_gTr, dscale_gr, dshift_gr, None, None, None
 
 
 @jit
@@ -88,9 +153,7 @@ def _forward(
     n, _ = _normed(u, inside, rank, norm_epsilon)
     scale = tl.load(scale_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
     z = n * scale + tl.load(shift_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION:
-        z *= tl.sigmoid(z)
-    z = z.to(z_ptr.dtype.element_ty)
+    z = activate(z, ACTIVATION).to(z_ptr.dtype.element_ty)
     to = group * z_group_stride + row * z_stride + column
     tl.store(z_ptr + to, z, mask=inside)
     if FP8:
@@ -126,10 +189,7 @@ def _backward(
         n, inverse_std = _normed(u, inside, rank, norm_epsilon)
         dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
         dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
-        if ACTIVATION:
-            before = n * scale + shift
-            sigmoid = tl.sigmoid(before)
-            dy *= sigmoid * (1.0 + before * (1.0 - sigmoid))
+        dy = activation_gradient(dy, n * scale + shift, ACTIVATION)
         dscale += dy * n
         dshift += dy
         dn = dy * scale
@@ -147,105 +207,3 @@ def _backward(
     partial = (tl.program_id(0) * tl.num_programs(1) + group) * rank + column
     tl.store(dscale_ptr + partial, dscale, mask=inside)
     tl.store(dshift_ptr + partial, dshift, mask=inside)
-
-
-class _LatentCrossing(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
-        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: bool, fp8: bool,
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        count, tokens, rank = crossed_gTr.shape
-        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
-        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
-        block = block_of(rank)
-        _forward[(tokens, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr,
-            z_gTr if values is None else values, z_gTr if scales is None else scales, h_Tc.stride(0),
-            crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
-        )  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr)
-        ctx.width, ctx.epsilon, ctx.norm_epsilon, ctx.activation = width, epsilon, norm_epsilon, activation
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return z_gTr, values, scales
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        h_Tc, s_T, crossed_gTr, scale_gr, shift_gr = ctx.saved_tensors
-        dz_gTr = rows(gradients[0])
-        count, tokens, rank = crossed_gTr.shape
-        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
-        dcrossed_gTr = torch.empty(crossed_gTr.shape, dtype=crossed_gTr.dtype, device=h_Tc.device)
-        programs = min(tokens, LARGEST_PROGRAMS)
-        dscale_Pgr, dshift_Pgr = (
-            torch.empty((programs, count, rank), dtype=torch.float32, device=h_Tc.device) for _ in range(2)
-        )
-        ds_gT = torch.empty((count, tokens), dtype=torch.float32, device=h_Tc.device)
-        block = block_of(rank)
-        _backward[(programs, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, dz_gTr, dh_Tc, ds_gT, dcrossed_gTr,
-            dscale_Pgr, dshift_Pgr, h_Tc.stride(0), crossed_gTr.stride(0), crossed_gTr.stride(1), dz_gTr.stride(0),
-            dz_gTr.stride(1), dh_Tc.stride(0), dcrossed_gTr.stride(0), dcrossed_gTr.stride(1), tokens, rank,
-            ctx.width, ctx.epsilon, ctx.norm_epsilon,
-            NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=block, num_warps=warps_of(block),
-        )  # fmt: skip
-        ds_T = None if s_T is None else ds_gT.sum(dim=0).to(s_T.dtype)
-        dscale_gr, dshift_gr = (each_Pgr.sum(dim=0).to(scale_gr.dtype) for each_Pgr in (dscale_Pgr, dshift_Pgr))
-        return dh_Tc, ds_T, None, None, dcrossed_gTr, dscale_gr, dshift_gr, None, None, None
-
-
-def latent_crossing_triton(
-    h_Tc: torch.Tensor,
-    s_T: torch.Tensor | None,
-    width: int,
-    epsilon: float,
-    crossed_gTr: torch.Tensor,
-    scale_gr: torch.Tensor,
-    shift_gr: torch.Tensor,
-    norm_epsilon: float,
-    activation: bool,
-    fp8: bool,
-) -> torch.Tensor:
-    """The same function as :func:`naive.latent_crossing`; see the package for the arguments."""
-    z_gTr, *made = _LatentCrossing.apply(  # type: ignore[no-untyped-call]
-        rows(h_Tc), None if s_T is None else s_T.contiguous(), width, epsilon, rows(crossed_gTr),
-        scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation, fp8,
-    )  # fmt: skip
-    return with_quantised(z_gTr, made)
-
-
-def latent_crossing(
-    h_Tc: torch.Tensor,
-    s_T: torch.Tensor | None,
-    width: int,
-    epsilon: float,
-    crossed_gTr: torch.Tensor,
-    scale_gr: torch.Tensor,
-    shift_gr: torch.Tensor,
-    norm_epsilon: float,
-    activation: bool,
-    fp8: bool = False,
-) -> torch.Tensor:
-    """Compute the latents ``z_gTr`` that go on to the up-projection and to the next block.
-
-    Args:
-        h_Tc: Reduced latents of all projections, ``[T, g·r]``.
-        s_T: Sum of squares of each residual row, ``[T]``; ``None`` where no norm precedes the projection.
-        width: The full hidden size d that the squares were summed over.
-        epsilon: Added to the mean square.
-        crossed_gTr: The gate's output for the previous block's latents.
-        scale_gr: Scale of the latents' norm.
-        shift_gr: Its shift.
-        norm_epsilon: Added to the latents' variance.
-        activation: Whether the bottleneck has a SiLU.
-        fp8: Whether the kernel also leaves the rows for a product (``fp8_product.quantised``).
-    """
-    if runs_on_triton(h_Tc):
-        return latent_crossing_triton(
-            h_Tc, s_T, width, epsilon, crossed_gTr, scale_gr, shift_gr, norm_epsilon, activation, fp8
-        )
-    return latent_crossing_reference(
-        h_Tc, s_T, width, epsilon, crossed_gTr, scale_gr, shift_gr, norm_epsilon, activation
-    )

@@ -4,11 +4,11 @@ With ``h`` the reduced product of the raw residual and A∘γ, ``s`` the reduced
 full hidden size::
 
     y = h / sqrt(s / d + epsilon)        (only where a norm precedes the projection)
-    z = silu(y)                          (only where the family has an activation in its bottleneck)
+    z = f(y)                             (f the activation of the bottleneck)
 
 and backward, with ``dz`` given::
 
-    dy = dz · silu'(y)
+    dy = dz · f'(y)
     dh = dy / sqrt(s / d + epsilon)
     ds = −(Σ_r dy ∘ y) / (2 d (s / d + epsilon)) = −(Σ_r dh ∘ h) / (2 (s + d epsilon))
 
@@ -25,44 +25,139 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 
-from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.config.model import Activation
+from boost_core.kernels.activation import activate, activation_gradient, activation_reference
 from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
-from boost_core.kernels.launch import block_of, jit, rows, tl, warps_of
-
-# The reference: plain torch, differentiated by autograd.
+from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
-def apart(x_Tc: torch.Tensor, count: int) -> torch.Tensor:
+def latent_epilogue(
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: Activation,
+    fp8: bool = False, precomputed_gTr: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Scale by the norm's statistic (if there is one), apply the activation, and separate the projections.
+
+    Args:
+        h_Tc: Reduced latents of all projections, ``[T, g·r]``; rows may be strided, columns not.
+        s_T: Sum of squares of each residual row over the full hidden size, ``[T]``; ``None`` without a norm.
+        count: Number of projections g.
+        width: The full hidden size d that the squares were summed over.
+        epsilon: Added to the mean square.
+        activation: The bottleneck's.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+        precomputed_gTr: The result, if already computed (``symmetric_sum``); the reference computes its own.
+
+    Returns:
+        ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
+    """
+    if s_T is None and activation is Activation.LINEAR:
+        return _apart(h_Tc, count)
+    if not runs_on_triton(h_Tc):
+        return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
+    statistic = None if s_T is None else s_T.contiguous()
+    z_gTr, *quantised = _LatentEpilogue.apply(  # type: ignore[no-untyped-call]
+        rows(h_Tc), statistic, count, width, epsilon, activation, fp8, precomputed_gTr
+    )
+    return with_quantised(z_gTr, quantised)
+
+
+def latent_epilogue_reference(
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: Activation
+) -> torch.Tensor:
+    """The same in plain torch, in at least fp32, differentiated by autograd."""
+    y_Tc = precise(h_Tc)
+    if s_T is not None:
+        y_Tc = y_Tc * torch.rsqrt(s_T.to(y_Tc.dtype) / width + epsilon).unsqueeze(-1)
+    return _apart(activation_reference(y_Tc, activation).to(h_Tc.dtype), count)
+
+
+def _apart(x_Tc: torch.Tensor, count: int) -> torch.Tensor:
     """View ``[T, g·r]`` as ``[g, T, r]``, without a copy."""
     return x_Tc.view(len(x_Tc), count, -1).transpose(0, 1)
 
 
-def latent_epilogue_reference(
-    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
-) -> torch.Tensor:
-    """``silu(h / sqrt(s / d + epsilon))``, computed in at least fp32; see the package for the arguments."""
-    y_Tc = _precise(h_Tc)
-    if s_T is not None:
-        y_Tc = y_Tc * torch.rsqrt(s_T.to(y_Tc.dtype) / width + epsilon).unsqueeze(-1)
-    if activation:
-        y_Tc = silu(y_Tc)
-    return apart(y_Tc.to(h_Tc.dtype), count)
-
-
-def statistic_gradient_reference(
+def statistic_gradient(
     dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
 ) -> torch.Tensor:
-    """``−(Σ dh ∘ h) / (2 (s + d epsilon))``; see the package for the arguments."""
-    return -(_precise(dh_Tc) * h_Tc).sum(dim=-1) / (2 * (_precise(s_T) + width * epsilon))
+    """Return ``ds`` from the whole ``dh``, which several ranks have only after their gradients are summed.
+
+    Args:
+        dh_Tc: The latents' gradient, ``[T, g·r]``.
+        h_Tc: The latents.
+        s_T: As in ``latent_epilogue``.
+        width: As in ``latent_epilogue``.
+        epsilon: As in ``latent_epilogue``.
+
+    Returns:
+        ``[T]`` in at least fp32.
+    """
+    if not runs_on_triton(h_Tc):  # the reference
+        return -(precise(dh_Tc) * h_Tc).sum(dim=-1) / (2 * (precise(s_T) + width * epsilon))
+    dh_Tc, h_Tc = rows(dh_Tc), rows(h_Tc)
+    tokens, columns = h_Tc.shape
+    ds_T = torch.empty(tokens, dtype=torch.float32, device=h_Tc.device)
+    block = min(block_of(columns), 4096)
+    _statistic_gradient[(tokens,)](
+        dh_Tc, h_Tc, s_T.contiguous(), ds_T, dh_Tc.stride(0), h_Tc.stride(0), columns, width, epsilon,
+        BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
+    return ds_T
 
 
-def _precise(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def leave_precomputed(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
+    """Leave what the kernel that wrote ``h_Tc`` has already computed from it, for ``precomputed_of`` to find."""
+    h_Tc.precomputed_latents = z_gTr  # type: ignore[attr-defined]
+
+
+def precomputed_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
+    """Return what was left, only once, so that it is freed after use: a recomputation computes it again."""
+    left: torch.Tensor | None = vars(h_Tc).pop("precomputed_latents", None)
+    return left
 
 
 # The Triton kernels: one program per token, one projection's latent in registers at a time, fp32 arithmetic.
+
+
+class _LatentEpilogue(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
+        activation: Activation, fp8: bool, precomputed_gTr: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h_Tc, s_T)
+        ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
+        if precomputed_gTr is not None:
+            return precomputed_gTr.detach(), None, None
+        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
+        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
+        block = block_of(rank)
+        _forward[(tokens,)](
+            h_Tc, h_Tc if s_T is None else s_T, z_gTr, z_gTr if values is None else values,
+            z_gTr if scales is None else scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
+            COUNT=count, NORM=s_T is not None, ACTIVATION=activation.value, FP8=fp8, BLOCK=block,
+            num_warps=warps_of(block),
+        )  # fmt: skip
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return z_gTr, values, scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h_Tc, s_T = ctx.saved_tensors
+        dz_gTr = rows(gradients[0])
+        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // ctx.count
+        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
+        ds_T = None if s_T is None else torch.empty_like(s_T)
+        block = block_of(rank)
+        _backward[(tokens,)](
+            h_Tc, h_Tc if s_T is None else s_T, dz_gTr, dh_Tc, dh_Tc if ds_T is None else ds_T, h_Tc.stride(0),
+            dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
+            COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block,
+            num_warps=warps_of(block),
+        )  # fmt: skip
+        return dh_Tc, ds_T, None, None, None, None, None, None
 
 
 @jit
@@ -79,10 +174,7 @@ def _forward(
     for index in tl.static_range(COUNT):
         group = tl.cast(index, tl.int64)
         y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-        y *= inverse_rms
-        if ACTIVATION:
-            y *= tl.sigmoid(y)
-        z = y.to(z_ptr.dtype.element_ty)
+        z = activate(y * inverse_rms, ACTIVATION).to(z_ptr.dtype.element_ty)
         to = group * z_group_stride + row * z_stride + column
         tl.store(z_ptr + to, z, mask=inside)
         if FP8:
@@ -109,9 +201,7 @@ def _backward(
         dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
         dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
         y *= inverse_rms
-        if ACTIVATION:
-            sigmoid = tl.sigmoid(y)
-            dy *= sigmoid * (1.0 + y * (1.0 - sigmoid))
+        dy = activation_gradient(dy, y, ACTIVATION)
         products += dy * y
         dh = dh_ptr + row * dh_stride + group * rank + column
         tl.store(dh, (dy * inverse_rms).to(dh_ptr.dtype.element_ty), mask=inside)
@@ -133,127 +223,3 @@ def _statistic_gradient(
         products += dh * tl.load(h_ptr + row * h_stride + column, mask=inside, other=0.0).to(tl.float32)
     ds = -tl.sum(products, axis=0) / (2.0 * (tl.load(s_ptr + row).to(tl.float32) + width * epsilon))
     tl.store(ds_ptr + row, ds)
-
-
-class _LatentEpilogue(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
-        activation: bool, fp8: bool, made_gTr: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(h_Tc, s_T)
-        ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
-        if made_gTr is not None:
-            return made_gTr.detach(), None, None
-        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
-        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
-        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
-        block = block_of(rank)
-        _forward[(tokens,)](
-            h_Tc, h_Tc if s_T is None else s_T, z_gTr, z_gTr if values is None else values,
-            z_gTr if scales is None else scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            COUNT=count, NORM=s_T is not None, ACTIVATION=activation, FP8=fp8, BLOCK=block,
-            num_warps=warps_of(block),
-        )  # fmt: skip
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return z_gTr, values, scales
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        h_Tc, s_T = ctx.saved_tensors
-        dz_gTr = rows(gradients[0])
-        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // ctx.count
-        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
-        ds_T = None if s_T is None else torch.empty_like(s_T)
-        block = block_of(rank)
-        _backward[(tokens,)](
-            h_Tc, h_Tc if s_T is None else s_T, dz_gTr, dh_Tc, dh_Tc if ds_T is None else ds_T, h_Tc.stride(0),
-            dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
-            COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=block, num_warps=warps_of(block),
-        )  # fmt: skip
-        return dh_Tc, ds_T, None, None, None, None, None, None
-
-
-def latent_epilogue_triton(
-    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
-    fp8: bool, made_gTr: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """The same function as :func:`naive.latent_epilogue`; see the package for the arguments."""
-    statistic = None if s_T is None else s_T.contiguous()
-    z_gTr, *made = _LatentEpilogue.apply(  # type: ignore[no-untyped-call]
-        rows(h_Tc), statistic, count, width, epsilon, activation, fp8, made_gTr
-    )
-    return with_quantised(z_gTr, made)
-
-
-def statistic_gradient_triton(
-    dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
-) -> torch.Tensor:
-    """The same function as :func:`naive.statistic_gradient`; see the package for the arguments."""
-    dh_Tc, h_Tc = rows(dh_Tc), rows(h_Tc)
-    tokens, columns = h_Tc.shape
-    ds_T = torch.empty(tokens, dtype=torch.float32, device=h_Tc.device)
-    block = min(block_of(columns), 4096)
-    _statistic_gradient[(tokens,)](
-        dh_Tc, h_Tc, s_T.contiguous(), ds_T, dh_Tc.stride(0), h_Tc.stride(0), columns, width, epsilon,
-        BLOCK=block, num_warps=warps_of(block),
-    )  # fmt: skip
-    return ds_T
-
-
-def latent_epilogue(
-    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
-    fp8: bool = False, made_gTr: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Scale by the norm's statistic (if there is one), apply SiLU (if asked), and separate the projections.
-
-    Args:
-        h_Tc: Reduced latents of all projections, ``[T, g·r]``; rows may be strided, columns not.
-        s_T: Sum of squares of each residual row over the full hidden size, ``[T]``; ``None`` without a norm.
-        count: Number of projections g.
-        width: The full hidden size d that the squares were summed over.
-        epsilon: Added to the mean square.
-        activation: Whether the bottleneck has a SiLU.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
-        made_gTr: The result, if already computed (``made_of``); the reference computes its own.
-
-    Returns:
-        ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
-    """
-    if s_T is None and not activation:
-        return apart(h_Tc, count)
-    if runs_on_triton(h_Tc):
-        return latent_epilogue_triton(h_Tc, s_T, count, width, epsilon, activation, fp8, made_gTr)
-    return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
-
-
-def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
-    """Leave what the kernel that wrote ``h_Tc`` has already computed from it, for ``made_of`` to find."""
-    h_Tc.made_latents = z_gTr  # type: ignore[attr-defined]
-
-
-def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
-    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it again."""
-    left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
-    return left
-
-
-def statistic_gradient(
-    dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
-) -> torch.Tensor:
-    """Return ``ds`` from the whole ``dh``, which several ranks have only after their gradients are summed.
-
-    Args:
-        dh_Tc: The latents' gradient, ``[T, g·r]``.
-        h_Tc: The latents.
-        s_T: As in ``latent_epilogue``.
-        width: As in ``latent_epilogue``.
-        epsilon: As in ``latent_epilogue``.
-
-    Returns:
-        ``[T]`` in at least fp32.
-    """
-    if runs_on_triton(h_Tc):
-        return statistic_gradient_triton(dh_Tc, h_Tc, s_T, width, epsilon)
-    return statistic_gradient_reference(dh_Tc, h_Tc, s_T, width, epsilon)

@@ -1,11 +1,18 @@
-"""Triton, where it is installed, and how its kernels are laid out over a tensor."""
+"""Where an operation runs, by Triton or by its reference, and how Triton's kernels are laid out over a tensor.
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+Triton is not installed on every machine: those without a GPU compute with the references.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-__all__ = ["block_of", "jit", "rows", "tl", "triton", "warps_of"]
+__all__ = [
+    "Implementation", "always", "block_of", "jit", "members", "precise", "rows", "runs_on_triton", "tl", "triton",
+    "warps_of",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     import triton
@@ -14,8 +21,31 @@ else:
     try:
         import triton
         import triton.language as tl
-    except ImportError:  # machines without a GPU compute with the references
+    except ImportError:
         triton = tl = None
+
+Implementation = Literal["naive", "triton"]
+
+_forced: Implementation | None = None
+_ELEMENTS_A_WARP = 256  # eight per thread: 16 bytes of bf16 in one access
+
+
+def runs_on_triton(x: torch.Tensor) -> bool:
+    """Return whether ``x`` is for Triton's kernels: on a GPU, and of a type for which fp32 arithmetic is enough."""
+    if _forced is not None:
+        return _forced == "triton"
+    return x.is_cuda and x.dtype != torch.float64
+
+
+@contextmanager
+def always(implementation: Implementation) -> Iterator[None]:
+    """Make all operations use one implementation in this context, to compare the two."""
+    global _forced
+    before, _forced = _forced, implementation
+    try:
+        yield
+    finally:
+        _forced = before
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -23,12 +53,19 @@ def jit(function: Callable[..., Any]) -> Any:
     return function if triton is None else triton.jit(function)
 
 
-_ELEMENTS_A_WARP = 256  # eight per thread: 16 bytes of bf16 in one access
+def precise(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in at least fp32, in which the references compute."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with its last axis dense, as the kernels read it; copies only if it is not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def members(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the matrices ``[T, f]`` that lie one after the other in tensors ``[g, T, f]``."""
+    return [member_Tf for part_gTf in parts for member_Tf in part_gTf.unbind(0)]
 
 
 def block_of(columns: int) -> int:

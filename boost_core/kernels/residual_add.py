@@ -20,60 +20,53 @@ from typing import Any, NamedTuple
 
 import torch
 
-from boost_core.kernels.dispatch import runs_on_triton
 from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
-from boost_core.kernels.launch import block_of, jit, rows, tl, warps_of
-
-# The reference: plain torch, differentiated by autograd.
+from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
-def residual_add_reference(
-    x_Td: torch.Tensor, y_Td: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the sum twice, and its rows' sums of squares in at least fp32; see the package for the arguments."""
+class Residual(NamedTuple):
+    """The residual stream between two additions.
+
+    Attributes:
+        stream: The values for the next addition, ``[T, d]``.
+        inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
+        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
+    """
+
+    stream: torch.Tensor
+    inputs: torch.Tensor
+    squares: torch.Tensor | None
+
+
+def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
+    """Compute ``x + y`` and its sums of squares.
+
+    Args:
+        x_Td: The stream so far, ``[T, d]``.
+        y_Td: A block's output, of the same shape and type.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+    """
+    return _residual_add_triton(x_Td, y_Td, fp8) if runs_on_triton(x_Td) else residual_add_reference(x_Td, y_Td)
+
+
+def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
+    """Return the stream before anything is added: ``x`` with its sums of squares; ``fp8`` as in ``residual_add``."""
+    return _residual_add_triton(x_Td, None, fp8) if runs_on_triton(x_Td) else residual_add_reference(x_Td, None)
+
+
+def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:
+    """The same in plain torch, differentiated by autograd; without ``y`` as ``residual_start``."""
     sum_Td = x_Td if y_Td is None else x_Td + y_Td
-    squares_T = sum_Td.to(torch.promote_types(sum_Td.dtype, torch.float32)).square().sum(dim=-1)
-    return sum_Td, sum_Td, squares_T
+    return Residual(sum_Td, sum_Td, precise(sum_Td).square().sum(dim=-1))
 
 
 # The Triton kernels: one program per token, the whole row in registers, fp32 arithmetic.
 
 
-@jit
-def _forward(
-    x_ptr, y_ptr, out_ptr, s_ptr, value_ptr, row_scale_ptr, x_stride, y_stride, out_stride, columns,
-    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(s_ptr + row, tl.sum(x * x, axis=0))
-    if FP8:
-        # Computed from the stored values, as a separate pass would see them.
-        store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)
-
-
-@jit
-def _backward(
-    x_ptr, stream_ptr, input_ptr, ds_ptr, dx_ptr, x_stride, stream_stride, input_stride, dx_stride, columns,
-    STREAM: tl.constexpr, INPUT: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    dx = tl.zeros([BLOCK], dtype=tl.float32)
-    if STREAM:
-        dx += tl.load(stream_ptr + row * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if INPUT:
-        dx += tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if SQUARES:
-        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-        dx += 2.0 * x * tl.load(ds_ptr + row).to(tl.float32)
-    tl.store(dx_ptr + row * dx_stride + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+def _residual_add_triton(x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool) -> Residual:
+    y_Td = None if y_Td is None else rows(y_Td)
+    stream_Td, input_Td, squares_T, *quantised = _ResidualAdd.apply(rows(x_Td), y_Td, fp8)  # type: ignore[no-untyped-call]
+    return Residual(stream_Td, with_quantised(input_Td, quantised), squares_T)
 
 
 class _ResidualAdd(torch.autograd.Function):
@@ -114,44 +107,38 @@ class _ResidualAdd(torch.autograd.Function):
         return dx_Td, dx_Td if ctx.added else None, None
 
 
-def residual_add_triton(
-    x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same function as :func:`naive.residual_add`; see the package for the arguments."""
-    y_Td = None if y_Td is None else rows(y_Td)
-    stream_Td, input_Td, squares_T, *made = _ResidualAdd.apply(rows(x_Td), y_Td, fp8)  # type: ignore[no-untyped-call]
-    return stream_Td, with_quantised(input_Td, made), squares_T
+@jit
+def _forward(
+    x_ptr, y_ptr, out_ptr, s_ptr, value_ptr, row_scale_ptr, x_stride, y_stride, out_stride, columns,
+    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(s_ptr + row, tl.sum(x * x, axis=0))
+    if FP8:
+        # Computed from the stored values, as a separate pass would see them.
+        store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)
 
 
-class Residual(NamedTuple):
-    """The residual stream between two additions.
-
-    Attributes:
-        stream: The values for the next addition, ``[T, d]``.
-        inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
-        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
-    """
-
-    stream: torch.Tensor
-    inputs: torch.Tensor
-    squares: torch.Tensor | None
-
-
-def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
-    """Compute ``x + y`` and its sums of squares.
-
-    Args:
-        x_Td: The stream so far, ``[T, d]``.
-        y_Td: A block's output, of the same shape and type.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
-    """
-    if runs_on_triton(x_Td):
-        return Residual(*residual_add_triton(x_Td, y_Td, fp8))
-    return Residual(*residual_add_reference(x_Td, y_Td))
-
-
-def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
-    """Return the stream before anything is added: ``x`` with its sums of squares; ``fp8`` as in ``residual_add``."""
-    if runs_on_triton(x_Td):
-        return Residual(*residual_add_triton(x_Td, None, fp8))
-    return Residual(*residual_add_reference(x_Td, None))
+@jit
+def _backward(
+    x_ptr, stream_ptr, input_ptr, ds_ptr, dx_ptr, x_stride, stream_stride, input_stride, dx_stride, columns,
+    STREAM: tl.constexpr, INPUT: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    dx = tl.zeros([BLOCK], dtype=tl.float32)
+    if STREAM:
+        dx += tl.load(stream_ptr + row * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if INPUT:
+        dx += tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SQUARES:
+        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dx += 2.0 * x * tl.load(ds_ptr + row).to(tl.float32)
+    tl.store(dx_ptr + row * dx_stride + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)

@@ -17,36 +17,72 @@ from typing import Any
 
 import torch
 
-from boost_core.kernels.dispatch import runs_on_triton
-from boost_core.kernels.launch import block_of, jit, rows, tl, triton, warps_of
-
-# The reference: plain torch, differentiated by autograd.
-
-
-def rotary_reference(
-    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Rotate out of place; see the package for the arguments."""
-    *compared, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
-    return *(_turned(x_Td, cosine_se, sine_se) for x_Td in compared), value_Td
-
-
-def _turned(x_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor) -> torch.Tensor:
-    positions, half = cosine_se.shape
-    x_bshte = x_Td.reshape(-1, positions, x_Td.shape[1] // (2 * half), 2, half)
-    a_bshe, b_bshe = x_bshte.to(cosine_se.dtype).unbind(-2)
-    cosine_s1e, sine_s1e = cosine_se.unsqueeze(1), sine_se.unsqueeze(1)
-    turned = (a_bshe * cosine_s1e - b_bshe * sine_s1e, b_bshe * cosine_s1e + a_bshe * sine_s1e)
-    return torch.stack(turned, dim=-2).to(x_Td.dtype).view(x_Td.shape)
-
-
-# The Triton kernel: a block of pairs of one token at a time, fp32 arithmetic, in place.
+from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
 
 
+def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rotate queries and keys, and leave values alone.
+
+    Args:
+        parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them: ``[3, T, d]``,
+            or ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone, or queries with values of no
+            width. Owned by this call: their memory may be reused for the result.
+        cosine_se: Cosines of each position's angles, ``[s, e/2]``, at least fp32; T is a multiple of s.
+        sine_se: Their sines.
+
+    Returns:
+        Each as ``[T, d]``.
+    """
+    if runs_on_triton(parts[0]):
+        rotated: tuple[torch.Tensor, ...] = _Rotary.apply(  # type: ignore[no-untyped-call]
+            cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
+        )
+        return rotated
+    # The reference: out of place, differentiated by autograd.
+    *compared, value_Td = members(parts)
+    positions, half = cosine_se.shape
+    cosine_s1e, sine_s1e = cosine_se.unsqueeze(1), sine_se.unsqueeze(1)
+    results = []
+    for x_Td in compared:
+        x_bshte = x_Td.reshape(-1, positions, x_Td.shape[1] // (2 * half), 2, half)
+        a_bshe, b_bshe = x_bshte.to(cosine_se.dtype).unbind(-2)
+        pair = (a_bshe * cosine_s1e - b_bshe * sine_s1e, b_bshe * cosine_s1e + a_bshe * sine_s1e)
+        results.append(torch.stack(pair, dim=-2).to(x_Td.dtype).view(x_Td.shape))
+    return *results, value_Td
+
+
+# The Triton kernel: a block of pairs of one token at a time, fp32 arithmetic, in place.
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # No one else reads a part, a matrix product's backward pass does not need its output, and this one needs only
+        # the angles: so the parts' memory is reused for the result.
+        rotated = members([part_gTd.detach() for part_gTd in parts])
+        for member_Td in rotated[:-1]:
+            _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
+        ctx.save_for_backward(cosine_se, sine_se)
+        ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
+        return tuple(rotated)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cosine_se, sine_se = ctx.saved_tensors
+        dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
+        *compared, (dvalue_Td, gradient_Td) = zip(members(dparts), gradients, strict=True)
+        for dmember_Td, gradient in compared:
+            _launch(rows(gradient), dmember_Td, cosine_se, sine_se, -1.0)
+        dvalue_Td.copy_(gradient_Td)
+        return None, None, *dparts
+
+
 @jit
-def _turn(
+def _rotate(
     x_ptr, out_ptr, cosine_ptr, sine_ptr, x_stride, out_stride, positions, pairs, sign,
     HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -71,64 +107,7 @@ def _launch(
 ) -> None:
     (tokens, columns), (positions, half) = x_Td.shape, cosine_se.shape
     block = min(block_of(columns // 2), LARGEST_BLOCK)
-    _turn[(tokens, triton.cdiv(columns // 2, block))](
+    _rotate[(tokens, triton.cdiv(columns // 2, block))](
         x_Td, out_Td, cosine_se, sine_se, x_Td.stride(0), out_Td.stride(0), positions, columns // 2, sign,
         HALF=half, BLOCK=block, num_warps=warps_of(2 * block),
     )  # fmt: skip
-
-
-def _members(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [member_Td for part_gTd in parts for member_Td in part_gTd.unbind(0)]
-
-
-class _Rotary(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        # Nobody else reads a part, a matrix product's backward pass does not need its output, and this one needs only
-        # the angles: so the parts' memory is reused for the result.
-        members = _members([part_gTd.detach() for part_gTd in parts])
-        for member_Td in members[:-1]:
-            _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
-        ctx.save_for_backward(cosine_se, sine_se)
-        ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
-        return tuple(members)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        cosine_se, sine_se = ctx.saved_tensors
-        dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
-        *compared, (dvalue_Td, gradient_Td) = zip(_members(dparts), gradients, strict=True)
-        for dmember_Td, gradient in compared:
-            _launch(rows(gradient), dmember_Td, cosine_se, sine_se, -1.0)
-        dvalue_Td.copy_(gradient_Td)
-        return None, None, *dparts
-
-
-def rotary_triton(
-    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """The same function as :func:`naive.rotary`; see the package for the arguments."""
-    turned: tuple[torch.Tensor, ...] = _Rotary.apply(  # type: ignore[no-untyped-call]
-        cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
-    )
-    return turned
-
-
-def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rotate queries and keys, and leave values alone.
-
-    Args:
-        parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them: ``[3, T, d]``,
-            or ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone, or queries with values of no
-            width. Owned by this call: their memory may be reused for the result.
-        cosine_se: Cosines of each position's angles, ``[s, e/2]``, at least fp32; T is a multiple of s.
-        sine_se: Their sines.
-
-    Returns:
-        Each as ``[T, d]``.
-    """
-    if runs_on_triton(parts[0]):
-        return rotary_triton(parts, cosine_se, sine_se)
-    return rotary_reference(parts, cosine_se, sine_se)

@@ -1,9 +1,9 @@
 """The sum over ranks of what each has written into memory that all of them can read: an all-reduce in a few kernels.
 
-With ``x_k`` written by rank k of p, and latents, statistic, scale and SiLU as in ``latent_epilogue``::
+With ``x_k`` written by rank k of p, and latents, statistic, scale and activation as in ``latent_epilogue``::
 
     h = round(Σ_k x_k)                   summed in rank order in fp32, so that all ranks have the same bits
-    z = silu(h / sqrt(s / d + epsilon))  if the same pass continues with h and the statistic s behind it
+    z = f(h / sqrt(s / d + epsilon))     if the same pass continues with h and the statistic s behind it
 
 *One shot*: every rank sums everything, and reads (p − 1) n. *Two shots*: every rank sums its p-th part and writes it to
 all, then reads its own memory: (p − 1)/p · n read and as much written, and one more meeting of the ranks. Either way
@@ -24,11 +24,12 @@ from dataclasses import dataclass
 
 import torch
 
-from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.config.model import Activation
+from boost_core.kernels.activation import activate
 from boost_core.kernels.latent_epilogue import latent_epilogue_reference
-from boost_core.kernels.launch import block_of, jit, tl, triton, warps_of
+from boost_core.kernels.launch import block_of, jit, precise, runs_on_triton, tl, triton, warps_of
 
-# What is summed, and what is computed from the sum.
+_BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Epilogue:
         statistic: Whether the norm's statistics follow the rows, one per token.
         width: The full hidden size d that these were summed over.
         epsilon: Added to the mean square.
-        activation: Whether there is a SiLU.
+        activation: The bottleneck's.
     """
 
     tokens: int
@@ -72,64 +73,100 @@ class Epilogue:
     statistic: bool
     width: int
     epsilon: float
-    activation: bool
-
-    def split(self, sent_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Split what was sent into ``[T, g·r]`` and ``[T]`` or ``None``."""
-        if not self.statistic:
-            return sent_n.view(self.tokens, -1), None
-        latents = len(sent_n) - self.tokens
-        return sent_n[:latents].view(self.tokens, -1), sent_n[latents:]
+    activation: Activation
 
 
-# The reference: plain torch, one rank after the other.
+def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:
+    """Wait until all ranks have come to this meeting; on a GPU, the wait precedes whatever is enqueued next.
 
+    Args:
+        signals: Each rank's counts of meetings, int32 ``[p]``, one from each rank.
+        rank: This rank.
+        met: How many meetings it has had, int32 ``[1]``; incremented.
+        aborted: Nonzero to stop waiting, int32 ``[1]``; in pinned memory for a GPU. Sums computed from then on are
+            invalid.
+        seconds: How long the reference waits; a kernel waits until it is aborted.
 
-def meet_reference(
-    signals: list[torch.Tensor], rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float
-) -> None:
-    """Count, tell all others, and wait; see the package for the arguments."""
+    Raises:
+        TimeoutError: A rank has not come; only from the reference.
+    """
+    size = len(signals.memory)
+    if runs_on_triton(met):
+        _meet[(1,)](signals.address_p, met, aborted, rank, WORLD=size, LANES=block_of(size), num_warps=1)
+        return
+    # The reference: count, tell all others, and wait.
     met += 1
-    for signal_p in signals:
+    for signal_p in signals.memory:
         signal_p[rank] = met[0]
-    by = time.monotonic() + seconds
-    while (missing := (signals[rank] - met < 0).nonzero().flatten().tolist()) and not aborted.item():
-        if time.monotonic() > by:
+    deadline, local_p = time.monotonic() + seconds, signals.memory[rank]
+    while (missing := (local_p - met < 0).nonzero().flatten().tolist()) and not aborted.item():
+        if time.monotonic() > deadline:
             raise TimeoutError(f"rank {rank} has waited {seconds:g} s in a collective for ranks {missing} of its group")
         time.sleep(0)
 
 
+def symmetric_sum(peers: Peers, out_n: torch.Tensor) -> None:
+    """Sum the first n elements of all ranks into ``out_n``, of the same type."""
+    if not runs_on_triton(out_n):
+        symmetric_sum_reference(peers.memory, out_n)
+        return
+    _sum[(triton.cdiv(len(out_n), _BLOCK),)](
+        peers.address_p, out_n, len(out_n), WORLD=len(peers.memory), BLOCK=_BLOCK, num_warps=warps_of(_BLOCK)
+    )
+
+
 def symmetric_sum_reference(memory: list[torch.Tensor], out_n: torch.Tensor) -> None:
-    """``Σ_k x_k``; see the package for the arguments."""
-    out_n.copy_(_summed_reference(memory, slice(0, len(out_n))))
+    """The same in plain torch, one rank after the other."""
+    total_n = precise(memory[0][: len(out_n)]).clone()
+    for each in memory[1:]:
+        total_n += precise(each[: len(out_n)])
+    out_n.copy_(total_n)
 
 
-def spread_sum_reference(memory: list[torch.Tensor], begin: int, end: int) -> None:
-    """Sum a part, into all; see the package for the arguments."""
-    part = slice(begin, end)
-    total = _summed_reference(memory, part)
-    for each in memory:
-        each[part] = total
+def spread_sum(peers: Peers, begin: int, end: int) -> None:
+    """Sum the elements from ``begin`` to ``end`` of all ranks into all of them."""
+    memory = peers.memory
+    if not runs_on_triton(memory[0]):  # the reference
+        parts = [each[begin:end] for each in memory]
+        total = torch.empty_like(parts[0])
+        symmetric_sum_reference(parts, total)
+        for part in parts:
+            part.copy_(total)
+    elif begin < end:
+        _spread[(triton.cdiv(end - begin, _BLOCK),)](
+            peers.address_p, memory[0], begin, end, WORLD=len(memory), BLOCK=_BLOCK, num_warps=warps_of(_BLOCK)
+        )
 
 
-def sum_of_latents_reference(memory: list[torch.Tensor], out_n: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
-    """The sum, then the epilogue; see the package for the arguments."""
-    symmetric_sum_reference(memory, out_n)
-    h_Tc, s_T = epilogue.split(out_n)
-    return latent_epilogue_reference(h_Tc, s_T, epilogue.count, epilogue.width, epilogue.epsilon, epilogue.activation)
+def sum_of_latents(peers: Peers, out_n: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
+    """Do ``symmetric_sum``, and in the same pass what ``latent_epilogue`` computes from it.
 
+    Args:
+        peers: As above.
+        out_n: As above: latents, followed by statistics, if there are any.
+        epilogue: What to compute.
 
-def _summed_reference(memory: list[torch.Tensor], part: slice) -> torch.Tensor:
-    first, *others = (each[part].to(torch.promote_types(each.dtype, torch.float32)) for each in memory)
-    total = first.clone()
-    for each in others:
-        total += each
-    return total
+    Returns:
+        ``z_gTr``, outside of autograd.
+    """
+    tokens, count = epilogue.tokens, epilogue.count
+    latents = len(out_n) - (tokens if epilogue.statistic else 0)
+    if not runs_on_triton(out_n):  # the reference: the sum, then the epilogue
+        symmetric_sum_reference(peers.memory, out_n)
+        h_Tc, s_T = out_n[:latents].view(tokens, -1), out_n[latents:] if epilogue.statistic else None
+        return latent_epilogue_reference(h_Tc, s_T, count, epilogue.width, epilogue.epsilon, epilogue.activation)
+    rank = latents // (tokens * count)
+    z_gTr = torch.empty((count, tokens, rank), dtype=out_n.dtype, device=out_n.device)
+    block = block_of(rank)
+    _latents[(tokens,)](
+        peers.address_p, out_n, z_gTr, z_gTr.stride(0), rank, tokens, epilogue.width, epilogue.epsilon,
+        WORLD=len(peers.memory), COUNT=count, NORM=epilogue.statistic, ACTIVATION=epilogue.activation.value,
+        BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
+    return z_gTr
 
 
 # The Triton kernels: others' memory by address, each element in registers once, fp32 arithmetic.
-
-_BLOCK = 2048
 
 
 @jit
@@ -150,7 +187,7 @@ def _meet(signal_address_ptr, met_ptr, aborted_ptr, rank, WORLD: tl.constexpr, L
 
 
 @jit
-def _summed_triton(addresses, at, inside, WORLD: tl.constexpr, element: tl.constexpr, BLOCK: tl.constexpr):
+def _summed(addresses, at, inside, WORLD: tl.constexpr, element: tl.constexpr, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for k in tl.static_range(WORLD):
         memory = tl.multiple_of(tl.load(addresses + k).to(tl.pointer_type(element)), 16)
@@ -162,7 +199,7 @@ def _summed_triton(addresses, at, inside, WORLD: tl.constexpr, element: tl.const
 def _sum(address_ptr, out_ptr, end, WORLD: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < end
-    tl.store(out_ptr + at, _summed_triton(address_ptr, at, inside, WORLD, out_ptr.dtype.element_ty, BLOCK), mask=inside)
+    tl.store(out_ptr + at, _summed(address_ptr, at, inside, WORLD, out_ptr.dtype.element_ty, BLOCK), mask=inside)
 
 
 @jit
@@ -170,7 +207,7 @@ def _spread(address_ptr, own_ptr, begin, end, WORLD: tl.constexpr, BLOCK: tl.con
     at = begin + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < end
     element = own_ptr.dtype.element_ty
-    total = _summed_triton(address_ptr, at, inside, WORLD, element, BLOCK)
+    total = _summed(address_ptr, at, inside, WORLD, element, BLOCK)
     for k in tl.static_range(WORLD):
         memory = tl.multiple_of(tl.load(address_ptr + k).to(tl.pointer_type(element)), 16)
         tl.store(memory + at, total, mask=inside)
@@ -197,98 +234,7 @@ def _latents(
     for index in tl.static_range(COUNT):
         group = tl.cast(index, tl.int64)
         at = (row * COUNT + group) * rank + column
-        h = _summed_triton(address_ptr, at, inside, WORLD, element, BLOCK)
+        h = _summed(address_ptr, at, inside, WORLD, element, BLOCK)
         tl.store(h_ptr + at, h, mask=inside)
-        y = h.to(tl.float32) * inverse_rms
-        if ACTIVATION:
-            y *= tl.sigmoid(y)
+        y = activate(h.to(tl.float32) * inverse_rms, ACTIVATION)
         tl.store(z_ptr + group * z_group_stride + row * rank + column, y.to(element), mask=inside)
-
-
-def meet_triton(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor) -> None:
-    """The same function as :func:`naive.meet`, without a limit; see the package for the arguments."""
-    size = len(signals.memory)
-    _meet[(1,)](signals.address_p, met, aborted, rank, WORLD=size, LANES=block_of(size), num_warps=1)
-
-
-def symmetric_sum_triton(peers: Peers, out_n: torch.Tensor) -> None:
-    """The same function as :func:`naive.symmetric_sum`; see the package for the arguments."""
-    grid = (triton.cdiv(len(out_n), _BLOCK),)
-    _sum[grid](
-        peers.address_p, out_n, len(out_n), WORLD=len(peers.memory), BLOCK=_BLOCK, num_warps=warps_of(_BLOCK)
-    )  # fmt: skip
-
-
-def spread_sum_triton(peers: Peers, begin: int, end: int) -> None:
-    """The same function as :func:`naive.spread_sum`; see the package for the arguments."""
-    if begin == end:
-        return
-    _spread[(triton.cdiv(end - begin, _BLOCK),)](
-        peers.address_p, peers.memory[0], begin, end, WORLD=len(peers.memory), BLOCK=_BLOCK, num_warps=warps_of(_BLOCK)
-    )  # fmt: skip
-
-
-def sum_of_latents_triton(peers: Peers, out_n: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
-    """The same function as :func:`naive.sum_of_latents`; see the package for the arguments."""
-    h_Tc, _ = epilogue.split(out_n)
-    tokens, rank = epilogue.tokens, h_Tc.shape[1] // epilogue.count
-    z_gTr = torch.empty((epilogue.count, tokens, rank), dtype=out_n.dtype, device=out_n.device)
-    block = block_of(rank)
-    _latents[(tokens,)](
-        peers.address_p, out_n, z_gTr, z_gTr.stride(0), rank, tokens, epilogue.width, epilogue.epsilon,
-        WORLD=len(peers.memory), COUNT=epilogue.count, NORM=epilogue.statistic, ACTIVATION=epilogue.activation,
-        BLOCK=block, num_warps=warps_of(block),
-    )  # fmt: skip
-    return z_gTr
-
-
-def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:
-    """Wait until all ranks have come to this meeting; on a GPU, the wait precedes whatever is enqueued next.
-
-    Args:
-        signals: Each rank's counts of meetings, int32 ``[p]``, one from each rank.
-        rank: This rank.
-        met: How many meetings it has had, int32 ``[1]``; incremented.
-        aborted: Nonzero to stop waiting, int32 ``[1]``; in pinned memory for a GPU. Sums computed from then on are
-            invalid.
-        seconds: How long the reference waits; a kernel waits until it is aborted.
-
-    Raises:
-        TimeoutError: A rank has not come; only from the reference.
-    """
-    if runs_on_triton(met):
-        meet_triton(signals, rank, met, aborted)
-    else:
-        meet_reference(signals.memory, rank, met, aborted, seconds)
-
-
-def symmetric_sum(peers: Peers, out_n: torch.Tensor) -> None:
-    """Sum the first n elements of all ranks into ``out_n``, of the same type."""
-    if runs_on_triton(out_n):
-        symmetric_sum_triton(peers, out_n)
-    else:
-        symmetric_sum_reference(peers.memory, out_n)
-
-
-def spread_sum(peers: Peers, begin: int, end: int) -> None:
-    """Sum the elements from ``begin`` to ``end`` of all ranks into all of them."""
-    if runs_on_triton(peers.memory[0]):
-        spread_sum_triton(peers, begin, end)
-    else:
-        spread_sum_reference(peers.memory, begin, end)
-
-
-def sum_of_latents(peers: Peers, out_n: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
-    """Do ``symmetric_sum``, and in the same pass what ``latent_epilogue`` computes from it.
-
-    Args:
-        peers: As above.
-        out_n: As above: latents, followed by statistics, if there are any.
-        epilogue: What to compute.
-
-    Returns:
-        ``z_gTr``, outside of autograd.
-    """
-    if runs_on_triton(out_n):
-        return sum_of_latents_triton(peers, out_n, epilogue)
-    return sum_of_latents_reference(peers.memory, out_n, epilogue)

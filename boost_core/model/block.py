@@ -77,7 +77,7 @@ class Block(nn.Module):
         self._crosses = crosses
         self.strategy: Strategy = strategy
         self.qk_norm = model.qk_norm
-        self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
+        self.head_size, self.activation, self.carries = model.head_size, model.mlp_activation, model.lax is not None
 
     def forward(
         self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None = None
@@ -217,7 +217,7 @@ class Block(nn.Module):
 
     def _gate(self, latents: Whole, carried: Into, *beside: torch.Tensor) -> tuple[Partial, Crossed]:
         projected, crossed = self.gate_up.up_project(latents, carried, *beside)
-        return self.down.down_project(gated_product(projected, self.gated_by_silu, self.strategy.fp8)), crossed
+        return self.down.down_project(gated_product(projected, self.activation, self.strategy.fp8)), crossed
 
     def _add_mlp(
         self, latents: Whole, carried: Into, stream_Td: torch.Tensor, *beside: torch.Tensor

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights, reads_input
-from boost_core.config.model import ModelConfig
+from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.latent_crossing import latent_crossing
-from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
+from boost_core.kernels.latent_epilogue import latent_epilogue, precomputed_of
 from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.model.strategy import DenseStrategy, Latents, LowRankStrategy, NormWeights, SharedLatents
 
@@ -70,7 +70,7 @@ class Crossing(WeightedModule):
         epsilon: float,
         carried_gTr: torch.Tensor,
         projections: slice,
-        activation: bool,
+        activation: Activation,
         fp8: bool,
     ) -> torch.Tensor:
         """Pass latents, plus those carried over from the previous block, through norm and activation, ``[g, T, r]``.
@@ -81,7 +81,7 @@ class Crossing(WeightedModule):
             epsilon: ε of that norm.
             carried_gTr: The latents of the previous block.
             projections: Which of this crossing's projections they belong to.
-            activation: Whether the bottleneck has a SiLU.
+            activation: The bottleneck's.
             fp8: Whether the kernel also leaves their rows quantised.
         """
         crossed_gTr = self._gate(carried_gTr, projections)
@@ -120,7 +120,7 @@ class Bottleneck(WeightedModule):
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.grouped = group, strategy, grouped
         self.reads_input = reads_input(model, group)
-        self.activation, self.norm_epsilon = model.latent_activation, model.norm_epsilon
+        self.activation, self.norm_epsilon = model.bottleneck_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
         # For each piece, the weight that holds its B, and where in it if it holds others, too.
@@ -203,7 +203,11 @@ class Bottleneck(WeightedModule):
     def _epilogue(self, partial: Latents) -> Epilogue | None:
         """Return what will be computed from an exchange's latents, if the exchange may do it."""
         tokens, statistic = len(partial[0]), partial[1] is not None
-        if self.crossing is not None or self.strategy.fp8 or not (statistic or self.activation):
+        if (
+            self.crossing is not None
+            or self.strategy.fp8
+            or not (statistic or self.activation is not Activation.LINEAR)
+        ):
             return None
         count = len(self.group.wide_outs) if self.grouped else 1
         return Epilogue(tokens, count, statistic, self.group.wide_in, self.norm_epsilon, self.activation)
@@ -211,9 +215,9 @@ class Bottleneck(WeightedModule):
     def _split(self, whole: list[Latents]) -> list[tuple[Latents, torch.Tensor | None]]:
         """Return each piece's part of the exchanges' results, and of what they have already computed from those."""
         if len(whole) == len(self.pieces):
-            return [(latents, made_of(latents[0])) for latents in whole]
+            return [(latents, precomputed_of(latents[0])) for latents in whole]
         ((h_Tc, squares_T),) = whole
-        made_gTr = made_of(h_Tc)
+        made_gTr = precomputed_of(h_Tc)
         rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
         columns = [len(piece) * rank for piece in self.pieces]
         return [

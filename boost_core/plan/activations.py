@@ -44,7 +44,7 @@ from boost_core.architecture import (
     projection_groups,
     reads_input,
 )
-from boost_core.config.model import ModelConfig
+from boost_core.config.model import Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 
 PRECISE = 4  # bytes of statistics, sums and masters
@@ -289,8 +289,10 @@ class Activations:
         return self._products * (self.element_bytes if self.parallelism.norm == "fused" else PRECISE)
 
     def _latents(self) -> int:
-        latents = self._normed * (2 if self._scaled or self.model.latent_activation else 1)
-        latents += (self._projections - self._normed) * (2 if self.model.latent_activation else 1)
+        latents = self._normed * (2 if self._scaled or self.model.bottleneck_activation is not Activation.LINEAR else 1)
+        latents += (self._projections - self._normed) * (
+            2 if self.model.bottleneck_activation is not Activation.LINEAR else 1
+        )
         return latents * self.latent * self.element_bytes
 
     def _crossings(self) -> int:
@@ -299,7 +301,7 @@ class Activations:
 
     def _of_references(self, crossed: bool) -> int:
         """What the kernels' references keep beyond the kernels: each of torch's operations keeps its own inputs."""
-        more = self._mlp * self.element_bytes if self.model.gated_by_silu else 0
+        more = self._mlp * self.element_bytes if self.model.mlp_activation is not Activation.LINEAR else 0
         if self.sharding.residual:
             more += 2 * self._fp32_copy(self.residual)
             if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
@@ -310,7 +312,7 @@ class Activations:
         return more + (self._crossed_by_reference() if crossed else self._latents_by_reference())
 
     def _latents_by_reference(self) -> int:
-        copies, activation = self.element_bytes < PRECISE, self.model.latent_activation
+        copies, activation = self.element_bytes < PRECISE, self.model.bottleneck_activation is not Activation.LINEAR
         more = 0
         if self._scaled:
             more += PRECISE * self._normed if copies else 0
@@ -324,7 +326,7 @@ class Activations:
 
     def _crossed_by_reference(self) -> int:
         copies = self.element_bytes < PRECISE
-        steps = PRECISE * self._projections * (3 if self.model.latent_activation else 2)
+        steps = PRECISE * self._projections * (3 if self.model.bottleneck_activation is not Activation.LINEAR else 2)
         arrived = PRECISE * self._normed if self._scaled else 0
         sent = self.element_bytes * self._normed if copies and self._scaled and self._size > 1 else 0
         gate = -self._projections * self.element_bytes if gate_matrices(self.model) else 0

@@ -37,7 +37,7 @@ from boost_core.architecture import (
 )
 from boost_core.config.base import counted
 from boost_core.config.job import JobSpec
-from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, ModelConfig
+from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode
 from boost_core.hardware import BYTES, peak_flops_per_second
 
@@ -227,7 +227,7 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
     forward, backward = forward + 3 * scaled, backward + 4 * scaled
     if model.qk_norm:
         forward, backward = forward + 4 * turned, backward + 8 * turned
-    if model.latent_activation or (sharding.residual and parallelism.norm != "sync"):
+    if model.bottleneck_activation is not Activation.LINEAR or (sharding.residual and parallelism.norm != "sync"):
         groups = projection_groups(model)
         latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
         crossings = 3 if model.lax is not None else 1  # sum and norm besides

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from boost_core.config import JobSpec
 from boost_core.kernels import fp8_product
-from boost_core.kernels.dispatch import always
+from boost_core.kernels.launch import always
 from boost_core.messages import EvaluationReport, Report, StepReport
 from boost_core.train import train
 from tests.benchmarks.figures import FIGURES, draw_lines, write_table

@@ -15,7 +15,7 @@ from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.kernels import symmetric_sum
-from boost_core.kernels.dispatch import Implementation, always
+from boost_core.kernels.launch import Implementation, always
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Totals
 from boost_core.parallel.symmetric_memory import View, obstacle, part_of
 from boost_core.train.membership import Membership

@@ -33,8 +33,8 @@ from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements,
 from boost_core.bench.rank import LoneCommunicator, RunShape, draw_weights, rank_rows
 from boost_core.bench.results import VARIANTS, Environment, Variant, matrix_rate, memory_bandwidth
 from boost_core.config import JobSpec, ModelConfig
-from boost_core.kernels.dispatch import Implementation, always
 from boost_core.kernels.fp8_product import unavailable
+from boost_core.kernels.launch import Implementation, always
 from boost_core.plan.memory import rank_memory
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses

@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from boost_core.config import Activation
 from boost_core.kernels import fp8_product as naive
-from boost_core.kernels.dispatch import always
 from boost_core.kernels.fp8_product import (
     QuantisedRows,
     fp8_product,
@@ -19,6 +19,7 @@ from boost_core.kernels.fp8_product import (
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.kernels.launch import always
 from boost_core.kernels.residual_add import residual_add, residual_start
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.kernels.test_kernels import poisoned, strided
@@ -49,8 +50,10 @@ def left_by_kernels() -> list[str]:
             made = {
                 "residual_add": residual_add(strided(x_Tc), y_Tc, fp8=True).inputs,
                 "residual_start": residual_start(strided(x_Tc), fp8=True).inputs,
-                "gated_product": gated_product([strided(both_gTf)], activation=True, fp8=True),
-                "latent_epilogue": latent_epilogue(strided(h_Tc), squares_T, 3, 4 * rank, 1e-5, True, fp8=True),
+                "gated_product": gated_product([strided(both_gTf)], Activation.SILU, fp8=True),
+                "latent_epilogue": latent_epilogue(
+                    strided(h_Tc), squares_T, 3, 4 * rank, 1e-5, Activation.SILU, fp8=True
+                ),
             }
             norm = torch.rand(2, 3, rank, device=DEVICE).to(dtype)
             made["latent_crossing"] = latent_crossing(
@@ -61,11 +64,11 @@ def left_by_kernels() -> list[str]:
                 normal(3, rows, rank, dtype=dtype),
                 *norm,
                 1e-5,
-                True,
+                Activation.SILU,
                 fp8=True,
             )
             parts = [both_gTf.clone().requires_grad_()]
-            gate = torch.autograd.grad(gated_product(parts, activation=True, fp8=True), parts, y_Tc)
+            gate = torch.autograd.grad(gated_product(parts, Activation.SILU, fp8=True), parts, y_Tc)
             made["gated_product, gradient"] = gate[0]
             found += [
                 f"{name}, {rows} × {columns}, {dtype}"
@@ -76,7 +79,7 @@ def left_by_kernels() -> list[str]:
 
 
 def reference(x: torch.Tensor) -> QuantisedRows:
-    return QuantisedRows(*naive.quantise_rows_reference(x))
+    return naive.quantise_rows_reference(x)
 
 
 def same(mine: QuantisedRows, other: QuantisedRows) -> bool:
@@ -96,7 +99,7 @@ def passes() -> list[str]:
                         (quantise_rows, naive.quantise_rows_reference),
                         (quantise_columns, naive.quantise_columns_reference),
                     ):
-                        if not same(mine(strided(x), factor), QuantisedRows(*other(x, factor))):
+                        if not same(mine(strided(x), factor), other(x, factor)):
                             found.append(f"{mine.__name__}, {tuple(x.shape)}, {dtype}, factor {factor is not None}")
     return found
 
@@ -157,7 +160,7 @@ def test_scales_are_the_least_powers_of_two_that_fit() -> None:
     assert torch.equal(torch.frexp(scales)[0], torch.full_like(scales, 0.5))
     assert scales[:4].tolist() == [1, 2, 2**-8, 2**-7]
     assert bool((values.float().abs() <= 448).all())
-    off = naive.whole(values, scales).squeeze(-1)[:5] - largest[:5]
+    off = naive.dequantised(naive.QuantisedRows(values, scales)).squeeze(-1)[:5] - largest[:5]
     assert bool((off.abs() <= largest[:5] / 16).all())
 
 

@@ -9,7 +9,7 @@ import torch
 
 from boost_core.bench.kernels import AWKWARD, Case, Draw, Sizes, cases, disagreements
 from boost_core.kernels import residual_add
-from boost_core.kernels.dispatch import always, runs_on_triton
+from boost_core.kernels.launch import always, runs_on_triton
 from boost_core.kernels.symmetric_sum import Peers, meet
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.ranks import Ranks

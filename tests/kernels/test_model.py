@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.kernels.dispatch import Implementation, always
+from boost_core.kernels.launch import Implementation, always
 from boost_core.parallel.communicator import Communicator
 from tests.numerics.sharded import HOST, Outcome, ThroughTheHost, relative_error, run_sharded
 from tests.ranks import Ranks

@@ -26,7 +26,7 @@ from triton.runtime.jit import KernelInterface
 
 from boost_core.bench.rank import LoneCommunicator, PublishedRun, draw_weights
 from boost_core.config import JobSpec
-from boost_core.kernels.dispatch import always
+from boost_core.kernels.launch import always
 from boost_core.optim import gradients
 from boost_core.parallel.communicator import CommunicationLedger
 from boost_core.train.batch import Batch

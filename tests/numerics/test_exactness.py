@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config import Activation, ModelConfig, ParallelismConfig
 from boost_core.config.legality import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_start
@@ -170,7 +170,7 @@ def normed_projection(norm: str, outlier: float) -> torch.Tensor:
     width = x_Td.shape[1] * collectives.size
     strategy, weights = BottleneckTensorParallel(collectives, norm), NormWeights(scale_d, width, 1e-6)
     wait = strategy.start(strategy.partial_latents(x_Td, residual_start(x_Td).squares, down_d1r, weights), weights)
-    return latent_epilogue(*wait(), 1, width, 1e-6, activation=False)[0]
+    return latent_epilogue(*wait(), 1, width, 1e-6, Activation.LINEAR)[0]
 
 
 def projection_operands(outlier: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -193,7 +193,7 @@ def input_gradient(norm: str) -> torch.Tensor:
     weights, residual = NormWeights(scale_d, width, 1e-6, scales_input=True), residual_start(x_Td)
     partial = strategy.partial_latents(residual.inputs, residual.squares, down_d1r, weights)
     h_Tr, squares_T = strategy.start(partial, weights)()
-    z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, activation=False)[0]
+    z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, Activation.LINEAR)[0]
     output_Td = z_Tr @ up_rd + scale_rows(residual.inputs, squares_T, width, 1e-6) * scale_d
     output_Td.square().mul(torch.arange(len(x_Td)).unsqueeze(1)).sum().backward()
     return x_Td.grad

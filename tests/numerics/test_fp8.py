@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
 from boost_core.kernels import fp8_product as naive
-from boost_core.kernels.dispatch import always
+from boost_core.kernels.launch import always
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.weight_gradients import DeferredWeightGradients, with_room_behind
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
@@ -38,9 +38,12 @@ def test_a_product_and_its_inputs_gradient_are_in_8_bits_and_its_weights_gradien
     y = DeferredWeightGradients(alone=True, fp8=True).product(x, weight, scale, room=room)
     y.backward(dy)
     scaled = (weight * scale.unsqueeze(-1)).detach()
-    fp8 = naive.whole(*naive.quantise_rows_reference(scaled)), naive.whole(*naive.quantise_rows_reference(scaled.T)).T
-    torch.testing.assert_close(y, naive.whole(*naive.quantise_rows_reference(x.detach())) @ fp8[1])
-    torch.testing.assert_close(x.grad, naive.whole(*naive.quantise_rows_reference(dy)) @ fp8[0].T)
+    fp8 = (
+        naive.dequantised(naive.quantise_rows_reference(scaled)),
+        naive.dequantised(naive.quantise_rows_reference(scaled.T)).T,
+    )
+    torch.testing.assert_close(y, naive.dequantised(naive.quantise_rows_reference(x.detach())) @ fp8[1])
+    torch.testing.assert_close(x.grad, naive.dequantised(naive.quantise_rows_reference(dy)) @ fp8[0].T)
     torch.testing.assert_close(weight.grad, scale.detach().unsqueeze(-1) * (x.detach().T @ dy))
     torch.testing.assert_close(scale.grad, ((x.detach().T @ dy) * weight.detach()).sum(dim=-1))
     if room:

@@ -26,7 +26,7 @@ from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
 from boost_core.context.selection import Dealing, attention_layer
 from boost_core.kernels import fp8_product
-from boost_core.kernels.dispatch import Implementation, always
+from boost_core.kernels.launch import Implementation, always
 from boost_core.optim import group as group_module
 from boost_core.optim.group import host_zeros
 from boost_core.parallel import offload

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from boost_core.config import JobSpec, load_job
+from boost_core.config import Activation, JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.train.step import learning_rate
 from service.cli.failures import BadInput, read_foreign_config
@@ -62,7 +62,7 @@ def test_each_published_example_becomes_a_job_of_the_same_model_and_trajectory(t
     model, layout, training, optimizer = spec.model, spec.parallelism, spec.training, spec.optimizer
     family = {"is_llama_config": "dense", "is_cola_llama_config": "cola"}[example.marker]
     assert (model.family, model.rank) == (family, example.extra.get("rank", example.extra.get("attn_rank")))
-    assert not (family == "cola" and model.gated_by_silu)
+    assert not (family == "cola" and model.mlp_activation is not Activation.LINEAR)
     *sizes, vocabulary = example.sizes
     assert [
         model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads,
@@ -113,7 +113,7 @@ def test_ranks_have_the_defaults_of_boosts_class(tmp_path: Path, fields: dict[st
 
 def test_a_silu_on_the_gate_beside_the_latents_is_kept(tmp_path: Path) -> None:
     spec = spec_of(import_config(written(tmp_path, replace(COLA_7B, extra=COLA_7B.extra | {"both_act": True}))))
-    assert (spec.model.latent_activation, spec.model.gated_by_silu) == (True, True)
+    assert (spec.model.bottleneck_activation, spec.model.mlp_activation) == (Activation.SILU, Activation.SILU)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from boost_core.checkpoint.manifest import (
     model_facts,
 )
 from boost_core.checkpoint.shards import load_whole
-from boost_core.config import ModelConfig
+from boost_core.config import Activation, ModelConfig
 from tests.checkpoints import save_whole
 from tests.jobs import tiny_job
 
@@ -211,7 +211,10 @@ def test_all_that_makes_a_model_what_it_is_comes_back(changes: dict[str, Any]) -
     stored = json.loads(json.dumps(facts))
     back = a_manifest().model_copy(update={"model": stored}).read_model()
     assert model_facts(back) == facts
-    resolved = {"num_key_value_heads": model.key_value_heads, "gate_activation": model.gated_by_silu}
+    resolved = {
+        "num_key_value_heads": model.key_value_heads,
+        "gate_activation": model.mlp_activation is not Activation.LINEAR,
+    }
     assert back == model.model_copy(update=resolved)
 
 
