@@ -51,36 +51,29 @@ class PeerCopies:
         """
         self._snapshots.put(snapshot)
         if self._to != self._rank:
-            self._snapshots.put(self._swapped(snapshot))
+            if self._boxes is None:
+                message = torch.frombuffer(bytearray(_BOXES.dump_json(snapshot.index.boxes)), dtype=torch.uint8)
+                length = self._swap(torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64))
+                received = self._swap(message, torch.empty(int(length.item()), dtype=torch.uint8))
+                self._boxes = _BOXES.validate_json(received.numpy().tobytes())
+            sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in snapshot.tensors]
+            copies = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
+            for tensor in copies:
+                dist.recv(tensor, group=self._ranks, group_src=self._of)
+            for work in sending:
+                if work is not None:
+                    work.wait()
+            key = replace(snapshot.index.key, rank=self._of)
+            self._snapshots.put(Snapshot(replace(snapshot.index, key=key, boxes=self._boxes), copies))
         dist.barrier(self._ranks)
         self._snapshots.keep_only(snapshot.index.key.generation, snapshot.index.key.step)
 
-    def _swapped(self, mine: Snapshot) -> Snapshot:
-        if self._boxes is None:
-            self._boxes = self._swap_boxes(mine.index.boxes)
-        sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in mine.tensors]
-        theirs = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
-        for tensor in theirs:
-            dist.recv(tensor, group=self._ranks, group_src=self._of)
-        for work in sending:
-            if work is not None:
-                work.wait()
-        index = replace(mine.index, key=replace(mine.index.key, rank=self._of), boxes=self._boxes)
-        return Snapshot(index, theirs)
-
-    def _swap_boxes(self, mine: tuple[TensorSlice, ...]) -> tuple[TensorSlice, ...]:
-        message = torch.frombuffer(bytearray(_BOXES.dump_json(mine)), dtype=torch.uint8)
-        length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
-        received = self._swap(length, theirs)
-        received = self._swap(message, torch.empty(int(received.item()), dtype=torch.uint8))
-        return _BOXES.validate_json(received.numpy().tobytes())
-
-    def _swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        sending = dist.isend(mine, group=self._ranks, group_dst=self._to)
-        dist.recv(theirs, group=self._ranks, group_src=self._of)
+    def _swap(self, message: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        sending = dist.isend(message, group=self._ranks, group_dst=self._to)
+        dist.recv(received, group=self._ranks, group_src=self._of)
         if sending is not None:
             sending.wait()
-        return theirs
+        return received
 
 
 logger = logging.getLogger(__name__)
@@ -234,49 +227,51 @@ class Saver:
         failure = self.failure if checkpoint and stored_step < 0 else ""
         self._outcome = SaveOutcome(step, stored_step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
-            self._prune()
-
-    def _prune(self) -> None:
-        try:
-            self._folder.prune(self._keep.keep_last, self._keep.keep_every)
-        except Exception as error:  # stores raise types of their own
-            logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
+            try:
+                self._folder.prune(self._keep.keep_last, self._keep.keep_every)
+            except Exception as error:  # stores raise types of their own
+                logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
 
     def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
         """Retry until the copy is written or makes way; return the step then stored, and its manifest."""
-        while self._may_try():
+        while True:
+            if not self._failures:
+                self._trying = True
+            elif not on_first_rank(self._wait_for_next_try, self._ranks):
+                return -1, None
             try:
-                stored = self._tried(step, chunks, checkpoint)
+                stored = self._try(step, chunks, checkpoint)
             except SaveFailed as reason:
-                self._failed(step, str(reason))
+                pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+                self._failures, self._next_try, self.failure = self._failures + 1, time.monotonic() + pause, str(reason)
+                if dist.get_rank() == 0:
+                    url = self._folder.step_url(step)
+                    logger.warning("%s cannot be written: %s; the next try is in %g s", url, reason, pause)
+                    try:  # remove what was written; a later step's may be attempted instead
+                        self._folder.discard(step)
+                    except Exception as error:  # stores raise types of their own
+                        logger.warning("the partial files of %s cannot be removed now: %s", url, error)
             else:
                 self._failures, self.failure = 0, ""
                 return stored
             finally:
                 self._trying = False
-        return -1, None
 
-    def _may_try(self) -> bool:
-        """Wait until the next attempt is due; return whether it is still wanted, as decided by the first rank."""
-        if not self._failures:
-            self._trying = True
-            return True
-        return on_first_rank(self._waited, self._ranks)
-
-    def _waited(self) -> bool:
+    def _wait_for_next_try(self) -> bool:
+        """Wait until the next attempt is due; return whether it is still wanted."""
         self._makes_way.wait(max(0.0, self._next_try - time.monotonic()))
         with self._lock:
             self._trying = not self._makes_way.is_set()
             return self._trying
 
-    def _tried(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
+    def _try(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
         on_first_rank(self._before_save, self._ranks)
         if checkpoint.unless_newest_is is not None:
             newest = on_first_rank(self._folder.newest_intact, self._ranks)
             if newest is not None and newest >= checkpoint.unless_newest_is:
-                found = self._read_back(newest) if checkpoint.read_back else None
-                if found or not checkpoint.read_back:
-                    return newest, found
+                manifest = self._read_back(newest) if checkpoint.read_back else None
+                if manifest or not checkpoint.read_back:
+                    return newest, manifest
         checksums = save_chunks(self._folder, step, chunks, self._ranks)
         manifest = on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
         if checkpoint.read_back:
@@ -294,27 +289,11 @@ class Saver:
             return None
         return manifest
 
-    def _failed(self, step: int, failure: str) -> None:
-        pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
-        self._failures, self._next_try, self.failure = self._failures + 1, time.monotonic() + pause, failure
-        if dist.get_rank() == 0:
-            url = self._folder.step_url(step)
-            logger.warning("%s cannot be written: %s; the next try is in %g s", url, failure, pause)
-            self._discard(step)
-
-    def _discard(self, step: int) -> None:
-        """Remove what was written of a failed checkpoint; a later step's may be attempted instead."""
-        try:
-            self._folder.discard(step)
-        except Exception as error:  # stores raise types of their own
-            logger.warning("the partial files of %s cannot be removed now: %s", self._folder.step_url(step), error)
-
 
 # Copies of a rank's state in the host's memory.
 #
 # On a GPU, copies are made on a separate stream, after all work queued at the time of the request. The next step
-# proceeds
-# meanwhile, up to its update, which waits for the copies on the device, since only updates change the state.
+# proceeds meanwhile, up to its update, which waits for the copies on the device, since only updates change the state.
 
 
 class HostCopies:
@@ -327,15 +306,15 @@ class HostCopies:
 
     def __init__(self, places: int, is_held: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
         self._is_held = is_held
-        self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
+        self._buffers: list[list[torch.Tensor]] = [[] for _ in range(places)]
         self._turn = 0
         self._stream: torch.cuda.Stream | None = None
-        self._made: torch.cuda.Event | None = None  # the newest copy
+        self._copied: torch.cuda.Event | None = None  # the end of the newest copy
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Allocate memory for the next copy now if that is slow, as for a GPU's copies, which are page-locked."""
-        if not self._places[self._turn] and _on_gpu(chunks):
-            self._places[self._turn] = _memory_for(chunks)
+        if not self._buffers[self._turn] and any(chunk.tensor.is_cuda for chunk in chunks):
+            self._buffers[self._turn] = _memory_for(chunks)
 
     def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
         """Copy chunks; from a GPU, read copies only after ``wait`` and change the state only after ``before_update``.
@@ -344,44 +323,37 @@ class HostCopies:
             chunks: The chunks, the same ones every time.
             lasting: Whether the next copy goes to the next buffer, in turn; otherwise it overwrites this one.
         """
-        if self._places[self._turn] and self._is_held(self._places[self._turn][0]):
-            self._places[self._turn] = []
-        place = self._places[self._turn]
+        if self._buffers[self._turn] and self._is_held(self._buffers[self._turn][0]):
+            self._buffers[self._turn] = []
+        buffer = self._buffers[self._turn]
         if lasting:
-            self._turn = (self._turn + 1) % len(self._places)
-        if not place:
-            place += _memory_for(chunks)
-        if behind := [pair for pair in zip(chunks, place, strict=True) if pair[0].tensor.is_cuda]:
-            self._copy_behind(behind)
-        for chunk, copy in zip(chunks, place, strict=True):
+            self._turn = (self._turn + 1) % len(self._buffers)
+        if not buffer:
+            buffer += _memory_for(chunks)
+        if on_gpu := [pair for pair in zip(chunks, buffer, strict=True) if pair[0].tensor.is_cuda]:
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for chunk, copy in on_gpu:
+                    copy.copy_(chunk.tensor, non_blocking=True)
+                    chunk.tensor.record_stream(self._stream)  # in case the state is freed before it has been copied
+                self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                self._copied.record(self._stream)
+        for chunk, copy in zip(chunks, buffer, strict=True):
             if not chunk.tensor.is_cuda:
                 copy.copy_(chunk.tensor)
-        return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
+        return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, buffer, strict=True)]
 
     def before_update(self) -> None:
         """Make work queued from now on wait, on the device, until the newest copy has been made."""
-        if self._made is not None:
-            torch.cuda.current_stream().wait_event(self._made)
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
 
     def wait(self) -> None:
         """Wait until the newest copy has been made. Another thread may call this before the next copy is taken."""
-        if self._made is not None:
-            self._made.synchronize()
-
-    def _copy_behind(self, behind: Sequence[tuple[Chunk, torch.Tensor]]) -> None:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for chunk, copy in behind:
-                copy.copy_(chunk.tensor, non_blocking=True)
-                chunk.tensor.record_stream(self._stream)  # in case the state is freed before it has been copied
-            self._made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._made.record(self._stream)
-
-
-def _on_gpu(chunks: Sequence[Chunk]) -> bool:
-    return any(chunk.tensor.is_cuda for chunk in chunks)
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:

@@ -46,14 +46,12 @@ class Snapshot:
     @classmethod
     def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
         """Make a snapshot of chunks on the host, without copying them."""
-        chunks = tuple(chunks)
-        boxes = tuple(_box(chunk) for chunk in chunks)
-        return cls(SnapshotIndex(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
-
-
-def _box(chunk: Chunk) -> TensorSlice:
-    dtype = str(chunk.tensor.dtype).removeprefix("torch.")
-    return TensorSlice(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype)
+        boxes, tensors = [], []
+        for chunk in chunks:
+            tensors.append(chunk.tensor)
+            dtype = str(chunk.tensor.dtype).removeprefix("torch.")
+            boxes.append(TensorSlice(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype))
+        return cls(SnapshotIndex(key, ranks, samples, tuple(boxes)), tuple(tensors))
 
 
 class SnapshotStore:
@@ -88,8 +86,8 @@ class SnapshotStore:
             The index of the held snapshot; ``None`` if there is none of that rank in that gang here.
         """
         with self._lock:
-            found = [key for key in self._snapshots if (key.generation, key.rank) == (generation, rank)]
-            self._held = self._snapshots[max(found)] if found else None
+            keys = [key for key in self._snapshots if (key.generation, key.rank) == (generation, rank)]
+            self._held = self._snapshots[max(keys)] if keys else None
             self._held_until = time.monotonic() + HOLD_SECONDS
             return None if self._held is None else self._held.index
 
@@ -124,13 +122,11 @@ class SnapshotStore:
         tensors = {
             (box.name, box.offsets): tensor for box, tensor in zip(snapshot.index.boxes, snapshot.tensors, strict=True)
         }
-        return [_part(tensors[region.name, region.offsets], region) for region in regions]
-
-
-def _part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    for axis, (begin, length) in enumerate(zip(region.begin, region.lengths, strict=True)):
-        tensor = tensor.narrow(axis, begin, length)
-    return tensor
+        parts = []
+        for region in regions:
+            box = tuple(slice(begin, begin + size) for begin, size in zip(region.begin, region.lengths, strict=True))
+            parts.append(tensors[region.name, region.offsets][box])
+        return parts
 
 
 Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # fetches from the owner
@@ -198,11 +194,16 @@ class _MemoryReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fetch the items that this rank reads, with one request per owner's snapshot."""
-        wanted: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
+        requested: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
-            wanted[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
-        for key, items in wanted.items():
-            regions = [_region(item) for item in items]
+            requested[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
+        for key, items in requested.items():
+            regions = []
+            for item in items:
+                index = item.storage_index
+                assert index.offset is not None
+                begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+                regions.append(Region(index.fqn, tuple(index.offset), begin, lengths))
             for item, tensor in zip(items, self._fetch(self._state.owners[key], key, regions), strict=True):
                 planner.resolve_tensor(item).copy_(tensor)
         done: Future[None] = Future()
@@ -213,10 +214,3 @@ class _MemoryReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
         """Whether the ID is ``None``: snapshots are not named by IDs."""
         return checkpoint_id is None
-
-
-def _region(item: ReadItem) -> Region:
-    assert item.storage_index.offset is not None
-    return Region(
-        item.storage_index.fqn, tuple(item.storage_index.offset), tuple(item.storage_offsets), tuple(item.lengths)
-    )
