@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.comm import Level, comm_rows, levels, measured_link, symmetric_rows
+from boost_core.bench.comm import comm_rows, levels, measured_link, symmetric_rows
 from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements, kernel_rows
 from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape, rank_rows
@@ -21,7 +21,6 @@ from boost_core.bench.results import (
     VARIANTS,
     Environment,
     Row,
-    Variant,
     append,
     matrix_rate,
     memory_bandwidth,
@@ -30,7 +29,6 @@ from boost_core.bench.results import (
 from boost_core.config import ModelConfig
 from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.model import PRESETS
-from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import LINKS
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.kernels.launch import Implementation
@@ -43,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns 0 on success, 1 for wrong results, 2 if it cannot be measured."""
     hear_interrupts()
     arguments = sys.argv[1:] if arguments is None else arguments
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if given.benchmark == "comm":
-            return _comm(given, device) if dist.is_torchelastic_launched() else _start_ranks(given, arguments)
+        if options.benchmark == "comm":
+            return _comm(options, device) if dist.is_torchelastic_launched() else _start_ranks(options, arguments)
         if wrong := _wrong(device):
             print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
             return 1
-        {"rank": _rank, "kernels": _kernels, "profile": _profile}[given.benchmark](given, device)
+        {"rank": _rank, "kernels": _kernels, "profile": _profile}[options.benchmark](options, device)
     except ValueError as error:
         print(in_lines(error), file=sys.stderr)
         return 2
@@ -73,83 +71,77 @@ def _wrong(device: torch.device) -> list[str]:
     ]
 
 
-def _rank(given: argparse.Namespace, device: torch.device) -> None:
+def _rank(options: argparse.Namespace, device: torch.device) -> None:
     variants = [
         variant
         for variant in VARIANTS
-        if given.family in (None, variant.family)
-        and given.strategy in (None, variant.strategy)
+        if options.family in (None, variant.family)
+        and options.strategy in (None, variant.strategy)
         and (device.type == "cuda" or variant.kernels is None)  # without a GPU everything is eager
         and not (variant.fp8 and unavailable(device))
     ]
     if not variants:
-        raise ValueError(f"no variant is of family {given.family} under {given.strategy}; leave one of the two out")
+        raise ValueError(f"no variant is of family {options.family} under {options.strategy}; leave one of the two out")
     rate, environment = matrix_rate(_compute_type(device), device), Environment.of(device)
-    sizes = {given.model: given.tp or PUBLISHED_SIZES.get(given.model, 1)} if given.model else PUBLISHED_SIZES
-    for (model, ranks), sequences in product(sizes.items(), given.micro_batch):
-        shape = RunShape(model, ranks, sequences, given.sequence, given.layers)
-        found: list[Row] = []
+    sizes = {options.model: options.tp or PUBLISHED_SIZES.get(options.model, 1)} if options.model else PUBLISHED_SIZES
+    for (model, ranks), sequences in product(sizes.items(), options.micro_batch):
+        shape = RunShape(model, ranks, sequences, options.sequence, options.layers)
+        results: list[Row] = []
         for variant in variants:
-            if variant.fp8 and (reason := _refused(shape, variant, device)):
-                print(f"{shape}: {variant.name} is skipped: {reason}")
-                continue
-            rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)
-            append(given.results, environment, rows)
-            found += rows
-        print(table(found), flush=True)
+            if variant.fp8:
+                try:
+                    shape.job(variant, device)
+                except ValueError as error:  # the model's sizes do not fit
+                    print(f"{shape}: {variant.name} is skipped: {in_lines(error)}")
+                    continue
+            rows = rank_rows(shape, variant, device, options.repeats, rate, options.interconnect)
+            append(options.results, environment, rows)
+            results += rows
+        print(table(results), flush=True)
     print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU.")
     print("Steps exclude communication. Its time, with none of it hidden, is modelled for")
-    for name in given.interconnect:
+    for name in options.interconnect:
         print(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
 
 
-def _refused(shape: RunShape, variant: Variant, device: torch.device) -> str | None:
-    """Return why a model's sizes do not fit a variant; ``None`` if they do."""
-    try:
-        shape.job(variant, device)
-    except ValueError as error:
-        return in_lines(error)
-    return None
-
-
-def _kernels(given: argparse.Namespace, device: torch.device) -> None:
-    model = ModelConfig.model_validate({"preset": given.model, "family": "cola", "vocab_size": 32_000})
-    sizes = Sizes.of_model(model, given.tp, given.micro_batch, given.sequence)
+def _kernels(options: argparse.Namespace, device: torch.device) -> None:
+    model = ModelConfig.model_validate({"preset": options.model, "family": "cola", "vocab_size": 32_000})
+    sizes = Sizes.of_model(model, options.tp, options.micro_batch, options.sequence)
     bandwidth, environment = memory_bandwidth(device), Environment.of(device)
-    found: list[Row] = []
+    rows: list[Row] = []
     for case in cases(sizes, Draw(_compute_type(device), device)):
-        found += kernel_rows(case, device, bandwidth, given.repeats)
-    append(given.results, environment, found)
-    print(table(found))
+        rows += kernel_rows(case, device, bandwidth, options.repeats)
+    append(options.results, environment, rows)
+    print(table(rows))
     print(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
     _say_what_it_is_worth(device)
 
 
-def _profile(given: argparse.Namespace, device: torch.device) -> None:
-    shape = RunShape(given.model, given.tp, given.micro_batch, given.sequence)
-    measured = measure(shape, device, given.repeats)
-    given.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+def _profile(options: argparse.Namespace, device: torch.device) -> None:
+    shape = RunShape(options.model, options.tp, options.micro_batch, options.sequence)
+    measured = measure(shape, device, options.repeats)
+    options.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
     for name, value in measured.model_dump(exclude={"cases", *_FIELDS.values()}).items():
         print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
     print(*measured.cases, sep="\n")
-    print(f"written to {given.out}; use it with boost plan JOB.YAML --profile {given.out}")
+    print(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
 
 
-def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    ranks, gpus = given.ranks or max(2, torch.cuda.device_count()), torch.cuda.device_count()
+def _start_ranks(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    ranks, gpus = options.ranks or max(2, torch.cuda.device_count()), torch.cuda.device_count()
     if 0 < gpus < ranks:
         raise ValueError(
             f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one GPU; "
             "give --ranks no more than there are GPUs, or run it where there are two or more"
         )
-    if given.profile is not None and not given.profile.is_file():
-        raise ValueError(f"no profile at {given.profile}; write one with boost bench profile --out {given.profile}")
+    if options.profile is not None and not options.profile.is_file():
+        raise ValueError(f"no profile at {options.profile}; write one with boost bench profile --out {options.profile}")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
 
 
-def _comm(given: argparse.Namespace, device: torch.device) -> int:
+def _comm(options: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_node_local_rank())
         torch.cuda.set_device(device)
@@ -157,39 +149,31 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
     try:
         links, rows = dict[str, MeasuredLink](), list[Row]()
         for level in levels(device):
-            link, found = comm_rows(level, device, given.largest << 20, given.repeats)
-            rows += found
-            if given.profile is not None:
-                links[_FIELDS[level.name]] = measured_link(level, device, link, given.repeats)
+            link, timed = comm_rows(level, device, options.largest << 20, options.repeats)
+            rows += timed
+            if options.profile is not None:
+                links[_FIELDS[level.name]] = measured_link(level, device, link, options.repeats)
             if level.name == "node":
-                limits, found = _symmetric(level, device, given)
-                rows += found
-                if limits is not None and given.profile is not None:
+                try:
+                    limits, timed = symmetric_rows(level, device, options.largest << 20, options.repeats)
+                except ValueError as error:  # not available here
+                    if dist.get_rank() == 0:
+                        print(error)
+                    continue
+                rows += timed
+                if limits is not None and dist.get_rank() == 0:
+                    print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
+                if limits is not None and options.profile is not None:
                     links["link"] = links["link"].model_copy(update={"symmetric_memory": limits})
         if dist.get_rank() == 0:
-            append(given.results, Environment.of(device), rows)
+            append(options.results, Environment.of(device), rows)
             print(table(rows))
-            if given.profile is not None:
-                _add_links(given.profile, links)
+            if options.profile is not None:
+                _add_links(options.profile, links)
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()
     return 0
-
-
-def _symmetric(
-    level: Level, device: torch.device, given: argparse.Namespace
-) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
-    """Time symmetric memory where it is available. All ranks call it."""
-    try:
-        limits, rows = symmetric_rows(level, device, given.largest << 20, given.repeats)
-    except ValueError as error:
-        if dist.get_rank() == 0:
-            print(error)
-        return None, []
-    if limits is not None and dist.get_rank() == 0:
-        print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
-    return limits, rows
 
 
 def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:

@@ -63,11 +63,11 @@ def levels(device: torch.device) -> list[Level]:
     nodes = size // local
     inside, _ = dist.new_subgroups(local)  # type: ignore[no-untyped-call]
     across, _ = dist.new_subgroups_by_enumeration([list(range(each, size, local)) for each in range(local)])  # type: ignore[no-untyped-call]
-    found = [
+    both = [
         Level("node", inside, local, nodes, rank < local),
         Level("between nodes", across, nodes, local, place == 0),
     ]
-    return [level for level in found if level.ranks > 1]
+    return [level for level in both if level.ranks > 1]
 
 
 def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
@@ -92,9 +92,11 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
             rows.append(_row(level, name, size, seconds))
             if name == "all-reduce":
                 sizes.append(size)
-                medians.append(_of_first(statistics.median(seconds), device))
+                median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
+                dist.broadcast(median, 0)  # so that all ranks arrive at the same link
+                medians.append(median.item())
                 if level.groups > 1:
-                    alone = _seconds(call if level.first else _nothing, device, repeats)
+                    alone = _seconds(call if level.first else lambda: None, device, repeats)
                     rows.append(_row(level, name, size, alone, ", one group alone"))
         size *= 4
     link, case = fit(level.ranks, sizes, medians), _case(level, "all-reduce")
@@ -110,10 +112,6 @@ def _row(level: Level, operation: str, size: int, seconds: list[float], how: str
 def _case(level: Level, what: str) -> str:
     where = "" if level.name == "node" else f", {level.name}"
     return f"{what} among {level.ranks} ranks ({dist.get_backend()}){where}"
-
-
-def _nothing() -> None:
-    """Stand in for a call that only other ranks make."""
 
 
 def _all_reduce(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -165,15 +163,12 @@ def measured_link(level: Level, device: torch.device, link: Link, repeats: int) 
     matrix = torch.randn(width, width, device=device)
     payload = torch.zeros(_HIDDEN_BYTES // 4, device=device)
 
-    def product() -> None:
-        torch.mm(matrix, matrix)
-
     def both() -> None:
         sent = dist.all_reduce(payload, group=level.group, async_op=True)
-        product()
+        torch.mm(matrix, matrix)
         sent.wait()
 
-    calls = product, partial(_all_reduce, payload, level.group), both
+    calls = partial(torch.mm, matrix, matrix), partial(_all_reduce, payload, level.group), both
     overlap = hidden_share(*(min(_seconds(call, device, repeats)) for call in calls))
     return MeasuredLink(
         ranks=level.ranks, base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second, overlap=overlap
@@ -203,19 +198,25 @@ def symmetric_rows(
         memory, why = connect(limits, level.group, device)
         if memory is None:
             raise ValueError(f"no symmetric memory: {why}")
-        ways[name] = partial(_summed, memory)
-    sizes, rows, found = [], [], {name: list[float]() for name in ways}
+
+        def summed(payload: torch.Tensor, memory: SymmetricMemory = memory) -> None:
+            memory.start(payload).wait()
+
+        ways[name] = summed
+    sizes, rows, longest = [], [], {name: list[float]() for name in ways}
     size = 1 << 10
     while size <= largest_bytes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         sizes.append(size)
         for name, way in ways.items():
             seconds = _seconds(partial(way, payload), device, repeats)
-            found[name].append(_agreed(statistics.median(seconds), device))
+            median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
+            dist.all_reduce(median, dist.ReduceOp.MAX)  # so that all ranks arrive at the same sizes
+            longest[name].append(median.item())
             case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
             rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
         size *= 4
-    return faster_up_to(sizes, *found.values()), rows
+    return faster_up_to(sizes, *longest.values()), rows
 
 
 def faster_up_to(
@@ -237,24 +238,6 @@ def faster_up_to(
     if not in_one and not in_two:
         return None
     return SymmetricMemoryConfig(one_shot_bytes=largest_in_one, two_shot_bytes=in_two[-1] if in_two else 0)
-
-
-def _summed(memory: SymmetricMemory, payload: torch.Tensor) -> None:
-    memory.start(payload).wait()
-
-
-def _of_first(seconds: float, device: torch.device) -> float:
-    """Return rank 0's time, so that all ranks arrive at the same link."""
-    said = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.broadcast(said, 0)
-    return said.item()
-
-
-def _agreed(seconds: float, device: torch.device) -> float:
-    """Return the longest time of any rank, so that all arrive at the same sizes."""
-    said = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(said, dist.ReduceOp.MAX)
-    return said.item()
 
 
 def hidden_share(one: float, other: float, both: float) -> float:

@@ -5,6 +5,7 @@ Tests compare implementations on these cases at awkward sizes, the benchmark tim
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -151,8 +152,8 @@ def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         residual = residual_start(x_Td) if y_Td is None else residual_add(x_Td, y_Td)
         return tuple(part for part in residual if part is not None)
 
-    yield Case("residual_add", (x_Td, y_Td), (0, 1), add, _bytes(x_Td) * 3, _bytes(x_Td) * 4)
-    yield Case("residual_start", (x_Td,), (0,), add, _bytes(x_Td), _bytes(x_Td) * 4)
+    yield Case("residual_add", (x_Td, y_Td), (0, 1), add, x_Td.nbytes * 3, x_Td.nbytes * 4)
+    yield Case("residual_start", (x_Td,), (0,), add, x_Td.nbytes, x_Td.nbytes * 4)
 
 
 def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -163,11 +164,11 @@ def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     def epilogue(activation: Activation) -> Callable[..., Tensors]:
         return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, count, width, EPSILON, activation),)
 
-    read_and_written = _bytes(h_Tc) * 2
+    read_and_written = h_Tc.nbytes * 2
     for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
         inputs = (h_Tc, squares_T)
-        yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, _bytes(h_Tc) * 3)
-    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(Activation.SILU), read_and_written, _bytes(h_Tc) * 3)
+        yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, h_Tc.nbytes * 3)
+    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(Activation.SILU), read_and_written, h_Tc.nbytes * 3)
     gradient_Tc = draw.normal(*h_Tc.shape)
     yield Case(
         "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
@@ -189,7 +190,7 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
         return run
 
-    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), _bytes(h_Tc) * 3, _bytes(h_Tc) * 5
+    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), h_Tc.nbytes * 3, h_Tc.nbytes * 5
     yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(Activation.LINEAR), forward, backward)
     for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
         with_norm = (*inputs, squares_T)
@@ -198,7 +199,7 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
 def _gates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
-    one_bytes = _bytes(both_gTf) // 2
+    one_bytes = both_gTf.nbytes // 2
     for name, activation in (("", Activation.LINEAR), (", SiLU", Activation.SILU)):
 
         def run(*parts: torch.Tensor, activation: Activation = activation) -> Tensors:
@@ -226,7 +227,7 @@ def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     for name, (key_width, parts) in variants.items():
         inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
         differentiated = tuple(range(len(angles), len(inputs)))
-        yield Case(f"rotary{name}", inputs, differentiated, run, turned * 2, sum(map(_bytes, parts)) * 2)
+        yield Case(f"rotary{name}", inputs, differentiated, run, turned * 2, sum(part.nbytes for part in parts) * 2)
 
 
 def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -235,11 +236,9 @@ def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
     log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
     dloss_c, dlog_sum_c = (draw.normal(sizes.tokens, precise=True) for _ in range(2))
-    yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, _bytes(logits_cV))
+    yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, logits_cV.nbytes)
     inputs = (logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
-    yield Case(
-        "cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), _bytes(logits_cV) * 2
-    )
+    yield Case("cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), logits_cV.nbytes * 2)
 
 
 def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -253,14 +252,14 @@ def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         return (master, first, second) if weight is None else (master, first, second, weight)
 
     inputs = (master, gradient, first, second, clip)
-    yield Case("adamw", inputs, (), run, _bytes(master) * 7)
-    yield Case("adamw, rounded", (*inputs, weight), (), run, _bytes(master) * 7 + _bytes(weight))
+    yield Case("adamw", inputs, (), run, master.nbytes * 7)
+    yield Case("adamw, rounded", (*inputs, weight), (), run, master.nbytes * 7 + weight.nbytes)
 
 
 def _quantised(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)
-    read_and_written = _bytes(x_gTm) + x_gTm.numel(), _bytes(weight_grd) + weight_grd.numel()
+    read_and_written = x_gTm.nbytes + x_gTm.numel(), weight_grd.nbytes + weight_grd.numel()
     yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), read_and_written[0])
     for name, quantise in (("rows", quantise_rows), ("columns", quantise_columns)):
 
@@ -288,16 +287,16 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         return memory
 
     def epilogue(statistic: bool, activation: Activation) -> Callable[..., Tensors]:
-        made = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
+        computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
 
         def run(*memory: torch.Tensor) -> Tensors:
             out_n = torch.empty_like(memory[0][: len(memory[0]) - (0 if statistic else sizes.tokens)])
-            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, made)
+            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, computed)
             return out_n, z_gTr
 
         return run
 
-    read, one = sum(map(_bytes, sent)), _bytes(sent[0])
+    read, one = sum(each.nbytes for each in sent), sent[0].nbytes
     yield Case("symmetric_sum", sent, (), sum_all, read + one)
     yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
     for name, statistic, activation in (
@@ -306,10 +305,6 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         ("SiLU", False, Activation.SILU),
     ):
         yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 # Each kernel against its reference in plain torch, the reference compiled, and the roofline.
@@ -328,37 +323,23 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
         bandwidth: The device's measured memory bandwidth in bytes per second.
         repeats: Timed calls.
     """
-    for name, implementation, wrap in _implementations(device):
+    ways: list[tuple[str, Implementation]] = [("eager", "naive")]
+    if device.type == "cuda":
+        ways = [("triton", "triton"), *ways, ("compiled", "naive")]
+    for name, implementation in ways:
+        run = case.run
         with always(implementation):
-            for direction, least, call in _directions(case, wrap(case.run)):
+            if name == "compiled":
+                torch.compiler.reset()
+                run = torch.compile(case.run, dynamic=False)
+            for direction in ("forward", "backward") if case.differentiated else ("forward",):
+                forward = direction == "forward"
+                least = case.forward_bytes if forward else case.backward_bytes
+                call = partial(run, *case.inputs) if forward else _backward(run, case)
                 spread = Spread.of(kernel_seconds(call, device, repeats))
                 yield Row.spread("kernels", case.name, f"{direction}, {name}", "s", spread)
                 share = least / bandwidth / spread.p50
                 yield Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share)
-
-
-def _implementations(device: torch.device) -> list[tuple[str, Implementation, Callable[[Run], Run]]]:
-    eager: tuple[str, Implementation, Callable[[Run], Run]] = ("eager", "naive", _as_it_is)
-    if device.type != "cuda":
-        return [eager]
-    return [("triton", "triton", _as_it_is), eager, ("compiled", "naive", _compiled)]
-
-
-def _directions(case: Case, run: Run) -> Iterator[tuple[str, int, Callable[[], object]]]:
-    """Yield each direction that the operation has, the bytes that it cannot avoid moving, and its call."""
-    yield "forward", case.forward_bytes, lambda: run(*case.inputs)
-    if case.differentiated:
-        yield "backward", case.backward_bytes, _backward(run, case)
-
-
-def _as_it_is(run: Run) -> Run:
-    return run
-
-
-def _compiled(run: Run) -> Run:
-    torch.compiler.reset()
-    compiled: Run = torch.compile(run, dynamic=False)
-    return compiled
 
 
 def _backward(run: Run, case: Case) -> Callable[[], object]:
@@ -394,14 +375,21 @@ def disagreements(
     mine = _results(case, implementation, tuple(arrange(each.clone()) for each in case.inputs))
     same_type = _results(case, "naive", tuple(each.clone() for each in case.inputs))
     truth = _results(case, "naive", tuple(_widened(each) for each in case.inputs))
-    moved = _results(case, "naive", tuple(_moved(_widened(each)) for each in case.inputs))
-    found = []
+    perturbed = [_widened(each) for each in case.inputs]  # every number up or down by a few fp32 roundings
+    for index, values in enumerate(perturbed):
+        if values.is_floating_point():
+            signs = (
+                torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos().sign()
+            )
+            perturbed[index] = values * (1 + ROUNDINGS * torch.finfo(torch.float32).eps * signs.view(values.shape))
+    moved = _results(case, "naive", tuple(perturbed))
+    problems = []
     for index, (value, reference, exact, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
         error = _relative_error(value, exact)
         limit = _relative_error(reference, exact) + _relative_error(nearby, exact) + torch.finfo(value.dtype).eps
         if not error <= limit:  # NaN is a disagreement, too
-            found.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
-    return found
+            problems.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
+    return problems
 
 
 def _results(case: Case, implementation: Implementation, inputs: Tensors) -> list[torch.Tensor]:
@@ -411,28 +399,19 @@ def _results(case: Case, implementation: Implementation, inputs: Tensors) -> lis
         outputs = case.run(*inputs)
         results = [output.detach().clone() for output in outputs]
         if leaves:
-            torch.autograd.backward(list(outputs), [_upstream(output) for output in outputs])
+            # A gradient of the output's type, the same in all types except for rounding, laid out across its rows.
+            upstream = []
+            for output in outputs:
+                count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
+                values = (count * 0.7 + 1).sin().to(torch.bfloat16).to(output.dtype).view(output.shape)
+                upstream.append(values.mT.contiguous().mT if values.ndim > 1 else values)
+            torch.autograd.backward(list(outputs), upstream)
     gradients = (leaf.grad for leaf in leaves)
     return list(chain(results, (gradient for gradient in gradients if gradient is not None)))
 
 
-def _upstream(output: torch.Tensor) -> torch.Tensor:
-    """A gradient of the output's type, the same in all types except for rounding, laid out across its rows."""
-    count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
-    values = (count * 0.7 + 1).sin().to(torch.bfloat16).to(output.dtype).view(output.shape)
-    return values.mT.contiguous().mT if values.ndim > 1 else values
-
-
 def _widened(values: torch.Tensor) -> torch.Tensor:
     return values.double() if values.is_floating_point() else values
-
-
-def _moved(values: torch.Tensor) -> torch.Tensor:
-    """Move every number up or down by a few fp32 roundings."""
-    if not values.is_floating_point():
-        return values
-    directions = torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos()
-    return values * (1 + ROUNDINGS * torch.finfo(torch.float32).eps * directions.sign().view(values.shape))
 
 
 def _relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:

@@ -18,12 +18,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from boost_core.bench.rank import RunShape, block_seconds
-from boost_core.bench.results import VARIANTS, Environment, Variant, kernel_seconds
-from boost_core.config import JobSpec, RecomputeMode
+from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
+from boost_core.config import JobSpec
 from boost_core.hardware import BYTES
 from boost_core.parallel.offload import page_locked_like
 from boost_core.plan.machine import MeasuredProfile, Profile
-from boost_core.plan.work import Product, Work, block_parameters, block_products, block_work
+from boost_core.plan.work import Work, block_parameters, block_products, block_work
 
 Sample = tuple[Work, float]
 
@@ -44,17 +44,26 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     variants = [variant for variant in VARIANTS if variant.name in _NAMES]
     jobs = [shape.job(variant, device) for variant in variants]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    samples = [
-        *_copies(device, repeats),
-        *(sample for job in jobs for sample in _products(job, dtype, device, repeats)),
-    ]
+    samples = []
+    for size in _COPIED_BYTES:
+        source = torch.zeros(size, dtype=torch.int8, device=device)
+        target = torch.empty_like(source)
+        seconds = statistics.median(kernel_seconds(partial(target.copy_, source), device, repeats))
+        samples.append((Work(moved_bytes=2 * size, starts=1), seconds))
+    samples += [sample for job in jobs for sample in _products(job, dtype, device, repeats)]
     rate, bandwidth, start = fit(samples)
     attention = _attention_rate(jobs[0], dtype, device, repeats)
     few = replace(shape, sequence_length=_FEW_TOKENS, micro_batch_size=1)
     rates = Profile(
         rate, attention, bandwidth, start, 0.0, 0.0, 0.0, True, "as fitted", launches_in_turn=device.type == "cpu"
     )
-    launched = max(0.0, min(_launching(few, variant, rates, device, repeats) for variant in variants))
+    # What a block with few tokens takes is its launches; where these come in turn, less its work.
+    launches = [
+        block_seconds(few, variant, device, repeats)
+        - (_planned(few.job(variant, device), rates) if rates.launches_in_turn else 0.0)
+        for variant in variants
+    ]
+    launched = max(0.0, min(launches))
     profile = replace(rates, block_seconds=launched)
     ratios = {
         variant.name: block_seconds(shape, variant, device, repeats) / _planned(job, profile)
@@ -86,9 +95,9 @@ def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
     terms /= np.array([seconds for _, seconds in samples])[:, None]
     scale = terms.max(axis=0)
     for chosen in ([0, 1, 2], [0, 1]):
-        found, *_ = np.linalg.lstsq(terms[:, chosen] / scale[chosen], np.ones(len(samples)), rcond=None)
-        if (found > 0).all():
-            a_flop, a_byte, *a_start = (found / scale[chosen]).tolist()
+        solution, *_ = np.linalg.lstsq(terms[:, chosen] / scale[chosen], np.ones(len(samples)), rcond=None)
+        if (solution > 0).all():
+            a_flop, a_byte, *a_start = (solution / scale[chosen]).tolist()
             return 1 / a_flop, 1 / a_byte, a_start[0] if a_start else 0.0
     raise ValueError("products and copies do not take longer the larger they are: is something else running here?")
 
@@ -97,26 +106,14 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
     tokens = job.training.micro_batch_size * job.training.sequence_length
     for rows in {max(tokens // 4, 1), tokens}:
         for product in block_products(job.model, job.parallelism, rows):
-            inputs, weights, outputs = _operands(product, dtype, device)
+            # Input, weight and output gradient; matrices with a common input form a wide one together.
+            batch = product.matrices if product.inputs == product.matrices else 1
+            outer = product.outer * product.matrices // batch
+            shapes = (product.rows, product.inner), (product.inner, outer), (product.rows, outer)
+            inputs, weights, outputs = (torch.randn(batch, *shape, device=device).to(dtype) for shape in shapes)
             for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
                 seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
                 yield replace(product, starts=1).work(dtype.itemsize), seconds
-
-
-def _operands(product: Product, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Return input, weight and output gradient; for matrices with a common input, the wide one they form together."""
-    batch = product.matrices if product.inputs == product.matrices else 1
-    outer = product.outer * product.matrices // batch
-    shapes = (product.rows, product.inner), (product.inner, outer), (product.rows, outer)
-    return [torch.randn(batch, *shape, device=device).to(dtype) for shape in shapes]
-
-
-def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
-    for size in _COPIED_BYTES:
-        source = torch.zeros(size, dtype=torch.int8, device=device)
-        target = torch.empty_like(source)
-        seconds = statistics.median(kernel_seconds(partial(target.copy_, source), device, repeats))
-        yield Work(moved_bytes=2 * size, starts=1), seconds
 
 
 def _host_bandwidth(device: torch.device, repeats: int) -> float | None:
@@ -141,25 +138,15 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
         out = scaled_dot_product_attention(query, key, value, is_causal=True)
         torch.autograd.grad(out, parts, out.detach())
 
-    passes = block_work(job, _mode(job))
+    ((mode, _),) = job.parallelism.modes(0, 1)  # of the only block
+    passes = block_work(job, mode)
     flops = passes.forward.attention_flops + passes.backward.attention_flops
     return flops / statistics.median(kernel_seconds(both, device, repeats))
-
-
-def _mode(job: JobSpec) -> RecomputeMode:
-    """Return the mode of the only block."""
-    ((mode, _),) = job.parallelism.modes(0, 1)
-    return mode
 
 
 def _planned(job: JobSpec, profile: Profile) -> float:
     """Return a block's part of a step according to the plan, without its exchanges."""
     weights = block_parameters(job.model, crossed=False) / job.parallelism.tensor_parallel_size
     update = profile.update_seconds(weights, BYTES[job.training.precision])
-    return profile.of_a_block(block_work(job, _mode(job)).all) + update
-
-
-def _launching(few: RunShape, variant: Variant, rates: Profile, device: torch.device, repeats: int) -> float:
-    """Return what a block with few tokens takes, which is its launches; where these come in turn, without its work."""
-    seconds = block_seconds(few, variant, device, repeats)
-    return seconds - _planned(few.job(variant, device), rates) if rates.launches_in_turn else seconds
+    ((mode, _),) = job.parallelism.modes(0, 1)
+    return profile.of_a_block(block_work(job, mode).all) + update

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -81,7 +81,10 @@ def launches(profile: Any) -> int:
 
 def _part(event: Any, name: str) -> str:
     """Return the part that an operation's work under a name belongs to: a kernel's name, or its own."""
-    around = list(_ancestors(event))
+    around, ancestor = [], event
+    while ancestor is not None:
+        around.append(ancestor.name)
+        ancestor = ancestor.cpu_parent
     if any("_HeadLoss" in each for each in around):
         return "head"
     if "optimizer" in around:
@@ -93,29 +96,20 @@ def _part(event: Any, name: str) -> str:
     return "unattributed" if event.name == name and not name.startswith("aten::") else "elementwise"
 
 
-def _ancestors(event: Any) -> Any:
-    while event is not None:
-        yield event.name
-        event = event.cpu_parent
-
-
 # One rank's step as run by the code published with BOOST under its 7B configuration (arXiv 2512.12131): a baseline.
 #
 # What that configuration does, line by line, each operation in the order and on the memory of that code:
 #
 # - micro-batches of one sequence, gradients accumulated over several; nothing is recomputed in the backward pass;
 # - ``rmsnorm_type`` is left unset: each rank norms its own shard of the residual, and no statistic is exchanged, so
-# that
-#   on several ranks the model differs from a single rank's;
+#   that on several ranks the model differs from a single rank's;
 # - the embedding is split along the vocabulary, summed over the ranks whole, and sliced; the head is tied to it;
 # - queries, keys and values come from one einsum; keys and values are concatenated, permuted and copied before the
-# rotary
-#   embedding;
+#   rotary embedding;
 # - the last block's output is gathered by way of two transpositions; logits are made whole, in fp32;
 # - every all-reduce is waited for where it starts;
 # - gradients are bf16, and added to fp32 sums one by one after each micro-batch; the norm, clipping, torch's fused
-# AdamW
-#   on fp32 masters and rounding are separate passes.
+#   AdamW on fp32 masters and rounding are separate passes.
 #
 # Where that code uses Flash Attention's kernels, this one uses torch's RMSNorm, torch's attention and our rotary
 # embedding, one kernel each as there. Shape suffixes: T tokens, d hidden (this rank's shard), r rank, c = g·r for g
@@ -146,24 +140,21 @@ class PublishedBlock(nn.Module):
 
     def forward(self, x_Td: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the stream."""
-        x_Td = self._attended(functional.rms_norm(x_Td, x_Td.shape[1:], self.attention_scale, self.epsilon)) + x_Td
-        return self._mlp(functional.rms_norm(x_Td, x_Td.shape[1:], self.mlp_scale, self.epsilon)) + x_Td
-
-    def _attended(self, x_Td: torch.Tensor) -> torch.Tensor:
-        query_Td, key_Td, value_Td = self._batched(x_Td, self.qkv_down, self.qkv_up).unbind(0)
+        normed_Td = functional.rms_norm(x_Td, x_Td.shape[1:], self.attention_scale, self.epsilon)
+        query_Td, key_Td, value_Td = self._batched(normed_Td, self.qkv_down, self.qkv_up).unbind(0)
         both_2Td = torch.cat([key_Td.unsqueeze(0), value_Td.unsqueeze(0)], dim=0)
         both_T2d = both_2Td.permute(1, 0, 2).contiguous()
         parts = [query_Td.unsqueeze(0), both_T2d[:, :1].transpose(0, 1), both_T2d[:, 1:].transpose(0, 1)]
-        turned = rotary(parts, *self.rotation.angles(x_Td.dtype))
+        rotated = rotary(parts, *self.rotation.angles(x_Td.dtype))
         query_bhse, key_bhse, value_bhse = (
-            each_Td.view(1, len(x_Td), -1, self.head_size).transpose(1, 2) for each_Td in turned
+            each_Td.view(1, len(x_Td), -1, self.head_size).transpose(1, 2) for each_Td in rotated
         )
         out_bhse = functional.scaled_dot_product_attention(query_bhse, key_bhse, value_bhse, is_causal=True)
-        return self._pair(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down, self.output_up)
+        x_Td = self._pair(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down, self.output_up) + x_Td
 
-    def _mlp(self, x_Td: torch.Tensor) -> torch.Tensor:
-        gate_Tf, up_Tf = self._batched(x_Td, self.gate_up_down, self.gate_up_up).unbind(0)
-        return self._pair(gate_Tf * up_Tf, self.down_down, self.down_up)
+        normed_Td = functional.rms_norm(x_Td, x_Td.shape[1:], self.mlp_scale, self.epsilon)
+        gate_Tf, up_Tf = self._batched(normed_Td, self.gate_up_down, self.gate_up_up).unbind(0)
+        return self._pair(gate_Tf * up_Tf, self.down_down, self.down_up) + x_Td
 
     def _latents(self, x_Td: torch.Tensor, down_cd: torch.Tensor) -> torch.Tensor:
         return functional.silu(reduce_from_tp(functional.linear(x_Td, down_cd), self.ranks, "latent"))
@@ -194,7 +185,14 @@ class PublishedModel(nn.Module):
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Return the loss of each token of one sequence in nats, ``[T]``."""
-        x_Td = self._embedded(token_T)
+        if self.ranks.size == 1:
+            x_Td = functional.embedding(token_T, self.embedding)
+        else:
+            rows, columns = len(self.embedding), self.scale.numel() // self.ranks.size
+            local_T, elsewhere_T = _local(token_T, self.ranks.rank * rows, rows)
+            whole_Td = functional.embedding(local_T, self.embedding) * (~elsewhere_T).unsqueeze(-1)
+            whole_Td = copy_to_tp(reduce_from_tp(whole_Td, self.ranks, "embedding"), self.ranks, "embedding")
+            x_Td = whole_Td[:, self.ranks.rank * columns : (self.ranks.rank + 1) * columns]
         for block in self.blocks:
             x_Td = block(x_Td)
         if self.ranks.size > 1:
@@ -203,16 +201,6 @@ class PublishedModel(nn.Module):
         logits_TV = functional.linear(copy_to_tp(x_Td, self.ranks, "hidden"), self.embedding)
         precise = torch.promote_types(logits_TV.dtype, torch.float32)
         return _HeadLossOfLogits.apply(logits_TV.to(precise), target_T, self.ranks)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _embedded(self, token_T: torch.Tensor) -> torch.Tensor:
-        if self.ranks.size == 1:
-            return functional.embedding(token_T, self.embedding)
-        rows = len(self.embedding)
-        local_T, elsewhere_T = _local(token_T, self.ranks.rank * rows, rows)
-        whole_Td = functional.embedding(local_T, self.embedding) * (~elsewhere_T).unsqueeze(-1)
-        whole_Td = copy_to_tp(reduce_from_tp(whole_Td, self.ranks, "embedding"), self.ranks, "embedding")
-        columns = whole_Td.shape[1] // self.ranks.size
-        return whole_Td[:, self.ranks.rank * columns : (self.ranks.rank + 1) * columns]
 
 
 class PublishedRun:
@@ -243,8 +231,11 @@ class PublishedRun:
         self._masters = [nn.Parameter(weight.detach().to(precise, copy=True)) for weight in self._weights]
         flat = torch.zeros(sum(weight.numel() for weight in self._weights), dtype=precise, device=device)
         sizes = [weight.numel() for weight in self._weights]
-        for master, sums in zip(self._masters, torch.split(flat, sizes), strict=True):
-            master.grad = sums.view_as(master)
+        self._sums = [
+            sums.view_as(master) for master, sums in zip(self._masters, torch.split(flat, sizes), strict=True)
+        ]
+        for master, sums in zip(self._masters, self._sums, strict=True):
+            master.grad = sums
         self._optimizer = torch.optim.AdamW(self._masters, LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
     def step(self, token_bt: torch.Tensor) -> float:
@@ -258,34 +249,27 @@ class PublishedRun:
                 loss.backward()
                 self._accumulate()
             losses.append(loss.detach())
-        with record_function("optimizer"):
-            self._update()
+        with record_function("optimizer"), torch.no_grad():
+            norms = torch.stack([torch.linalg.vector_norm(sums) for sums in self._sums])
+            square = torch.linalg.vector_norm(norms).pow(2.0)
+            norm = self._ranks.all_reduce_(square, "gradient norm").pow_(0.5)
+            clip = torch.clamp(CLIP_NORM / (norm + 1e-6), max=1.0)
+            for sums in self._sums:
+                sums.mul_(clip)
+            self._optimizer.step()
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                weight.copy_(master)
+            for sums in self._sums:
+                sums.zero_()
         return float(torch.stack(losses).sum())
 
     @torch.no_grad()
     def _accumulate(self) -> None:
-        for weight, sums in zip(self._weights, self._sums(), strict=True):
+        for weight, sums in zip(self._weights, self._sums, strict=True):
             if weight.grad is None:
                 raise AssertionError("no gradient reached a weight")
             sums.add_(weight.grad)
             weight.grad = None
-
-    @torch.no_grad()
-    def _update(self) -> None:
-        norms = torch.stack([torch.linalg.vector_norm(sums) for sums in self._sums()])
-        square = torch.linalg.vector_norm(norms).pow(2.0)
-        norm = self._ranks.all_reduce_(square, "gradient norm").pow_(0.5)
-        clip = torch.clamp(CLIP_NORM / (norm + 1e-6), max=1.0)
-        for sums in self._sums():
-            sums.mul_(clip)
-        self._optimizer.step()
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            weight.copy_(master)
-        for sums in self._sums():
-            sums.zero_()
-
-    def _sums(self) -> Iterable[torch.Tensor]:
-        return [master.grad for master in self._masters if master.grad is not None]
 
 
 class _GatherColumns(torch.autograd.Function):
@@ -499,8 +483,13 @@ def _measured(
 
     ledger.clear()
     step()
-    for name in interconnects:
-        yield Row.single("rank", case, f"modelled {name}", "s", _communication(ledger, name, shape))
+    for name in interconnects:  # the step's collectives one after the other, none of them hidden
+        modelled = sum(
+            collective_seconds(LINKS[name], entry.kind, shape.tensor_parallel_size, totals.bytes, totals.calls)
+            for entry, totals in ledger.totals().items()
+            if entry.group in ("tp", "all")
+        )
+        yield Row.single("rank", case, f"modelled {name}", "s", modelled)
 
 
 def _trainer_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
@@ -531,16 +520,6 @@ def _published_step(spec: JobSpec, shape: RunShape, device: torch.device, case: 
 
 def _diverges(case: str, figures: str) -> FloatingPointError:
     return FloatingPointError(f"{case} diverges, with {figures}; no more of it is timed")
-
-
-def _communication(ledger: CommunicationLedger, interconnect: str, shape: RunShape) -> float:
-    """Return how long the last step's collectives would take one after the other, none of it hidden."""
-    link = LINKS[interconnect]
-    return sum(
-        collective_seconds(link, entry.kind, shape.tensor_parallel_size, totals.bytes, totals.calls)
-        for entry, totals in ledger.totals().items()
-        if entry.group in ("tp", "all")
-    )
 
 
 def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:

@@ -129,7 +129,19 @@ class Environment:
         name = f"{os.cpu_count()} CPU cores ({platform.machine()}), no GPU"
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
-        return cls(_commit(), name, torch.__version__, _version_of("triton"))
+        commit = _ARCHIVED.read_text().strip()
+        if commit.startswith("$Format"):
+            git = ["git", "describe", "--always", "--dirty"]
+            try:
+                result = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)
+                commit = result.stdout.strip() or "unknown"
+            except OSError:
+                commit = "unknown"
+        try:
+            triton = version("triton")
+        except PackageNotFoundError:
+            triton = ""
+        return cls(commit, name, torch.__version__, triton)
 
 
 @dataclass(frozen=True)
@@ -184,38 +196,15 @@ def table(rows: Sequence[Row]) -> str:
     quantities = list(dict.fromkeys(row.quantity for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        cells.setdefault(row.case, {})[row.quantity] = _readable(row)
+        scale, unit, digits = _READABLE[row.unit]
+        text = f"{row.p50 * scale:,.{digits}f} {unit}".rstrip()
+        if row.p20 != row.p80:
+            text += f" ({row.p20 * scale:,.{digits}f} – {row.p80 * scale:,.{digits}f})"
+        cells.setdefault(row.case, {})[row.quantity] = text
     lines = [["", *quantities]]
     lines += [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
-
-
-def _readable(row: Row) -> str:
-    scale, unit, digits = _READABLE[row.unit]
-    text = f"{row.p50 * scale:,.{digits}f} {unit}".rstrip()
-    if row.p20 == row.p80:
-        return text
-    return f"{text} ({row.p20 * scale:,.{digits}f} – {row.p80 * scale:,.{digits}f})"
-
-
-def _commit() -> str:
-    archived = _ARCHIVED.read_text().strip()
-    if not archived.startswith("$Format"):
-        return archived
-    git = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 # The ways to train a model that are compared, and the shapes at which they are compared.
