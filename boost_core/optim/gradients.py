@@ -28,7 +28,6 @@ def global_norm(
 
     Returns:
         The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
-        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
     """
     squares = [
         group.squares()
@@ -39,9 +38,9 @@ def global_norm(
     ]
     # A rank may have nothing to count.
     total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
-    given = [total, *(notice.to(total) for notice in notices)]
-    square, *heard = process_groups.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
-    return square.sqrt(), heard
+    message = torch.stack([total, *(notice.to(total) for notice in notices)])
+    square, *counts = process_groups.gang.all_reduce_(message, "gradient norm").unbind()
+    return square.sqrt(), counts
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
@@ -61,27 +60,25 @@ def adds_products(device: torch.device, dtype: torch.dtype) -> bool:
     if dtype not in (torch.bfloat16, torch.float16):
         return False
     try:
-        return all(_is_right(count, device, dtype) for count in (None, 2))
+        for several in ((), (2,)):
+            # Small integers, exact in all types, and sums with gaps between their rows.
+            x = torch.arange(16 * 16, device=device).remainder(5).view(16, 16).expand(*several, 16, 16)
+            dy = torch.arange(16 * 8, device=device).remainder(7).view(16, 8).expand(*several, 16, 8)
+            memory = torch.ones(*several, 16, 24, device=device)
+            add_product_(memory[..., :8], x.to(dtype), dy.to(dtype))
+            expected = torch.ones_like(memory)
+            expected[..., :8] += (x.cpu().mT @ dy.cpu()).to(expected)
+            if not torch.equal(memory, expected):
+                return False
     except (RuntimeError, TypeError):  # torch lacks it for this device, or altogether
         return False
+    return True
 
 
 def add_product_(sum_dc: torch.Tensor, x_Td: torch.Tensor, dy_Tc: torch.Tensor) -> None:
     """Add xᵀ dy to fp32 sums; with an extra leading axis, each x and dy to its own sum."""
     multiply = torch.addmm if x_Td.dim() == 2 else torch.baddbmm
     multiply(sum_dc, x_Td.mT, dy_Tc, out_dtype=torch.float32, out=sum_dc)
-
-
-def _is_right(count: int | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Check with small integers, exact in all types, and sums with gaps between their rows."""
-    several = () if count is None else (count,)
-    x = torch.arange(16 * 16, device=device).remainder(5).view(16, 16).expand(*several, 16, 16)
-    dy = torch.arange(16 * 8, device=device).remainder(7).view(16, 8).expand(*several, 16, 8)
-    memory = torch.ones(*several, 16, 24, device=device)
-    add_product_(memory[..., :8], x.to(dtype), dy.to(dtype))
-    expected = torch.ones_like(memory)
-    expected[..., :8] += (x.cpu().mT @ dy.cpu()).to(expected)
-    return torch.equal(memory, expected)
 
 
 # Buckets in flight at a time where each has memory of its own.
@@ -152,10 +149,15 @@ class Gradients:
         if self._expected is None:
             for name in list(self._unscaled):
                 self._unscale(name)
-            self._learn()
+            if never := self._group_of.keys() - self._arrivals.keys():
+                raise AssertionError(f"no gradient reached {', '.join(sorted(never))}")
+            self._in_a_step = dict(self._arrivals)
+            self._expected = [count // self._rounds for count in self._arrived]
             self._send(len(self._buckets))
         elif self._sent < self._rounds * len(self._buckets):
-            raise AssertionError(f"gradients of {self._incomplete()} did not come up as often as in the first step")
+            late = self._sent % len(self._buckets)
+            names = ", ".join(sorted(name for name, places in self._places.items() if late in places))
+            raise AssertionError(f"gradients of {names} did not come up as often as in the first step")
         while self._under_way:
             self._under_way.popleft()()
 
@@ -205,18 +207,16 @@ class Gradients:
             self._unscale(name)
         for place in self._places[name]:
             self._arrived[place] += 1
-        if self._expected is not None:
-            ready = self._sent
-            while ready < self._rounds * len(self._buckets) and self._is_in(ready):
-                ready += 1
-            self._send(ready)
-
-    def _is_in(self, sending: int) -> bool:
-        """Return whether all gradients of a sending, counted through the rounds, have arrived."""
         if self._expected is None:
-            raise AssertionError("not learnt yet")
-        finished, place = divmod(sending, len(self._buckets))
-        return self._arrived[place] >= (finished + 1) * self._expected[place]
+            return
+        # Sendings are counted through the rounds; one is ready when all of its round's gradients have arrived.
+        ready = self._sent
+        while ready < self._rounds * len(self._buckets):
+            finished, place = divmod(ready, len(self._buckets))
+            if self._arrived[place] < (finished + 1) * self._expected[place]:
+                break
+            ready += 1
+        self._send(ready)
 
     def _send(self, ready: int) -> None:
         """Start the reduction of everything before this sending."""
@@ -227,13 +227,3 @@ class Gradients:
                 if group.lends_buckets and len(self._under_way) > _AT_ONCE:
                     self._under_way.popleft()()
             self._sent += 1
-
-    def _learn(self) -> None:
-        if never := self._group_of.keys() - self._arrivals.keys():
-            raise AssertionError(f"no gradient reached {', '.join(sorted(never))}")
-        self._in_a_step = dict(self._arrivals)
-        self._expected = [count // self._rounds for count in self._arrived]
-
-    def _incomplete(self) -> str:
-        late = self._sent % len(self._buckets)
-        return ", ".join(sorted(name for name, places in self._places.items() if late in places))

@@ -67,8 +67,8 @@ class FlatLayout:
         end = 0
         for name, shape in shapes.items():
             self.ranges[name] = (end, end + shape.numel())
-            end = _rounded_up(end + shape.numel(), BLOCK)
-        self.length = _rounded_up(end, BLOCK * parts)
+            end = -(-(end + shape.numel()) // BLOCK) * BLOCK
+        self.length = -(-end // (BLOCK * parts)) * BLOCK * parts
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return each tensor as a view of ``flat``."""
@@ -106,10 +106,6 @@ def _in_row(row: int, inner: Iterator[tuple[Offsets, Offsets]]) -> Iterator[tupl
         yield (row, *offsets), (1, *sizes)
 
 
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
 # Masters and moments in the host's memory, and how they get to the device to be updated.
 #
 # The update itself runs on the device, chunk by chunk: a chunk of the state is copied into one of two buffers, updated
@@ -117,8 +113,7 @@ def _rounded_up(count: int, multiple: int) -> int:
 # ``offload_optimizer`` of DeepSpeed and ProTrain, arXiv 2406.08334, except that these update on the host's cores.)
 #
 # On a GPU copies use two streams of their own, one for each direction, so that the next chunk arrives while the
-# previous
-# one returns.
+# previous one returns.
 
 _SLOTS = 2
 
@@ -158,16 +153,27 @@ class Staged:
     origins: Sequence[Sequence[torch.Tensor]]
     ready: torch.cuda.Event | None
 
+    def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the place of each part in the buffer, and the part."""
+        for tensor, parts in zip(self.tensors, self.origins, strict=True):
+            begin = 0
+            for part in parts:
+                yield tensor[begin : begin + len(part)], part
+                begin += len(part)
+
 
 class Staging:
     """Two buffers on the device, each for one chunk; all groups of an optimizer share them.
 
     Args:
         device: The device.
+
+    Attributes:
+        elements: The size of each.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._elements, self._turn = device, 0, 0
+        self._device, self.elements, self._turn = device, 0, 0
         self._slots: list[torch.Tensor] = []
         on_gpu = device.type == "cuda"
         self._incoming = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -177,7 +183,7 @@ class Staging:
         """Make each buffer at least this large; before the first chunk is loaded."""
         if self._slots:
             raise AssertionError("the buffers are there already")
-        self._elements = max(self._elements, elements)
+        self.elements = max(self.elements, elements)
 
     def load(self, origins: Sequence[Sequence[torch.Tensor]]) -> Staged:
         """Start copying parts of the state into the next buffer; what was in it must have been stored.
@@ -187,23 +193,23 @@ class Staging:
         """
         if not self._slots:
             dtype = origins[0][0].dtype
-            self._slots = [torch.empty(self._elements, dtype=dtype, device=self._device) for _ in range(_SLOTS)]
+            self._slots = [torch.empty(self.elements, dtype=dtype, device=self._device) for _ in range(_SLOTS)]
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         sizes = [sum(part.numel() for part in parts) for parts in origins]
         begins = [0, *accumulate(-(-size // BLOCK) * BLOCK for size in sizes)]
         tensors = [slot[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
-        if self._incoming is None or self._outgoing is None:
-            _copy_in(tensors, origins)
-            return Staged(tensors, origins, None)
-        # After everything that used this buffer, and after the last writes to the origins.
-        self._incoming.wait_stream(torch.cuda.current_stream())
-        self._incoming.wait_stream(self._outgoing)
-        with torch.cuda.stream(self._incoming):
-            _copy_in(tensors, origins)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(self._incoming)
-        return Staged(tensors, origins, ready)
+        staged = Staged(tensors, origins, None if self._incoming is None else torch.cuda.Event())  # type: ignore[no-untyped-call]
+        if self._incoming is not None and self._outgoing is not None:
+            # After everything that used this buffer, and after the last writes to the origins.
+            self._incoming.wait_stream(torch.cuda.current_stream())
+            self._incoming.wait_stream(self._outgoing)
+        with torch.cuda.stream(self._incoming):  # which ``None`` leaves as it is
+            for buffer, part in staged.parts():
+                buffer.copy_(part, non_blocking=True)
+            if staged.ready is not None:
+                staged.ready.record(self._incoming)
+        return staged
 
     def use(self, staged: Staged) -> list[torch.Tensor]:
         """Return its tensors, for work enqueued from now on."""
@@ -213,41 +219,21 @@ class Staging:
 
     def store(self, staged: Staged) -> None:
         """Copy it back to its origins, after all enqueued work; to the host concurrently with what is enqueued next."""
-        _copy_out(staged, to_host=False)
-        if self._outgoing is None:
-            _copy_out(staged, to_host=True)
-            return
-        self._outgoing.wait_stream(torch.cuda.current_stream())
+        for buffer, part in staged.parts():
+            if not part.is_cpu:
+                part.copy_(buffer, non_blocking=True)
+        if self._outgoing is not None:
+            self._outgoing.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._outgoing):
-            _copy_out(staged, to_host=True)
+            for buffer, part in staged.parts():
+                if part.is_cpu:
+                    part.copy_(buffer, non_blocking=True)
 
     def wait(self) -> None:
         """Return when no copy is in flight, so that the host may read and write its part of the state."""
         if self._incoming is not None and self._outgoing is not None:
             self._incoming.synchronize()
             self._outgoing.synchronize()
-
-
-def _copy_in(tensors: Sequence[torch.Tensor], origins: Sequence[Sequence[torch.Tensor]]) -> None:
-    for here, part in _pairs(tensors, origins):
-        here.copy_(part, non_blocking=True)
-
-
-def _copy_out(staged: Staged, to_host: bool) -> None:
-    for here, part in _pairs(staged.tensors, staged.origins):
-        if part.is_cpu == to_host:
-            part.copy_(here, non_blocking=True)
-
-
-def _pairs(
-    tensors: Sequence[torch.Tensor], origins: Sequence[Sequence[torch.Tensor]]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each part, and its place in the buffer."""
-    for tensor, parts in zip(tensors, origins, strict=True):
-        begin = 0
-        for part in parts:
-            yield tensor[begin : begin + len(part)], part
-            begin += len(part)
 
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
@@ -327,9 +313,16 @@ class ParamGroup:
         self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
         parts = replicas.size if self.sharded else 1
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
-        self.buckets = _buckets(self._layout.length, parts, bucket_elements if replicas.size > 1 else None)
-        self._own = _part(self.buckets, replicas.rank if self.sharded else 0, parts)
-        self._places = _one_after_the_other(self._own)
+        length, unit = self._layout.length, BLOCK * parts
+        size = max(1, bucket_elements // unit) * unit if replicas.size > 1 else length
+        self.buckets = [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
+        # This replica's part of each bucket: where it lies in the whole group, and here, packed without the gaps.
+        self._own, self._places, rank, end = [], [], replicas.rank if self.sharded else 0, 0
+        for bucket in self.buckets:
+            share = (bucket.stop - bucket.start) // parts
+            self._own.append(slice(bucket.start + rank * share, bucket.start + (rank + 1) * share))
+            self._places.append(slice(end, end + share))
+            end += share
 
         device = next(iter(weights.values())).device
         precise = torch.promote_types(compute_type, torch.float32)
@@ -344,31 +337,27 @@ class ParamGroup:
         self._sums = {} if self._gradient is None else self._layout.views(self._gradient)
         self._of_buckets: dict[int, torch.Tensor] = {}
 
-        kept = self._places[-1].stop
-        offloaded = offloaded_elements(kept, offload)
-        self._resident, self._staging = kept - offloaded, staging
+        offloaded = offloaded_elements(end, offload)
+        self._resident, self._staging = end - offloaded, staging
         computed_with = compute_type == precise and not self.sharded  # the masters themselves
         separate = self.sharded or (offloaded > 0 and not computed_with)
         self.master = self._own_of(full, 0, self._resident, precise) if separate else full
-        self.own_gradient = full.new_zeros(kept) if self._gradient is None or self.sharded else self._gradient
+        self.own_gradient = full.new_zeros(end) if self._gradient is None or self.sharded else self._gradient
         self.first_moment = full.new_zeros(self._resident)
         self.second_moment = full.new_zeros(self._resident if kind.moments == 2 else 0)
         self.own_weight = None
         if compute_type != precise:
-            self.own_weight = self._own_of(full, 0, kept, compute_type) if self.sharded else self._weight
-        self.tier = self._offloaded(full, offloaded, computed_with) if offloaded else None
-
-    def _offloaded(self, full: torch.Tensor, elements: int, computed_with: bool) -> HostTier:
-        """Return the tail of the state for the host's memory; without masters that the model computes with."""
-        moments = ("first_moment", "second_moment")[: self.kind.moments]
-        names = moments if computed_with else ("master", *moments)
-        tensors = host_zeros(len(names), elements, full.dtype, full.device)
-        tier = HostTier(self._resident, dict(zip(names, tensors, strict=True)))
-        if not computed_with:
-            self._fill(tier.state["master"], full, tier.begin)
-        largest = max(last - first for first, last in self._layout.ranges.values())
-        self._buffers.reserve(staged_elements(self.kind, elements, len(names), largest))
-        return tier
+            self.own_weight = self._own_of(full, 0, end, compute_type) if self.sharded else self._weight
+        self.tier: HostTier | None = None
+        if offloaded:
+            moments = ("first_moment", "second_moment")[: kind.moments]
+            names = moments if computed_with else ("master", *moments)
+            tensors = host_zeros(len(names), offloaded, precise, device)
+            self.tier = HostTier(self._resident, dict(zip(names, tensors, strict=True)))
+            if not computed_with:
+                self._fill(self.tier.state["master"], full, self._resident)
+            largest = max(last - first for first, last in self._layout.ranges.values())
+            self._buffers.reserve(staged_elements(kind, offloaded, len(names), largest))
 
     def _own_parts(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
         """Yield what this replica keeps between two positions: its position in the whole group, and here."""
@@ -435,15 +424,20 @@ class ParamGroup:
         Yields:
             The position of each part in the whole group, if it is the host's; its position here; and the tensors.
         """
-        kept = len(self.own_gradient)
         parts = [(slice(0), slice(0, self._resident))] if self._resident else []
-        for here, place in self._own_parts(self._resident, kept):
-            for at in range(0, place.stop - place.start, STAGED_CHUNK):
-                parts.append((_piece(here, at), _piece(place, at)))
-        coming = self._load(parts[0][1], quantities)
+        chunk = STAGED_CHUNK
+        if self.tier is not None:  # a custom update's buffers are as large as its weights, which may be smaller
+            away = len(self.tier.state.keys() & set(quantities))
+            chunk = min(chunk, self._buffers.elements // max(away, 1) // BLOCK * BLOCK)
+        for here, place in self._own_parts(self._resident, len(self.own_gradient)):
+            for at in range(0, place.stop - place.start, chunk):
+                size = min(chunk, place.stop - place.start - at)
+                begins = here.start + at, place.start + at
+                parts.append((slice(begins[0], begins[0] + size), slice(begins[1], begins[1] + size)))
+        upcoming = self._load(parts[0][1], quantities)
         for (here, place), following in zip(parts, [*parts[1:], None], strict=True):
             # The next one is on its way while this one is updated.
-            staged, coming = coming, None if following is None else self._load(following[1], quantities)
+            staged, upcoming = upcoming, None if following is None else self._load(following[1], quantities)
             yield here, place, self._arrived(staged, place, quantities)
             if store and staged is not None:
                 self._buffers.store(staged)
@@ -532,27 +526,23 @@ class ParamGroup:
             A function that waits for the sum.
         """
         here = self.buckets[bucket]
-        place = self._places[bucket] if self.sharded else here
-        mine = self.own_gradient[place]
-        if self._gradient is None:
-            return self._start_part(mine, bucket)
-        if self.sharded:
-            return self._replicas.start_reduce_scatter(mine, self._gradient[here], "gradients").wait
-        return self._replicas.start_all_reduce_(mine, "gradients").wait
+        local = self.own_gradient[self._places[bucket] if self.sharded else here]
+        if self._gradient is not None:
+            if self.sharded:
+                return self._replicas.start_reduce_scatter(local, self._gradient[here], "gradients").wait
+            return self._replicas.start_all_reduce_(local, "gradients").wait
 
-    def _start_part(self, mine: torch.Tensor, bucket: int) -> Callable[[], None]:
-        """The same for a micro-batch's gradients, which are added to the previous ones."""
         memory = self._memory_of(bucket)
         del self._of_buckets[bucket]
         if self.sharded:
-            received = torch.empty_like(mine)
+            received = torch.empty_like(local)
             pending = self._replicas.start_reduce_scatter(received, memory, "gradients")
         else:
             received, pending = memory, self._replicas.start_all_reduce_(memory, "gradients")
 
-        def add() -> None:
+        def add() -> None:  # a micro-batch's to the previous ones
             pending.wait()
-            mine.add_(received)
+            local.add_(received)
 
         return add
 
@@ -573,21 +563,19 @@ class ParamGroup:
         """Give all replicas the updated weights."""
         if not self.sharded:
             return
-        under_way = [
-            self._replicas.start_all_gather(self._weight[bucket], mine, "weights")
-            for bucket, mine in zip(self.buckets, self._updated(), strict=True)
-        ]
-        for pending in under_way:
-            pending.wait()
-
-    def _updated(self) -> list[torch.Tensor]:
-        """Return this replica's part of each bucket's weights."""
         if self.own_weight is None and self.tier is not None:
             for here, place in self._own_parts(0, self._resident):
                 self._weight[here].copy_(self.master[place])
-            return [self._weight[own] for own in self._own]  # for a gather into the same memory
-        flat = self.master if self.own_weight is None else self.own_weight
-        return [flat[place] for place in self._places]
+            updated = [self._weight[own] for own in self._own]  # for a gather into the same memory
+        else:
+            flat = self.master if self.own_weight is None else self.own_weight
+            updated = [flat[place] for place in self._places]
+        under_way = [
+            self._replicas.start_all_gather(self._weight[bucket], local, "weights")
+            for bucket, local in zip(self.buckets, updated, strict=True)
+        ]
+        for pending in under_way:
+            pending.wait()
 
     def round_masters(self) -> None:
         """Round the masters into the model's weights, on all replicas."""
@@ -602,8 +590,8 @@ class ParamGroup:
         if self.tier is not None:
             self._buffers.wait()
         quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
-        kept = len(self.own_gradient)
-        for here, place in (*self._own_parts(0, self._resident), *self._own_parts(self._resident, kept)):
+        on_host = self._own_parts(self._resident, len(self.own_gradient))
+        for here, place in (*self._own_parts(0, self._resident), *on_host):
             for box in self._layout.boxes_within(here.start, here.stop):
                 begin = place.start + box.begin - here.start
                 for quantity in quantities:
@@ -611,28 +599,3 @@ class ParamGroup:
                     yield StateSlice(
                         box.name, quantity, self._layout.shapes[box.name], box.offsets, flat.view(box.sizes)
                     )
-
-
-def _piece(whole: slice, at: int) -> slice:
-    """Return the chunk of a slice that starts at an offset."""
-    return slice(whole.start + at, min(whole.start + at + STAGED_CHUNK, whole.stop))
-
-
-def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:
-    unit = max(1, largest // (BLOCK * parts)) * BLOCK * parts if largest else length
-    return [slice(begin, min(begin + unit, length)) for begin in range(0, length, unit)]
-
-
-def _one_after_the_other(parts: list[slice]) -> list[slice]:
-    """Return the position of each part when they are packed without the gaps between them."""
-    ends = list(accumulate(part.stop - part.start for part in parts))
-    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def _part(buckets: list[slice], part: int, parts: int) -> list[slice]:
-    """Return one of equal parts of each bucket."""
-    sizes = [(bucket.stop - bucket.start) // parts for bucket in buckets]
-    return [
-        slice(bucket.start + part * size, bucket.start + (part + 1) * size)
-        for bucket, size in zip(buckets, sizes, strict=True)
-    ]

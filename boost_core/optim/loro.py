@@ -28,8 +28,8 @@ from boost_core.parallel.communicator import Communicator
 # One Riemannian step of a low-rank product W = M Nᵀ (LORO, ICLR 2025), on factors whose long axes are sharded.
 #
 # M is the output factor and N the input factor. The two are not alike: where directions are no gradient's, as Adam's
-# are
-# not, K₀ comes from the input factor's alone. With directions g_M and g_N of the two factors and orthonormal U and V,
+# are not, K₀ comes from the input factor's alone. With directions g_M and g_N of the two factors and orthonormal U
+# and V,
 #
 #     M = U R_M,  N = V R_N,  P = g_M R_N⁻¹,  Q = R_M⁻ᵀ g_Nᵀ,  K₀ = Q V,
 #     (Q − K₀Vᵀ)ᵀ = Q₁K₁,  P − U UᵀP = Q₂K₂,
@@ -89,17 +89,14 @@ def riemannian_step(
 
 def _orthonormal(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor ``Y = Q K`` with orthonormal columns of Q, twice to remove rounding; zero columns where Y lacks rank."""
-    q_nr, k = _orthonormal_once(y_nr, communicator)
-    q_nr, again = _orthonormal_once(q_nr, communicator)
-    return q_nr, again @ k
-
-
-def _orthonormal_once(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-    eigenvalues, vectors = torch.linalg.eigh(_gram(y_nr, y_nr, communicator))
-    kept = eigenvalues > _NEGLIGIBLE * eigenvalues[-1]
-    root = eigenvalues.clamp(min=0).sqrt() * kept
-    inverse_root = torch.where(kept, 1 / root, 0.0)
-    return y_nr @ (vectors * inverse_root), root.unsqueeze(-1) * vectors.T
+    q_nr, factors = y_nr, []
+    for _ in range(2):
+        eigenvalues, vectors = torch.linalg.eigh(_gram(q_nr, q_nr, communicator))
+        significant = eigenvalues > _NEGLIGIBLE * eigenvalues[-1]
+        root = eigenvalues.clamp(min=0).sqrt() * significant
+        factors.append(root.unsqueeze(-1) * vectors.T)
+        q_nr = q_nr @ (vectors * torch.where(significant, 1 / root, 0.0))
+    return q_nr, factors[1] @ factors[0]
 
 
 def _gram(a_nr: torch.Tensor, b_nr: torch.Tensor, communicator: Communicator) -> torch.Tensor:
@@ -165,28 +162,23 @@ class Loro(MasterWeightAdamW):
         root = sqrt(1 - second_decay**since)
         self._adamw(clip, learning_rate, since, self._config.adam_epsilon / root)  # so that ε comes before it
         step_size = learning_rate * root / (1 - first_decay**since)
-        gradients = self._factors.summed_gradients()
-        directions = {name: self._direction(name, gradient * clip) for name, gradient in gradients.items()}
+        factors, directions = self._factors, {}
+        for name, gradient in factors.summed_gradients().items():
+            clipped = gradient * clip
+            with factors.on_device(name, "first_moment", "second_moment") as (first, second):
+                first.lerp_(clipped, 1 - first_decay)
+                second.mul_(second_decay).addcmul_(clipped, clipped, value=1 - second_decay)
+                directions[name] = first / (second.sqrt() + self._config.adam_epsilon)
         if since == self._loro.exact_every_steps:
             self._exact(directions, step_size)
             for group in self.groups:
                 group.clear_moments()
         else:
-            self._lazy(directions, step_size)
-        self._factors.round_masters()
-
-    def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        first_decay, second_decay = self._config.betas
-        with self._factors.on_device(name, "first_moment", "second_moment") as (first, second):
-            first.lerp_(gradient, 1 - first_decay)
-            second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
-            return first / (second.sqrt() + self._config.adam_epsilon)
-
-    def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
-        for name, direction in directions.items():
-            with self._factors.on_device(name, "master") as (master,):
-                master.sub_(direction, alpha=step_size * self._rank_share)
-                master.mul_(1 - step_size * self._config.weight_decay)
+            for name, direction in directions.items():
+                with factors.on_device(name, "master") as (master,):
+                    master.sub_(direction, alpha=step_size * self._rank_share)
+                    master.mul_(1 - step_size * self._config.weight_decay)
+        factors.round_masters()
 
     def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
         for pair in self._pairs:

@@ -61,24 +61,17 @@ class Muon(MasterWeightAdamW):
         super().step(clip, learning_rate, step)
         for name, gradient in self._factors.summed_gradients().items():
             with self._factors.on_device(name, "master", "first_moment") as (master, moment):
-                self._move(name, master, moment, gradient * clip, learning_rate)
+                down = self._roles[name] is Role.DOWN_PROJECTION  # the long axis first, and here last
+                master_grn, moment_grn, gradient_grn = (
+                    each.permute(1, 2, 0) if down else each for each in (master, moment, gradient * clip)
+                )
+                moment_grn.lerp_(gradient_grn, 1 - self._momentum)
+                direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
+                rank, shard = direction_grn.shape[1:]
+                scale = _SIZE_OF_ADAMWS * sqrt(max(rank, shard * self._tensor_parallel.size))
+                master_grn.mul_(1 - learning_rate * self._factors.kind.decay)
+                master_grn.sub_(direction_grn, alpha=learning_rate * scale)
         self._factors.round_masters()
-
-    def _move(
-        self, name: str, master: torch.Tensor, moment: torch.Tensor, gradient: torch.Tensor, learning_rate: float
-    ) -> None:
-        """Update one factor."""
-        master_grn, moment_grn, gradient_grn = (self._long_axis_last(name, each) for each in (master, moment, gradient))
-        moment_grn.lerp_(gradient_grn, 1 - self._momentum)
-        direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
-        rank, shard = direction_grn.shape[1:]
-        scale = _SIZE_OF_ADAMWS * sqrt(max(rank, shard * self._tensor_parallel.size))
-        master_grn.mul_(1 - learning_rate * self._factors.kind.decay)
-        master_grn.sub_(direction_grn, alpha=learning_rate * scale)
-
-    def _long_axis_last(self, name: str, factor: torch.Tensor) -> torch.Tensor:
-        """Return a factor of several projections as ``[g, r, n]``."""
-        return factor.permute(1, 2, 0) if self._roles[name] is Role.DOWN_PROJECTION else factor
 
 
 def orthogonalized(x_grn: torch.Tensor, communicator: Communicator) -> torch.Tensor:

@@ -19,7 +19,7 @@ from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.gradients import Gradients, clip_factor, global_norm
-from boost_core.optim.group import ParamGroup
+from boost_core.optim.group import ParamGroup, Staging
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.train.step import learning_rate
@@ -110,6 +110,17 @@ def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
     assert weight.dtype == torch.bfloat16
     assert torch.equal(weight.data, masters["matrix"].to(torch.bfloat16))
     assert torch.equal(masters["scale"], torch.ones(2))  # scales are not decayed
+
+
+def test_masters_on_the_host_are_rounded_in_chunks_that_a_custom_updates_buffers_hold() -> None:
+    weights = {str(index): nn.Parameter(torch.randn(32, 64)) for index in range(8)}
+    drawn = {name: weight.detach().clone() for name, weight in weights.items()}
+    kind, staging = replace(PLAIN, custom_update=True), Staging(torch.device("cpu"))
+    group = ParamGroup(kind, weights, torch.bfloat16, ALONE, zero_stage=0, offload=1.0, staging=staging)
+    for weight in weights.values():
+        weight.data.zero_()
+    group.round_masters()
+    assert all(torch.equal(weights[name].data, values.bfloat16()) for name, values in drawn.items())
 
 
 def test_fp32_masters_are_the_weights_themselves() -> None:
