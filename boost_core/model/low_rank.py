@@ -11,7 +11,7 @@ from torch import nn
 from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights, reads_input
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.latent_crossing import latent_crossing
-from boost_core.kernels.latent_epilogue import latent_epilogue, precomputed_of
+from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
 from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.model.strategy import DenseStrategy, Latents, LowRankStrategy, NormWeights, SharedLatents
 
@@ -215,9 +215,9 @@ class Bottleneck(WeightedModule):
     def _split(self, whole: list[Latents]) -> list[tuple[Latents, torch.Tensor | None]]:
         """Return each piece's part of the exchanges' results, and of what they have already computed from those."""
         if len(whole) == len(self.pieces):
-            return [(latents, precomputed_of(latents[0])) for latents in whole]
+            return [(latents, made_of(latents[0])) for latents in whole]
         ((h_Tc, squares_T),) = whole
-        made_gTr = precomputed_of(h_Tc)
+        made_gTr = made_of(h_Tc)
         rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
         columns = [len(piece) * rank for piece in self.pieces]
         return [

@@ -141,7 +141,7 @@ class LowRankStrategy(Strategy, Protocol):
             partial: The result of ``partial_latents``; overwritten.
             norm: As given to ``partial_latents``.
             epilogue: What will be computed from them. If the exchange does it in the same pass, the result is left for
-                ``latent_epilogue.precomputed_of``.
+                ``latent_epilogue.made_of``.
             shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
 
         Returns:

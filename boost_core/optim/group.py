@@ -6,7 +6,7 @@ into buckets, and every bucket into one part per replica, so a bucket can be sen
 With the second stage there is no sum of all gradients: a bucket has memory from its first gradient of a micro-batch
 until it is sent, and each replica adds up what it receives.
 
-The tail of a replica's masters and moments may be in the host's memory (``host_tier``).
+The tail of a replica's masters and moments may be in the host's memory (``HostTier``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

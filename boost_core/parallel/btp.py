@@ -15,7 +15,7 @@ from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import drop_quantised
-from boost_core.kernels.latent_epilogue import leave_precomputed, statistic_gradient
+from boost_core.kernels.latent_epilogue import leave_made, statistic_gradient
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
 from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.model.norm import precise, scale_rows, with_statistic
@@ -90,7 +90,7 @@ class Exchange:
         def wait() -> Latents:
             whole: Latents = _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
             if self._made_gTr is not None:
-                leave_precomputed(whole[0], self._made_gTr)
+                leave_made(whole[0], self._made_gTr)
                 self._made_gTr = None
             return whole
 
