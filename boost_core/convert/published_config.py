@@ -248,7 +248,7 @@ def _common(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
-    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)]}
+    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)] is not Activation.LINEAR}
 
 
 def _of_mistral(config: dict[str, Any]) -> dict[str, Any]:
