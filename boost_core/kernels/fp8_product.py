@@ -138,13 +138,14 @@ def leave_quantised(x: torch.Tensor, rows: QuantisedRows) -> None:
 
 def quantised(x: torch.Tensor) -> QuantisedRows:
     """Return the rows left by the kernel that wrote ``x``, once, so that use frees them; otherwise compute them."""
-    left: QuantisedRows | None = vars(x).pop("quantised_rows", None)
+    left = take_quantised(x)
     return quantise_rows(x) if left is None else left
 
 
-def drop_quantised(x: torch.Tensor) -> None:
-    """Discard the rows left by the kernel that wrote ``x``, if no product reads them."""
-    vars(x).pop("quantised_rows", None)
+def take_quantised(x: torch.Tensor) -> QuantisedRows | None:
+    """Return the rows left by the kernel that wrote ``x``, once; ``None`` if it left none."""
+    left: QuantisedRows | None = vars(x).pop("quantised_rows", None)
+    return left
 
 
 def fp8_product(

@@ -216,7 +216,7 @@ def latent_epilogue(
         epsilon: Added to the mean square.
         activation: Whether the bottleneck has a SiLU.
         fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
-        made_gTr: The result, if already computed (``made_of``); the reference computes its own.
+        made_gTr: The result, if the exchange has already computed it; the reference computes its own.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
@@ -226,17 +226,6 @@ def latent_epilogue(
     if runs_on_triton(h_Tc):
         return latent_epilogue_triton(h_Tc, s_T, count, width, epsilon, activation, fp8, made_gTr)
     return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
-
-
-def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
-    """Leave what the kernel that wrote ``h_Tc`` has already computed from it, for ``made_of`` to find."""
-    h_Tc.made_latents = z_gTr  # type: ignore[attr-defined]
-
-
-def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
-    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it again."""
-    left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
-    return left
 
 
 def statistic_gradient(
