@@ -1,9 +1,9 @@
 """Attention over context parallel ranks as one layer's part of autograd's graph.
 
-Two nodes: ``_Start`` sends keys; ``_Finish`` waits for them and attends. Backward, ``_Finish`` computes all gradients,
-and ``_Start`` waits for the last of those that return. Where micro-batches are split, the other half computes between
-the two, forward and backward: all stages are then in flight at once, and keys are sent again as soon as the backward
-pass reaches the block.
+Two nodes: ``_Save`` saves queries and keys, which are then sent; ``_Finish`` waits for keys and attends. Backward,
+``_Finish`` computes all gradients, and ``_Save`` waits for the last of those that return. Where micro-batches are
+split, the other half computes between the two, forward and backward: all stages are then in flight at once, and keys
+are sent again as soon as the backward pass reaches the block. What is recomputed ends where they are saved.
 
 If the outputs of moved tasks come back as latents, a third node, ``_Returned``, puts these among the latents of the
 rank's own outputs; backward, it sends their gradients.
@@ -12,8 +12,9 @@ Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e hea
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 
@@ -22,10 +23,14 @@ from boost_core.context.exchange import (
     AttentionSum,
     BothAttentions,
     GradientSum,
+    KeyLatents,
+    KeyMaker,
     LatentRoute,
     Own,
     OwnGradients,
+    QueryLatents,
     Stage,
+    TaskMaker,
 )
 from boost_core.context.offload import (
     Attended,
@@ -43,16 +48,34 @@ from boost_core.context.offload import (
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, RankWork, rank_work
-from boost_core.model.attention import KeyLatents, KeyMaker, QueryLatents, TaskMaker
+from boost_core.kernels.rotary import rotary
+from boost_core.model.attention import Attended as BlockAttended
+from boost_core.model.attention import Heads, Rotation, normed_heads
+from boost_core.model.low_rank import Bottleneck
+from boost_core.model.strategy import Exchanged, PartialLatents
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.recompute import in_recompute
+from boost_core.parallel.recompute import Crossing, Segments
 
-if TYPE_CHECKING:
-    pass
+
+@dataclass(frozen=True)
+class Keys:
+    """What a rank sends in the forward pass, without their gradients' history.
+
+    Attributes:
+        keys: Keys and values, ``[T, s, j, e]``.
+        maker: Makes them from latents, if these are sent.
+        task_maker: Makes queries from latents, if these are sent.
+        latents: The latents that are sent, ``[T, r]`` each, those of queries last.
+    """
+
+    keys: torch.Tensor
+    maker: KeyMaker | None
+    task_maker: TaskMaker | None
+    latents: Sequence[torch.Tensor]
 
 
 class LayerAttention:
-    """Attention of one layer, as ``nn.attention.DealtAttention`` says.
+    """Context-parallel attention of one layer, as ``model.attention.Attention`` says.
 
     Args:
         attention: That of all layers.
@@ -61,24 +84,53 @@ class LayerAttention:
         attention: As given.
     """
 
+    exchanges_keys = True
+
     def __init__(self, attention: "ContextAttention") -> None:
         self.attention = attention
         self._in_flight: InFlight | None = None
         self._returning: Returning | None = None
 
-    @property
-    def sends_latents(self) -> bool:
-        """Whether ``start`` needs what keys and values are made from."""
-        return self.attention.sends_latents
-
-    @property
-    def moves_latents(self) -> bool:
-        """Whether ``start`` needs what queries are made from."""
-        return self.attention.moves_latents
-
     def for_layer(self) -> "LayerAttention":
         """Return one for another layer, which has its own exchange in flight."""
         return self.attention.for_layer()
+
+    async def __call__(
+        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing, rotation: Rotation
+    ) -> BlockAttended:
+        """As in ``Attention``: keys are exchanged behind a segment, and attention is not recomputed."""
+
+        def saved(exchanged: list[Exchanged], carried: Crossing) -> tuple[torch.Tensor, Keys, list[torch.Tensor]]:
+            heads, latents = block.heads(exchanged, carried)
+            turned = rotary(heads, *rotation.angles(heads[0].dtype))
+            query, key, value = (x_Td.view(len(x_Td), -1, block.head_size) for x_Td in turned)
+            return *self.save(query, key, value, *self._latents_sent(block, latents)), latents
+
+        query_The, keys, latents = segments(saved, exchanged, carried)
+        self.send(query_The, keys)
+        del keys  # which are in flight
+        attended_The = await segments.keys(partial(self.finish, query_The))
+        partials = block.output.down_project(attended_The.flatten(1))
+        if self.attention.moves_latents:
+            partials = [replace(own, compute=partial(self._with_returned, query_The, own)) for own in partials]
+        return partials, latents, partial(self.send_ahead_of, query_The)
+
+    def _latents_sent(
+        self, block: Heads, latents: list[torch.Tensor]
+    ) -> tuple[KeyLatents | None, QueryLatents | None]:  # fmt: skip
+        """What keys and values are made from, and queries, as far as other ranks make them themselves."""
+        keys, queries = None, None
+        if self.attention.sends_latents:
+            of, scale = cast(Bottleneck, block.query_key_value), _scale(block, "key_scale")
+            _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
+            maker = KeyMaker([of.up_of(1), of.up_of(2), *scale], partial(_keys_of, block), block.sinks)
+            keys = KeyLatents(key_Tr, value_Tr, maker)
+        if self.attention.moves_latents:
+            of, scale = cast(Bottleneck, block.query_key_value), _scale(block, "query_scale")
+            down_dr = block.output.declared("down").flatten(1)
+            task_maker = TaskMaker([of.up_of(0), *scale], partial(_queries_of, block), down_dr, block.sinks)
+            queries = QueryLatents(latents[0][0], task_maker)
+        return keys, queries
 
     def start(
         self,
@@ -88,7 +140,20 @@ class LayerAttention:
         latents: KeyLatents | None = None,
         of_queries: QueryLatents | None = None,
     ) -> torch.Tensor:
-        """Start to exchange keys; returns the queries. All ranks of the group call it.
+        """Start to exchange keys; returns the queries for ``finish``. All ranks of the group call it; see ``save``."""
+        query_The, keys = self.save(query_The, key_Tje, value_Tje, latents, of_queries)
+        self.send(query_The, keys)
+        return query_The
+
+    def save(
+        self,
+        query_The: torch.Tensor,
+        key_Tje: torch.Tensor,
+        value_Tje: torch.Tensor,
+        latents: KeyLatents | None,
+        of_queries: QueryLatents | None,
+    ) -> tuple[torch.Tensor, Keys]:
+        """Save for the backward pass what is sent in the forward pass, and again in the backward pass.
 
         Args:
             query_The: Queries of this rank's tokens, turned by their positions, as keys are; h is a multiple of j.
@@ -96,6 +161,9 @@ class LayerAttention:
             value_Tje: Their values.
             latents: The latents of keys and values, if latents are sent.
             of_queries: The latents of queries, if those of moved tasks are sent.
+
+        Returns:
+            The queries, and what ``send`` sends.
 
         Raises:
             ValueError: The number of tokens is not the plan's.
@@ -106,7 +174,16 @@ class LayerAttention:
             )
         maker, sent = (latents.maker, [latents.of_keys, latents.of_values]) if latents else (None, [])
         task_maker, moved = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
-        return _Start.apply(query_The, key_Tje, value_Tje, self, maker, task_maker, *sent, *moved)  # type: ignore[no-any-return, no-untyped-call]
+        query_The, keys_Tsje = _Save.apply(  # type: ignore[no-untyped-call]
+            query_The, key_Tje, value_Tje, self.attention, maker, task_maker, *sent, *moved
+        )
+        return query_The, Keys(keys_Tsje, maker, task_maker, [each.detach() for each in (*sent, *moved)])
+
+    @torch.no_grad()
+    def send(self, query_The: torch.Tensor, keys: Keys) -> None:
+        """Start to exchange what ``save`` has returned. All ranks of the group call it."""
+        own = self.attention.own(keys.keys, keys.maker, keys.task_maker, keys.latents, backward=False)
+        self._in_flight = self.attention.start(query_The.detach(), own)
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
         """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
@@ -128,18 +205,17 @@ class LayerAttention:
             return latent_Tr
         return _Returned.apply(latent_Tr, query_The, returning)  # type: ignore[no-any-return, no-untyped-call]
 
+    def _with_returned(self, query_The: torch.Tensor, own: PartialLatents) -> torch.Tensor:
+        return self.with_returned(query_The, own.compute())
+
     def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
         """Let the backward pass of a half send keys again once it has the gradient of ``stream_Td``."""
         started = query_The.grad_fn
         if self.attention.of_a_half and started is not None:
             stream_Td.register_hook(lambda _: _send_again(started))  # type: ignore[no-untyped-call]
 
-    def begin(self, query_The: torch.Tensor, own: Own) -> None:
-        """Start what ``attended`` needs."""
-        self._in_flight = self.attention.start(query_The, own)
-
     def attended(self, query_The: torch.Tensor) -> Attended:
-        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]``, once for each ``begin``."""
+        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]``, once for each ``send``."""
         if self._in_flight is None:
             raise AssertionError("start comes before finish")
         in_flight, self._in_flight = self._in_flight, None
@@ -147,8 +223,38 @@ class LayerAttention:
         return attended
 
 
-class _Start(torch.autograd.Function):
-    """Forward, keys leave; backward, their gradients have come back."""
+def _scale(block: Heads, name: str) -> list[torch.Tensor]:
+    return [block.query_key_value.declared(name)] if block.qk_norm else []
+
+
+def _keys_of(
+    block: Heads, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of other ranks' tokens, computed as a block computes this rank's own."""
+    (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
+    key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
+    for scale_e in scale:
+        key_nd = normed_heads(key_nd, scale_e, block.query_key_value.norm_epsilon)
+    turned = rotary([key_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(key_nd.dtype))
+    key_nje, value_nje = (x_nd.view(len(x_nd), -1, block.head_size) for x_nd in turned)
+    return key_nje, value_nje
+
+
+def _queries_of(
+    block: Heads, latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotation: Rotation
+) -> torch.Tensor:  # fmt: skip
+    """Queries of other ranks' tokens, likewise."""
+    up_rd, *scale = weights
+    query_nd = latent_nr @ up_rd
+    for scale_e in scale:
+        query_nd = normed_heads(query_nd, scale_e, block.query_key_value.norm_epsilon)
+    no_values_1n0 = query_nd.new_empty(1, len(query_nd), 0)
+    query_nd, _ = rotary([query_nd.unsqueeze(0), no_values_1n0], *rotation.angles(query_nd.dtype))
+    return query_nd.view(len(query_nd), -1, block.head_size)
+
+
+class _Save(torch.autograd.Function):
+    """Forward, what keys leave from is saved; backward, their gradients have come back."""
 
     @staticmethod
     def forward(
@@ -156,20 +262,20 @@ class _Start(torch.autograd.Function):
         query_The: torch.Tensor,
         key_Tje: torch.Tensor,
         value_Tje: torch.Tensor,
-        layer: LayerAttention,
+        attention: "ContextAttention",
         maker: KeyMaker | None,
         task_maker: TaskMaker | None,
         *latents_Tr: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         keys_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
         # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
         query_The = query_The.clone(memory_format=torch.contiguous_format)
         ctx.save_for_backward(query_The, keys_Tsje, *latents_Tr)
-        ctx.attention, ctx.maker, ctx.task_maker = layer.attention, maker, task_maker
+        ctx.mark_non_differentiable(keys_Tsje)
+        ctx.set_materialize_grads(False)
+        ctx.attention, ctx.maker, ctx.task_maker = attention, maker, task_maker
         ctx.again, ctx.dlatent, ctx.returning = None, None, None
-        if not in_recompute():
-            layer.begin(query_The, layer.attention.own(keys_Tsje, maker, task_maker, latents_Tr, backward=False))
-        return query_The
+        return query_The, keys_Tsje
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -220,10 +326,10 @@ class _Returned(torch.autograd.Function):
 
 
 def _send_again(started: Any) -> None:
-    """Send what ``_Start`` has sent once more, for the backward pass, unless that is done; keeps it with its queries.
+    """Send what ``_Save`` has sent once more, for the backward pass, unless that is done; keeps it with its queries.
 
     Args:
-        started: The node of ``_Start``, which alone has the queries and keys, or has them recomputed.
+        started: The node of ``_Save``, which alone has the queries and keys, or has them recomputed.
     """
     if started.again is None:
         query_The, keys_Tsje, *latents_Tr = started.saved_tensors

@@ -6,7 +6,7 @@ all of them in the stage's order; x any rows; c columns sent of a token.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
@@ -15,9 +15,9 @@ import torch
 from boost_core.context.partition import Attended, StageAttention, integers
 from boost_core.context.placement import Window
 from boost_core.context.plan import RankWork, StageWork, Traffic
-from boost_core.model.attention import KeyMaker, QueryLatents, Rotation
+from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.weight_gradients import give_gradient
+from boost_core.parallel.weight_gradients import GradientSinks
 
 
 class ChunkExchange:
@@ -115,6 +115,67 @@ def start_rows(
 
 
 @dataclass(frozen=True)
+class KeyMaker:
+    """How keys and values are made from latents, for any tokens.
+
+    Attributes:
+        weights: What it uses: parameters, or parts of them.
+        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
+            ``[n, j, e]`` with j heads each.
+        sinks: Where the weights' gradients go.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Rotation], tuple[torch.Tensor, torch.Tensor]]
+    sinks: GradientSinks = field(default_factory=GradientSinks)
+
+
+@dataclass(frozen=True)
+class KeyLatents:
+    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
+
+    Attributes:
+        of_keys: ``[T, r]``.
+        of_values: The same.
+        maker: Makes them.
+    """
+
+    of_keys: torch.Tensor
+    of_values: torch.Tensor
+    maker: KeyMaker
+
+
+@dataclass(frozen=True)
+class TaskMaker:
+    """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
+
+    Attributes:
+        weights: What queries are made with: parameters, or parts of them.
+        make: From latents, ``[n, r]``, such weights and the tokens' rotation: rotated queries, ``[n, h, e]``.
+        down: The weight that turns outputs into latents, ``[h·e, r]``: a parameter, or a view of one.
+        sinks: Where the weights' gradients go.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[torch.Tensor, Sequence[torch.Tensor], Rotation], torch.Tensor]
+    down: torch.Tensor
+    sinks: GradientSinks = field(default_factory=GradientSinks)
+
+
+@dataclass(frozen=True)
+class QueryLatents:
+    """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
+
+    Attributes:
+        of_queries: ``[T, r]``.
+        maker: Makes them, and turns their outputs into latents.
+    """
+
+    of_queries: torch.Tensor
+    maker: TaskMaker
+
+
+@dataclass(frozen=True)
 class LatentRoute:
     """How latents travel.
 
@@ -208,7 +269,7 @@ class LatentGradients:
     def give_weights(self, maker: KeyMaker) -> None:
         """Pass on the weights' gradients."""
         for weight, gradient in zip(maker.weights, self.weights, strict=True):
-            give_gradient(weight, gradient)
+            maker.sinks.add(weight, gradient)
 
 
 class LatentExchange:

@@ -16,12 +16,18 @@ from typing import Protocol
 
 import torch
 
-from boost_core.context.exchange import AttentionSum, GradientSum, LatentRoute, start_rows
+from boost_core.context.exchange import (
+    AttentionSum,
+    GradientSum,
+    LatentRoute,
+    QueryLatents,
+    TaskMaker,
+    start_rows,
+)
 from boost_core.context.partition import integers
 from boost_core.context.plan import Traffic
-from boost_core.model.attention import QueryLatents, Rotation, TaskMaker
+from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.weight_gradients import give_gradient
 
 
 @dataclass(frozen=True)
@@ -379,7 +385,7 @@ def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
 def give_weights(gradients: Sequence[torch.Tensor], maker: TaskMaker) -> None:
     """Pass on the gradients of a maker's weights, ``down`` last."""
     for weight, gradient in zip((*maker.weights, maker.down), gradients, strict=True):
-        give_gradient(weight, gradient)
+        maker.sinks.add(weight, gradient)
 
 
 def _given(of_queries: QueryLatents | None) -> QueryLatents:

@@ -193,11 +193,6 @@ def take_quantised(x: torch.Tensor) -> QuantisedRows | None:
     return left
 
 
-def drop_quantised(x: torch.Tensor) -> None:
-    """Discard the rows left by the kernel that wrote ``x``, if no product reads them."""
-    take_quantised(x)
-
-
 # The Triton kernels: rows in registers; columns in tiles, read twice, of which a weight has few.
 #
 # Scales are made from the bits of fp32 numbers, so that they are exact powers of two.

@@ -105,17 +105,6 @@ def statistic_gradient(
     return ds_T
 
 
-def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
-    """Leave what the kernel that wrote ``h_Tc`` has already computed from it, for ``made_of`` to find."""
-    h_Tc.made_latents = z_gTr  # type: ignore[attr-defined]
-
-
-def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
-    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it again."""
-    left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
-    return left
-
-
 # The Triton kernels: one program per token, one projection's latent in registers at a time, fp32 arithmetic.
 
 

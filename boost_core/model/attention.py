@@ -1,8 +1,8 @@
 """Causal attention over the local heads, with rotary position embeddings.
 
 Where positions see only a sliding window (Longformer, arXiv 2004.05150), or documents that share a sequence must not
-see each other, ``documents`` attends to each document by itself. Where a rank has some of a sequence's tokens, whoever
-deals them says how they attend.
+see each other, each document is attended to by itself. Where a rank has some of a sequence's tokens,
+``Rotation.attention`` is context-parallel attention (``context.attention``).
 
 Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e; n places for
 documents in a sequence.
@@ -11,7 +11,6 @@ documents in a sequence.
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
 from typing import Any, Protocol
@@ -21,6 +20,10 @@ from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
+from boost_core.model.low_rank import Bottleneck, Dense
+from boost_core.model.strategy import Exchanged, PartialLatents
+from boost_core.parallel.recompute import Crossing, Segments
+from boost_core.parallel.weight_gradients import GradientSinks
 
 # The frequencies of rotary position embeddings, and their scaling for sequences longer than a model was trained on.
 #
@@ -180,63 +183,6 @@ def _scored(
     return out_1hme.squeeze(0).transpose(0, 1)
 
 
-@dataclass(frozen=True)
-class KeyMaker:
-    """How keys and values are made from latents, for any tokens.
-
-    Attributes:
-        weights: What it uses: parameters, or parts of them.
-        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
-            ``[n, j, e]`` with j heads each.
-    """
-
-    weights: Sequence[torch.Tensor]
-    make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], "Rotation"], tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class KeyLatents:
-    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
-
-    Attributes:
-        of_keys: ``[T, r]``.
-        of_values: The same.
-        maker: Makes them.
-    """
-
-    of_keys: torch.Tensor
-    of_values: torch.Tensor
-    maker: KeyMaker
-
-
-@dataclass(frozen=True)
-class TaskMaker:
-    """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
-
-    Attributes:
-        weights: What queries are made with: parameters, or parts of them.
-        make: From latents, ``[n, r]``, such weights and the tokens' rotation: rotated queries, ``[n, h, e]``.
-        down: The weight that turns outputs into latents, ``[h·e, r]``: a parameter, or a view of one.
-    """
-
-    weights: Sequence[torch.Tensor]
-    make: Callable[[torch.Tensor, Sequence[torch.Tensor], "Rotation"], torch.Tensor]
-    down: torch.Tensor
-
-
-@dataclass(frozen=True)
-class QueryLatents:
-    """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
-
-    Attributes:
-        of_queries: ``[T, r]``.
-        maker: Makes them, and turns their outputs into latents.
-    """
-
-    of_queries: torch.Tensor
-    maker: TaskMaker
-
-
 class Attend(Protocol):
     """A custom way for the tokens of whole sequences to attend."""
 
@@ -247,48 +193,79 @@ class Attend(Protocol):
         """Compute attention, ``[T, h, e]``."""
 
 
-class DealtAttention(Protocol):
-    """Attention of tokens whose sequences are dealt to several ranks; other work may run while keys are under way.
+class Heads(Protocol):
+    """The projections in front of attention and behind it, of one block.
 
     Attributes:
-        sends_latents: Whether ``start`` needs what keys and values are made from.
-        moves_latents: Whether ``start`` needs what queries are made from; the output's latents are then incomplete
-            without ``with_returned``.
+        head_size: Width of a head.
+        qk_norm: Whether each head of queries and keys is normed.
+        query_key_value: The projections of which attention has the results.
+        output: Those of attention's output.
+        sinks: Where weight gradients that are computed outside of autograd go.
     """
 
-    @property
-    def sends_latents(self) -> bool: ...  # noqa: D102
+    head_size: int
+    qk_norm: bool
+    query_key_value: Bottleneck | Dense
+    output: Bottleneck | Dense
+    sinks: GradientSinks
 
-    @property
-    def moves_latents(self) -> bool: ...  # noqa: D102
+    def heads(self, exchanged: list[Exchanged], carried: Crossing) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return queries, keys and values, not rotated yet (``causal_attention``), and their latents."""
 
-    def for_layer(self) -> "DealtAttention":
+
+# The output projections' partial latents, the latents that cross into the next block, and what is called with the
+# block's output.
+Attended = tuple[list[PartialLatents], list[torch.Tensor], Callable[[torch.Tensor], None]]
+
+
+class Attention(Protocol):
+    """How a rank's tokens attend in one layer.
+
+    Attributes:
+        exchanges_keys: Whether keys are exchanged; another computation then goes on at this exchange alone.
+    """
+
+    exchanges_keys: bool
+
+    def for_layer(self) -> "Attention":
         """Return one for a single layer, whose forward pass and recomputation call it."""
 
-    def start(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None,
-        of_queries: QueryLatents | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Start to exchange keys, and return the queries for ``finish``; may be recomputed, without sending again."""
-
-    def finish(self, query_The: torch.Tensor) -> torch.Tensor:
-        """Wait for the keys, and compute attention, ``[T, h, e]``, which is kept for the backward pass."""
-
-    def with_returned(self, query_The: torch.Tensor, latent_Tr: torch.Tensor) -> torch.Tensor:
-        """Put what other ranks have computed of this rank's outputs into their latents, in place.
+    async def __call__(
+        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing, rotation: "Rotation"
+    ) -> Attended:
+        """Run a block from the exchange of its latents of queries, keys and values to that of its output's.
 
         Args:
-            query_The: What ``start`` has returned.
-            latent_Tr: This rank's part of the latents, from what ``finish`` has returned.
+            block: The projections.
+            segments: Runs what is recomputed.
+            exchanged: The latents.
+            carried: Those that cross into the block.
+            rotation: The rotation of the tokens.
         """
 
-    def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
-        """Let the backward pass send keys again as soon as it has the gradient of the block's output.
 
-        Args:
-            query_The: What ``start`` has returned.
-            stream_Td: The output.
-        """
+class LocalAttention:
+    """The ``Attention`` of a rank that has all tokens of its sequences, within a segment."""
+
+    exchanges_keys = False
+
+    def for_layer(self) -> "LocalAttention":
+        """Return itself: nothing differs between layers."""
+        return self
+
+    async def __call__(
+        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing, rotation: "Rotation"
+    ) -> Attended:
+        """As in ``Attention``."""
+
+        def attend(
+            exchanged: list[Exchanged], carried: Crossing
+        ) -> tuple[list[PartialLatents], list[torch.Tensor]]:  # fmt: skip
+            heads, latents = block.heads(exchanged, carried)
+            return block.output.down_project(causal_attention(heads, rotation, block.head_size)), latents
+
+        return *segments(attend, exchanged, carried), lambda _: None
 
 
 def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
@@ -317,25 +294,6 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
     )
     out_bhse = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-def start_dealt_attention(
-    parts: list[torch.Tensor], rotation: "Rotation", dealt: DealtAttention, head_size: int, latents: KeyLatents | None,
-    of_queries: QueryLatents | None,
-) -> torch.Tensor:  # fmt: skip
-    """Start attention whose keys are exchanged; returns the rotated queries, ``[T, h, e]``, for ``dealt.finish``.
-
-    Args:
-        parts: As in ``causal_attention``.
-        rotation: The rotary embedding.
-        dealt: Exchanges keys and attends.
-        head_size: Width of a head.
-        latents: What keys and values are made from, if ``dealt`` sends it.
-        of_queries: What queries are made from, likewise.
-    """
-    turned = rotary(parts, *rotation.angles(parts[0].dtype))
-    query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-    return dealt.start(query, key, value, latents, of_queries)
 
 
 def with_normed_heads(
@@ -369,7 +327,7 @@ class Rotation:
 
     Attributes:
         attend: A custom way for tokens to attend; ``None`` where all see all before them.
-        dealt: How tokens attend whose sequences are dealt to several ranks; ``None`` where a rank has all tokens.
+        attention: How a block's tokens attend.
     """
 
     def __init__(
@@ -384,7 +342,7 @@ class Rotation:
         self.sequence_length = sequence_length
         self.window = None if window is None or window >= sequence_length else window
         self.attend: Attend | None = None
-        self.dealt: DealtAttention | None = None
+        self.attention: Attention = LocalAttention()
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         growth = 1.0 if scaling is None else scaling.attention
@@ -414,11 +372,11 @@ class Rotation:
         among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
         return among
 
-    def of_tokens(self, position_T: torch.Tensor, dealt: DealtAttention | None = None) -> "Rotation":
-        """Return a copy for tokens at these positions of their sequences, and how they attend, if they do."""
+    def of_tokens(self, position_T: torch.Tensor, attention: Attention | None = None) -> "Rotation":
+        """Return a copy for tokens at these positions of their sequences, and how they attend, if not locally."""
         own = copy(self)
         own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
-        own._cast, own.dealt = {}, dealt
+        own._cast, own.attention = {}, attention or self.attention
         return own
 
     def attending(self, attend: Attend) -> "Rotation":
@@ -435,11 +393,12 @@ class Rotation:
 
     def for_layer(self) -> "Rotation":
         """Return a copy for one layer, for its forward pass and its recomputation."""
-        if self.attend is None and self.dealt is None:
+        attention = self.attention.for_layer()
+        if self.attend is None and attention is self.attention:
             return self
         own = copy(self)
         own.attend = None if self.attend is None else self.attend.for_layer()
-        own.dealt = None if self.dealt is None else self.dealt.for_layer()
+        own.attention = attention
         return own
 
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:

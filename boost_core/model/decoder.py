@@ -20,7 +20,8 @@ from boost_core.model.strategy import NormWeights, Strategy
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.recompute import Lookahead, Segments, run_together
+from boost_core.parallel.overlap import run_in_turns
+from boost_core.parallel.recompute import Lookahead
 from boost_core.plan.work import Stage, block_modes
 
 # The token embedding.
@@ -114,8 +115,11 @@ class Decoder(nn.Module):
         if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
-            splits = rotation.splits(token_T, self.splits)
-            residual = _joined(run_together([self._in_segments(*split) for split in splits]))
+            halves = rotation.splits(token_T, self.splits)
+            through = run_in_turns([self._through_all(half_T, its_rotation) for half_T, its_rotation in halves])
+            inputs_Td = torch.cat([half.inputs for half in through])
+            squares = [half.squares for half in through if half.squares is not None]
+            residual = Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)
         return self.losses(residual, target_T)
 
     def embed(self, token_T: torch.Tensor) -> Residual:
@@ -153,20 +157,12 @@ class Decoder(nn.Module):
             for head in heads:
                 head.predicts = False
 
-    def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
-        residual, carried, lookahead = self.embed(token_T), None, Lookahead()
+    async def _through_all(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
+        """The stream of a half of the tokens after all blocks, which the other half computes in turns with."""
+        residual, carried, lookahead = self.embed(token_T), None, Lookahead(overlapped=True)
         for block in self.blocks.values():
-            residual, carried = yield from cast(Block, block).segments(
-                residual, rotation.for_layer(), carried, lookahead
-            )
+            residual, carried = await cast(Block, block).compute(residual, rotation.for_layer(), carried, lookahead)
         return residual
-
-
-def _joined(splits: list[Residual]) -> Residual:
-    """Concatenate the streams of all splits on their way into the head."""
-    inputs_Td = torch.cat([split.inputs for split in splits])
-    squares = [split.squares for split in splits if split.squares is not None]
-    return Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)
 
 
 # A pipeline stage: some of a model's blocks, with one of its ends or neither.

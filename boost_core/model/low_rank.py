@@ -8,12 +8,21 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights, reads_input
+from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.latent_crossing import latent_crossing
-from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
+from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.symmetric_sum import Epilogue
-from boost_core.model.strategy import DenseStrategy, Latents, LowRankStrategy, NormWeights, SharedLatents
+from boost_core.model.strategy import (
+    DenseStrategy,
+    EpilogueInExchange,
+    Exchanged,
+    Latents,
+    LowRankStrategy,
+    NormWeights,
+    PartialLatents,
+    SavedLatents,
+)
 
 # Modules declare their weights by full shape and role; a strategy decides which part of them a rank holds.
 
@@ -84,21 +93,16 @@ class Crossing(WeightedModule):
             activation: The bottleneck's.
             fp8: Whether the kernel also leaves their rows quantised.
         """
-        crossed_gTr = self._gate(carried_gTr, projections)
-        scale_gr, shift_gr = (
-            self.declared("norm_scale")[projections],
-            self.declared("norm_shift")[projections],
-        )
-        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, fp8)
-
-    def _gate(self, z_gTr: torch.Tensor, projections: slice) -> torch.Tensor:
         if "gate_matrix" in self.weight_specs:
-            return z_gTr @ self.declared("gate_matrix")[projections]
-        if "gate_a" not in self.weight_specs:
-            return z_gTr
-        left, right = self.declared("gate_a")[projections], self.declared("gate_b")[projections]
-        z_gTab = z_gTr.reshape(*z_gTr.shape[:-1], left.shape[-1], right.shape[-1])
-        return torch.einsum("gax,gTab,gby->gTxy", left, z_gTab, right).flatten(-2)
+            crossed_gTr = carried_gTr @ self.declared("gate_matrix")[projections]
+        elif "gate_a" in self.weight_specs:
+            left, right = self.declared("gate_a")[projections], self.declared("gate_b")[projections]
+            z_gTab = carried_gTr.reshape(*carried_gTr.shape[:-1], left.shape[-1], right.shape[-1])
+            crossed_gTr = torch.einsum("gax,gTab,gby->gTxy", left, z_gTab, right).flatten(-2)
+        else:
+            crossed_gTr = carried_gTr
+        scale_gr, shift_gr = self.declared("norm_scale")[projections], self.declared("norm_shift")[projections]
+        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, fp8)
 
 
 class Bottleneck(WeightedModule):
@@ -119,7 +123,6 @@ class Bottleneck(WeightedModule):
     ) -> None:
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.grouped = group, strategy, grouped
-        self.reads_input = reads_input(model, group)
         self.activation, self.norm_epsilon = model.bottleneck_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
@@ -131,111 +134,81 @@ class Bottleneck(WeightedModule):
             if piece.start in run
         ]
 
-    def down_project(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None
-    ) -> tuple[list[Latents], list[torch.Tensor]]:
-        """Project ``[T, d_in]`` to this rank's part of the latents.
+    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[PartialLatents]:
+        """Project ``[T, d_in]`` to this rank's part of the latents, one for each exchange.
 
         Args:
             x_Td: The input.
             squares_T: Its rows' sums of squares, if a norm precedes the projections and the residual has them.
-
-        Returns:
-            The latents, one part per exchange, and what ``up_project`` reads besides: the input, or nothing.
         """
         down_dgr, norm = self.declared("down"), self._norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
-        partials = [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
-        return partials, [x_Td] if self.reads_input else []
+        return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
 
-    def start(self, partials: list[Latents], shared: SharedLatents | None = None) -> Callable[[], list[Latents]]:
+    def start(
+        self, partials: list[PartialLatents], saved: SavedLatents | None = None
+    ) -> Callable[[], list[Exchanged]]:  # fmt: skip
         """Start the exchanges; call the result to wait for the whole latents.
 
         Args:
-            partials: The latents of ``down_project``.
-            shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
+            partials: The result of ``down_project``; emptied, as each has its input until its product is computed.
+            saved: Saves the latents for the backward pass, if no rank is to save them whole.
         """
-        norm = self._norm()
-        started = [self.strategy.start(partial, norm, self._epilogue(partial), shared) for partial in partials]
-        return lambda: [wait() for wait in started]
+        norm, started = self._norm(), []
+        # What follows has more to do than the epilogue, or leaves its result in 8 bits, too.
+        computes_alone = self.crossing is not None or self.strategy.fp8
+        while partials:
+            partial, fused = partials.pop(0), None
+            statistic = partial.squares is not None
+            if not computes_alone and (statistic or self.activation is not Activation.LINEAR):
+                count = len(self.group.wide_outs) if self.grouped else 1
+                shape = self.group.wide_in, self.norm_epsilon, self.activation
+                fused = EpilogueInExchange(Epilogue(partial.tokens, count, statistic, *shape))
+            started.append((self.strategy.start(partial, norm, fused, saved), fused))
+        return lambda: [(wait(), fused) for wait, fused in started]
 
     def up_project(
-        self,
-        whole: list[Latents],
-        carried: list[torch.Tensor] | None,
-        *beside: torch.Tensor,  # noqa: ARG002
+        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Project latents to the outputs.
 
         Args:
-            whole: The results of the exchanges.
+            exchanged: The results of the exchanges.
             carried: Latents of the same projections in the previous block; ``None`` in the first block.
-            beside: What ``down_project`` has returned beside latents.
 
         Returns:
             The outputs, ``[g, T, d_out]`` for the g projected together, and their latents ``[g, T, r]``.
         """
-        latents = [
-            self._latents(piece, each, made_gTr, carried[index] if carried else None)
-            for index, (piece, (each, made_gTr)) in enumerate(zip(self.pieces, self._split(whole), strict=True))
-        ]
-        outputs = [
-            self.strategy.up(z_gTr, self._up(name, members))
-            for (name, members), z_gTr in zip(self._ups, latents, strict=True)
-        ]
-        return outputs, latents
+        width, epsilon, fp8 = self.group.wide_in, self.norm_epsilon, self.strategy.fp8
+        each_piece = [(latents, None if fused is None else fused.take()) for latents, fused in exchanged]
+        if len(exchanged) < len(self.pieces):  # one exchange of all
+            (((h_Tc, squares_T), fused_gTr),) = each_piece
+            rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
+            columns = torch.split(h_Tc, [len(piece) * rank for piece in self.pieces], dim=1)
+            each_piece = [
+                ((part_Tc, squares_T), None if fused_gTr is None else fused_gTr[piece.start : piece.stop])
+                for part_Tc, piece in zip(columns, self.pieces, strict=True)
+            ]
+        z = list[torch.Tensor]()
+        for index, (piece, (latents, fused_gTr)) in enumerate(zip(self.pieces, each_piece, strict=True)):
+            if self.crossing is None or not carried:
+                z.append(latent_epilogue(*latents, len(piece), width, epsilon, self.activation, fp8, fused_gTr))
+            else:
+                members = slice(piece.start, piece.stop)
+                z.append(self.crossing(latents, width, epsilon, carried[index], members, self.activation, fp8))
+        # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
+        ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
+        return [self.strategy.up(z_gTr, up_grf) for z_gTr, up_grf in zip(z, ups, strict=True)], z
 
     def up_of(self, projection: int) -> torch.Tensor:
         """Return B of one projection, ``[r, f]``: a part of a parameter."""
         index, run = next((index, run) for index, run in enumerate(self.group.runs) if projection in run)
         return self.declared(f"up_{index}")[projection - run.start]
 
-    def _up(self, name: str, members: slice | None) -> torch.Tensor:
-        # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
-        weight_grf = self.declared(name)
-        return weight_grf if members is None else weight_grf[members]
-
     def _norm(self) -> NormWeights | None:
         if self.group.norm is None:
             return None
-        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon, self.reads_input)
-
-    def _epilogue(self, partial: Latents) -> Epilogue | None:
-        """Return what will be computed from an exchange's latents, if the exchange may do it."""
-        tokens, statistic = len(partial[0]), partial[1] is not None
-        if (
-            self.crossing is not None
-            or self.strategy.fp8
-            or not (statistic or self.activation is not Activation.LINEAR)
-        ):
-            return None
-        count = len(self.group.wide_outs) if self.grouped else 1
-        return Epilogue(tokens, count, statistic, self.group.wide_in, self.norm_epsilon, self.activation)
-
-    def _split(self, whole: list[Latents]) -> list[tuple[Latents, torch.Tensor | None]]:
-        """Return each piece's part of the exchanges' results, and of what they have already computed from those."""
-        if len(whole) == len(self.pieces):
-            return [(latents, made_of(latents[0])) for latents in whole]
-        ((h_Tc, squares_T),) = whole
-        made_gTr = made_of(h_Tc)
-        rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
-        columns = [len(piece) * rank for piece in self.pieces]
-        return [
-            ((part_Tc, squares_T), None if made_gTr is None else made_gTr[piece.start : piece.stop])
-            for part_Tc, piece in zip(torch.split(h_Tc, columns, dim=1), self.pieces, strict=True)
-        ]
-
-    def _latents(
-        self, piece: range, latents: Latents, made_gTr: torch.Tensor | None, carried_gTr: torch.Tensor | None
-    ) -> torch.Tensor:
-        width, epsilon = self.group.wide_in, self.norm_epsilon
-        if self.crossing is None or carried_gTr is None:
-            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation, self.strategy.fp8, made_gTr)
-        projections = slice(piece.start, piece.stop)
-        z_gTr: torch.Tensor = self.crossing(
-            latents, width, epsilon, carried_gTr, projections, self.activation, self.strategy.fp8
-        )
-        return z_gTr
+        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
 
 # Dense projections: y = norm(x) W out of the residual, y = x W back into it.
@@ -244,7 +217,7 @@ class Bottleneck(WeightedModule):
 
 
 class Dense(WeightedModule):
-    """One or more dense projections of a common input, called like a ``Bottleneck``, but without latents.
+    """One or more dense projections of a common input, called like a ``Bottleneck``: the input is in latents' place.
 
     Args:
         model: The model's shape.
@@ -258,20 +231,22 @@ class Dense(WeightedModule):
 
     def down_project(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None  # noqa: ARG002
-    ) -> tuple[list[Latents], list[torch.Tensor]]:  # fmt: skip
-        """Return no latents, but the input."""
-        return [], [x_Td]
+    ) -> list[PartialLatents]:  # fmt: skip
+        """Return the input."""
+        return [PartialLatents(lambda: x_Td, None, len(x_Td))]
 
     def start(
-        self, partials: list[Latents], shared: SharedLatents | None = None  # noqa: ARG002
-    ) -> Callable[[], list[Latents]]:  # fmt: skip
+        self, partials: list[PartialLatents], saved: SavedLatents | None = None  # noqa: ARG002
+    ) -> Callable[[], list[Exchanged]]:  # fmt: skip
         """Exchange nothing: there are no two matrices."""
-        return lambda: partials
+        x_Td = partials.pop().compute()
+        return lambda: [((x_Td, None), None)]
 
     def up_project(
-        self, whole: list[Latents], carried: list[torch.Tensor] | None, x_Td: torch.Tensor  # noqa: ARG002
+        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None  # noqa: ARG002
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
         """Return one ``[g, T, f]`` for each run of equal widths, and no latents."""
+        (((x_Td, _), _),) = exchanged
         if self.group.norm is None:
             return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], []
         norm = NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)

@@ -4,7 +4,6 @@ Shape suffixes: T tokens, r latent, g projections of a common input, d and f wid
 tensor as an unsharded model has it; under a strategy an axis may be this rank's shard.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +12,48 @@ import torch
 
 from boost_core.kernels.residual_add import Residual
 from boost_core.kernels.symmetric_sum import Epilogue
+from boost_core.parallel.weight_gradients import GradientSinks
 
 # Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
 Latents = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class PartialLatents:
+    """This rank's part of the latents of one exchange.
+
+    Attributes:
+        compute: Returns it in memory of its own; called once, when the exchange starts. What is recomputed in the
+            backward pass has ended before that.
+        squares: The row sums of squares, if the exchange is to sum them, too.
+        tokens: Number of rows.
+    """
+
+    compute: Callable[[], torch.Tensor]
+    squares: torch.Tensor | None
+    tokens: int
+
+
+@dataclass
+class EpilogueInExchange:
+    """An epilogue that an exchange may compute in the same pass as its sum (``kernels.symmetric_sum``).
+
+    Attributes:
+        epilogue: What is to be computed.
+        result: The result, if the exchange has computed it.
+    """
+
+    epilogue: Epilogue
+    result: torch.Tensor | None = None
+
+    def take(self) -> torch.Tensor | None:
+        """Return the result once, so that its memory is freed after use: a recomputation computes its own."""
+        result, self.result = self.result, None
+        return result
+
+
+# The result of one exchange, and where its epilogue may be.
+Exchanged = tuple[Latents, EpilogueInExchange | None]
 
 
 @dataclass
@@ -36,28 +74,11 @@ class GatheredLatents:
         return taken
 
 
-class Held(ABC):
-    """A tensor that the device does not keep for the backward pass."""
-
-    @abstractmethod
-    def give_held(self) -> torch.Tensor:
-        """Return the tensor: first as it came, for the forward pass, and then, once, as it was kept."""
-
-
-class SharedLatents(Protocol):
-    """The inputs of a block's segment, which no rank's device keeps whole for its backward pass."""
+class SavedLatents(Protocol):
+    """The inputs of a block's segment where no rank's device saves them whole for the backward pass."""
 
     def of_exchange(self) -> GatheredLatents:
         """Return where another exchange in front of the segment finds its latents in the backward pass."""
-
-    def keep(self, latents: list[Latents], carried: list[torch.Tensor] | None) -> None:
-        """Keep the exchanges' results, in their order, and what crosses into the segment."""
-
-    def hold(self, tensor: torch.Tensor) -> torch.Tensor | Held:
-        """Keep another input of the segment; return the tensor itself if the device is to keep it."""
-
-    def give(self) -> tuple[list[Latents], list[torch.Tensor] | None]:
-        """Return what was kept: first as it came, for the forward pass, and then, once, as gathered from the ranks."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +103,11 @@ class Strategy(Protocol):
 
     Attributes:
         fp8: Whether its products read their inputs' rows in 8 bits, which the preceding kernels then leave.
+        sinks: Where weight gradients that are computed outside of autograd go.
     """
 
     fp8: bool
+    sinks: GradientSinks
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Return the residual stream that enters the first block."""
@@ -121,7 +144,7 @@ class LowRankStrategy(Strategy, Protocol):
 
     def partial_latents(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> Latents:
+    ) -> PartialLatents:
         """Return this rank's part of ``norm(x) A`` for g projections.
 
         Args:
@@ -132,17 +155,16 @@ class LowRankStrategy(Strategy, Protocol):
         """
 
     def start(
-        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None,
-        shared: SharedLatents | None = None,
+        self, partial: PartialLatents, norm: NormWeights | None, epilogue: EpilogueInExchange | None = None,
+        saved: SavedLatents | None = None,
     ) -> Callable[[], Latents]:  # fmt: skip
         """Start the exchange that makes latents whole.
 
         Args:
-            partial: The result of ``partial_latents``; overwritten.
+            partial: The result of ``partial_latents``.
             norm: As given to ``partial_latents``.
-            epilogue: What will be computed from them. If the exchange does it in the same pass, the result is left for
-                ``latent_epilogue.made_of``.
-            shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
+            epilogue: What will be computed from them; has the result once they are whole if the exchange computes it.
+            saved: Saves the latents for the backward pass, if no rank is to save them whole.
 
         Returns:
             A function that waits for the whole latents.

@@ -11,7 +11,7 @@ from torch import nn
 from boost_core.optim.group import ParamGroup
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups
-from boost_core.parallel.weight_gradients import WeightPart, send_gradients_to, send_products_to
+from boost_core.parallel.weight_gradients import GradientSinks, WeightPart
 
 # The global norm of the gradients, and clipping by it.
 
@@ -102,12 +102,14 @@ class Gradients:
         groups: The groups that they are in.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         by_micro_batch: Whether each bucket is sent once per micro-batch, or once per step.
+        sinks: Gets where gradients that are computed outside of autograd go; ``None`` if none are.
     """
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], groups: Sequence[ParamGroup], replicas: Communicator,
-        by_micro_batch: bool = False,
+        by_micro_batch: bool = False, sinks: GradientSinks | None = None,
     ) -> None:  # fmt: skip
+        sinks = sinks or GradientSinks()
         self._groups, self._replicas, self._by_micro_batch = groups, replicas, by_micro_batch
         self._micro_batches, self._rounds = 1, 1
         self._buckets = [(group, bucket) for group in groups for bucket in reversed(range(len(group.buckets)))]
@@ -129,9 +131,9 @@ class Gradients:
         for name, weight in weights.items():
             whole = self._group_of[name].sum_of(name) is not None and not by_micro_batch
             if whole and adds_products(weight.device, weight.dtype):
-                send_products_to(partial(self._add_product, name), weight)
+                sinks.products[id(weight)] = partial(self._add_product, name)
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
-            send_gradients_to(partial(self._add, name), weight)
+            sinks.gradients[id(weight)] = partial(self._add, name)
 
     def begin(self, micro_batches: int = 1) -> None:
         """Begin a step of this many micro-batches."""

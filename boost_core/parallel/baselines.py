@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from boost_core.architecture import FULLRANK, VANILLA, Sharding
 from boost_core.kernels.residual_add import Residual
-from boost_core.kernels.symmetric_sum import Epilogue
-from boost_core.model.strategy import Latents, NormWeights, SharedLatents
+from boost_core.model.strategy import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
 from boost_core.parallel.communicator import Communicator, copy_to_tp, reduce_from_tp
 from boost_core.parallel.vocabulary import SplitHead, vocabulary_parallel_embedding
+from boost_core.parallel.weight_gradients import GradientSinks
 
 
 class WholeResidual(SplitHead):
@@ -21,12 +21,16 @@ class WholeResidual(SplitHead):
         communicator: The tensor parallel group.
         norm: Unused: only a sharded residual has more than one way to compute its norm.
         fp8: Unused: refused when jobs are read (``config.legality``).
+
+    Attributes:
+        sinks: Where weight gradients that are computed outside of autograd go.
     """
 
     fp8 = False
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:  # noqa: ARG002
         super().__init__(communicator)
+        self.sinks = GradientSinks()
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
@@ -104,20 +108,22 @@ class VanillaTensorParallel(WholeResidual):
         squares_T: torch.Tensor | None,  # noqa: ARG002
         down_dgr: torch.Tensor,
         norm: NormWeights | None,
-    ) -> Latents:
+    ) -> PartialLatents:
         """This rank's slice of each latent; in the backward pass, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
-        return copy_to_tp(normed_Td, self._communicator, "wide") @ down_dgr.flatten(1), None
+        latent_Tr = copy_to_tp(normed_Td, self._communicator, "wide") @ down_dgr.flatten(1)
+        return PartialLatents(lambda: latent_Tr, None, len(x_Td))
 
     def start(
         self,
-        partial: Latents,
+        partial: PartialLatents,
         norm: NormWeights | None,  # noqa: ARG002
-        epilogue: Epilogue | None = None,  # noqa: ARG002
-        shared: SharedLatents | None = None,  # noqa: ARG002
+        epilogue: EpilogueInExchange | None = None,  # noqa: ARG002
+        saved: SavedLatents | None = None,  # noqa: ARG002
     ) -> Callable[[], Latents]:
         """Nothing to exchange: a slice belongs to this rank alone."""
-        return lambda: partial
+        latent_Tr = partial.compute()
+        return lambda: (latent_Tr, None)
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """The whole wide output: its partial sums are all-reduced."""

@@ -14,12 +14,11 @@ import torch
 from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
-from boost_core.kernels.fp8_product import drop_quantised
-from boost_core.kernels.latent_epilogue import leave_made, statistic_gradient
+from boost_core.kernels.fp8_product import take_quantised
+from boost_core.kernels.latent_epilogue import statistic_gradient
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
-from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.model.norm import precise, scale_rows, with_statistic
-from boost_core.model.strategy import Latents, NormWeights, SharedLatents
+from boost_core.model.strategy import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
 from boost_core.parallel.communicator import (
     Communicator,
     Pending,
@@ -31,7 +30,7 @@ from boost_core.parallel.communicator import (
 from boost_core.parallel.offload import HostMemory
 from boost_core.parallel.recompute import Lookahead, SlicedLatents
 from boost_core.parallel.vocabulary import SplitHead
-from boost_core.parallel.weight_gradients import DeferredWeightGradients, with_room_behind
+from boost_core.parallel.weight_gradients import DeferredWeightGradients, GradientSinks, with_room_behind
 
 # A latent's asynchronous all-reduce, started and waited for separately so that other work can run in between.
 #
@@ -64,8 +63,8 @@ class Exchange:
         deferred: Weight gradients to compute while the gradient is under way.
         norm: The norm whose statistic is exchanged with the latents, if any.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
-        epilogue: What is computed from the latents next, if the exchange may do so in the same pass.
-        shared: Keeps the latents for the backward pass where no rank keeps them whole.
+        fused: What is computed from the latents next, if the exchange may do so in the same pass.
+        saved: Saves the latents for the backward pass where no rank saves them whole.
     """
 
     def __init__(
@@ -74,27 +73,18 @@ class Exchange:
         deferred: DeferredWeightGradients,
         norm: NormWeights | None,
         statistic_apart: bool,
-        epilogue: Epilogue | None = None,
-        shared: SharedLatents | None = None,
+        fused: EpilogueInExchange | None = None,
+        saved: SavedLatents | None = None,
     ) -> None:
         self.communicator, self.deferred = communicator, deferred
-        self.norm, self.statistic_apart, self._epilogue = norm, statistic_apart, epilogue
-        self.gathered = None if shared is None else shared.of_exchange()
+        self.norm, self.statistic_apart, self._fused = norm, statistic_apart, fused
+        self.gathered = None if saved is None else saved.of_exchange()
         self._in_flight: list[Pending] = []
-        self._made_gTr: torch.Tensor | None = None
 
     def start(self, partial: Latents) -> Callable[[], Latents]:
         """Start the exchange of this rank's ``partial``, which is overwritten; the returned function waits for it."""
         started: Latents = _Start.apply(*partial, self)  # type: ignore[no-untyped-call]
-
-        def wait() -> Latents:
-            whole: Latents = _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
-            if self._made_gTr is not None:
-                leave_made(whole[0], self._made_gTr)
-                self._made_gTr = None
-            return whole
-
-        return wait
+        return lambda: _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
 
     def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
         """Start the all-reduce of a tensor, in place."""
@@ -102,10 +92,10 @@ class Exchange:
 
     def start_sum_of_latents(self, payload: torch.Tensor) -> None:
         """Start the in-place all-reduce of latents and what is sent with them."""
-        if self._epilogue is None:
+        if self._fused is None:
             self.start_all_reduce(payload, "latent")
             return
-        pending, self._made_gTr = self.communicator.start_sum_of_latents_(payload, "latent", self._epilogue)
+        pending, self._fused.result = self.communicator.start_sum_of_latents_(payload, "latent", self._fused.epilogue)
         self._in_flight.append(pending)
 
     def wait_for_all(self) -> None:
@@ -118,7 +108,17 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        h_Tr, squares_T = _start_forward(partial_Tr.detach(), squares_T, exchange)
+        h_Tr = partial_Tr.detach()
+        if squares_T is None:
+            exchange.start_sum_of_latents(h_Tr)
+        elif exchange.statistic_apart:
+            exchange.start_all_reduce(h_Tr, "latent")
+            squares_T = squares_T.clone()
+            exchange.start_all_reduce(squares_T, "statistic")
+        else:
+            payload, sent_T = with_room_behind(h_Tr)
+            squares_T = sent_T.copy_(squares_T)
+            exchange.start_sum_of_latents(payload)
         ctx.has_statistic = squares_T is not None
         if squares_T is not None and exchange.gathered is None:
             ctx.save_for_backward(h_Tr, squares_T)
@@ -135,21 +135,6 @@ class _Start(torch.autograd.Function):
         if norm.scales_input:
             return dh_Tr, gradients[1], None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
-
-
-def _start_forward(partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
-    if squares_T is None:
-        exchange.start_sum_of_latents(partial_Tr)
-        return partial_Tr, None
-    if exchange.statistic_apart:
-        exchange.start_all_reduce(partial_Tr, "latent")
-        squares_T = squares_T.clone()
-        exchange.start_all_reduce(squares_T, "statistic")
-        return partial_Tr, squares_T
-    payload, statistic_T = with_room_behind(partial_Tr)
-    statistic_T.copy_(squares_T)
-    exchange.start_sum_of_latents(payload)
-    return partial_Tr, statistic_T
 
 
 class _Wait(torch.autograd.Function):
@@ -177,14 +162,17 @@ class BottleneckTensorParallel(SplitHead):
         communicator: The tensor parallel group.
         norm: How the RMSNorm of a sharded residual is computed: ``fused``, ``online_paper`` or ``sync``.
         fp8: Whether to use the products of ``kernels.fp8_product``.
+
+    Attributes:
+        sinks: Where weight gradients that are computed outside of autograd go.
     """
 
     SHARDING: ClassVar[Sharding] = BTP
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
         super().__init__(communicator)
-        self._norm, self.fp8 = norm, fp8
-        self._deferred = DeferredWeightGradients(communicator.size == 1, fp8)
+        self._norm, self.fp8, self.sinks = norm, fp8, GradientSinks()
+        self._deferred = DeferredWeightGradients(communicator.size == 1, fp8, self.sinks)
         self._host = HostMemory()
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
@@ -193,7 +181,7 @@ class BottleneckTensorParallel(SplitHead):
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
         """This rank's shard; its sums of squares are recomputed rather than sent."""
-        return residual_start(self._deferred.flush_before(x_Td), self._quantises_residual)
+        return residual_start(self._deferred.flush_before(x_Td), self.fp8 and self._norm == "fused")
 
     def width(self, hidden_size: int) -> int:
         """The width of a shard."""
@@ -209,43 +197,62 @@ class BottleneckTensorParallel(SplitHead):
 
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """Add this rank's shards, and take the result's sums of squares for the next norm."""
-        return residual_add(stream_Td, y_Td, self._quantises_residual)
-
-    @property
-    def _quantises_residual(self) -> bool:
-        """Whether a product reads the residual itself, in 8 bits."""
-        return self.fp8 and self._norm == "fused"
+        in_8_bits = self.fp8 and self._norm == "fused"  # a product then reads the residual itself
+        return residual_add(stream_Td, y_Td, in_8_bits)
 
     def partial_latents(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> Latents:
-        """One matrix product of this rank's rows for all g projections."""
-        down_dr = down_dgr.flatten(1)
+    ) -> PartialLatents:
+        """One matrix product of this rank's rows for all g projections.
+
+        ======================  =====================================================================================
+        ``fused``               The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that
+                                travels with them: norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic that
+                                is sent is rounded like the latents.
+        ``online_paper``        The published form: normalise each shard by its own statistic, correct after the
+                                all-reduce. The shard's root mean square multiplies its latents before they are summed,
+                                and a second all-reduce computes the whole sum of squares.
+        ``sync``                The plain form: first an all-reduce of the statistic, then a normalising pass and the
+                                latents' all-reduce. Each rank normalises its own shard, so the statistic's gradient is
+                                a sum over ranks: a collective in the backward pass.
+        ======================  =====================================================================================
+        """
+        down_dr, tokens = down_dgr.flatten(1), len(x_Td)
         if norm is None or squares_T is None:
-            return self._deferred.product(x_Td, down_dr, sent=True), None
+            return PartialLatents(self._deferred.product_of_saved(x_Td, down_dr), None, tokens)
         if self._norm == "fused":
-            return self._fused(x_Td, down_dr, norm), squares_T
+            room = self._communicator.size > 1
+            compute = self._deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room)
+            return PartialLatents(compute, squares_T, tokens)
         if self._norm == "online_paper":
-            return self._online_paper(x_Td, squares_T, down_dr, norm), squares_T
-        return self._sync(x_Td, squares_T, down_dr, norm), None
+            rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
+            local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
+            partial_Tr = (precise(self._deferred.product(local_Td, down_dr)) * rms_T1).to(x_Td.dtype)
+            return PartialLatents(lambda: partial_Tr, squares_T, tokens)
+        summed_T = reduce_from_tp(squares_T.clone(), self._communicator, "statistic")
+        summed_T = copy_to_tp(summed_T, self._communicator, "statistic")
+        normed_Td = scale_rows(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
+        latent_Tr = self._deferred.product(normed_Td, down_dr)
+        return PartialLatents(lambda: latent_Tr, None, tokens)
 
     def start(
-        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None,
-        shared: SharedLatents | None = None,
+        self, partial: PartialLatents, norm: NormWeights | None, epilogue: EpilogueInExchange | None = None,
+        saved: SavedLatents | None = None,
     ) -> Callable[[], Latents]:  # fmt: skip
         """One all-reduce of all g latents; in the backward pass, one of their gradients."""
+        latents = partial.compute(), partial.squares
         if self._communicator.size == 1:
-            return lambda: partial
+            return lambda: latents
         apart = self._norm == "online_paper"
         epilogue = None if apart else epilogue
-        return Exchange(self._communicator, self._deferred, norm, apart, epilogue, shared).start(partial)
+        return Exchange(self._communicator, self._deferred, norm, apart, epilogue, saved).start(latents)
 
-    def share(self, lookahead: Lookahead, on_host: bool) -> SlicedLatents | None:
-        """Return what keeps one segment's latents in slices; ``None`` in a group of one, which has them whole.
+    def save_in_slices(self, lookahead: Lookahead, on_host: bool) -> SlicedLatents | None:
+        """Return what saves one segment's latents in slices; ``None`` in a group of one, which saves them whole.
 
         Args:
             lookahead: The forward pass's.
-            on_host: Whether to keep all inputs of the segment in the host's memory, whole in a group of one.
+            on_host: Whether to save all inputs of the segment in the host's memory, whole in a group of one.
         """
         if on_host:
             return SlicedLatents(self._communicator, lookahead, self._host)
@@ -255,42 +262,9 @@ class BottleneckTensorParallel(SplitHead):
         """One batched product; the output is this rank's shard, and nothing is sent."""
         return self._deferred.product(z_gTr, up_grf)
 
-    def _fused(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> torch.Tensor:
-        """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
-
-        norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic that is sent is rounded like the latents.
-        """
-        return self._deferred.product(x_Td, down_dr, norm.scale_d, sent=True, room=self._communicator.size > 1)
-
-    def _online_paper(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
-    ) -> torch.Tensor:
-        """The published form: normalise each shard by its own statistic, correct after the all-reduce.
-
-        The shard's root mean square multiplies its latents before they are summed, and a second all-reduce computes
-        the whole sum of squares.
-        """
-        rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
-        local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
-        partial_Tr = precise(self._deferred.product(local_Td, down_dr)) * rms_T1
-        return partial_Tr.to(x_Td.dtype)
-
-    def _sync(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
-    ) -> torch.Tensor:
-        """The plain form: first an all-reduce of the statistic, then a normalising pass and the latents' all-reduce.
-
-        Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective in the
-        backward pass.
-        """
-        squares_T = reduce_from_tp(squares_T.clone(), self._communicator, "statistic")
-        squares_T = copy_to_tp(squares_T, self._communicator, "statistic")
-        normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
-        return self._deferred.product(normed_Td, down_dr)
-
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares travels as an extra column of its shard."""
-        drop_quantised(residual.inputs)
+        take_quantised(residual.inputs)  # which no product reads
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
             raise AssertionError("a sharded residual must come with its sums of squares")

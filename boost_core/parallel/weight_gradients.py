@@ -2,6 +2,7 @@
 
 The backward pass of a matrix product is two others: its input's gradient, which the ranks wait for, and its weight's,
 which no rank waits for. The second is deferred; code that has started a collective calls ``flush`` before waiting.
+Weight gradients go straight to the code that accumulates them (``GradientSinks``).
 Shape suffixes as in ``btp``.
 """
 
@@ -9,19 +10,19 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from boost_core.kernels.fp8_product import drop_quantised, fp8_product, quantise_columns, quantise_rows, quantised
+from boost_core.kernels.fp8_product import (
+    fp8_product,
+    quantise_columns,
+    quantise_rows,
+    quantised,
+    take_quantised,
+)
 from boost_core.model.norm import precise
-from boost_core.parallel.recompute import in_recompute
-
-# Weight gradients computed outside of autograd go straight to the code that accumulates gradients.
-#
-# A nested backward pass would cost the host more than the addition costs the GPU, and for a part of a weight it would
-# fill the rest with zeros.
 
 
 @dataclass(frozen=True)
@@ -52,38 +53,51 @@ Sink = Callable[[torch.Tensor, WeightPart | None], None]
 ProductSink = Callable[[torch.Tensor, torch.Tensor, WeightPart | None, torch.Tensor | None], bool]
 
 
-def send_gradients_to(sink: Sink, weight: nn.Parameter) -> None:
-    """Have ``give_gradient`` pass a weight's gradients to ``sink``; autograd's own gradients go their usual way."""
-    weight.gradient_sink = sink  # type: ignore[attr-defined]
+class GradientSinks:
+    """Where weight gradients that are computed outside of autograd go, by parameter; autograd's own go their usual way.
+
+    A nested backward pass would cost the host more than the addition costs the GPU, and for a part of a weight it would
+    fill the rest with zeros.
+
+    Parameters are told apart by their ``id``: a model's sinks live as long as its parameters.
+
+    Attributes:
+        gradients: Take gradients. Those of parameters that are not among them go through autograd.
+        products: Take the factors of gradients, where the sum can be computed from these.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, Sink] = {}
+        self.products: dict[int, ProductSink] = {}
+
+    def add(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Pass on the gradient of a parameter or of a view of one."""
+        parameter = weight if weight._base is None else weight._base
+        sink = self.gradients.get(id(parameter))
+        if sink is None:
+            torch.autograd.backward([weight], [gradient.to(weight.dtype)])
+        else:
+            sink(gradient, _part(weight, parameter))
+
+    def add_product(self, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """Pass on xᵀ dy, the gradient of ``weight ∘ scale``, to both."""
+        parameter = weight if weight._base is None else weight._base
+        sink = self.products.get(id(parameter))
+        if sink is not None and sink(x, dy, _part(weight, parameter), scale):
+            return
+        gradient = x.mT @ dy
+        if scale is None:
+            self.add(weight, gradient)
+            return
+        self.add(weight, _scaled(gradient, scale.detach()))
+        self.add(scale, (precise(gradient) * weight.detach()).sum(dim=-1).to(scale.dtype))
 
 
-def send_products_to(sink: ProductSink, weight: nn.Parameter) -> None:
-    """Have ``give_product`` offer the factors of a weight's gradient to ``sink``."""
-    weight.product_sink = sink  # type: ignore[attr-defined]
-
-
-def give_product(x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> bool:
-    """Pass on xᵀ dy, the gradient of ``weight ∘ scale``, as factors; return whether a sink has taken them."""
-    whole = weight if weight._base is None else weight._base
-    sink: ProductSink | None = getattr(whole, "product_sink", None)
-    return sink is not None and sink(x, dy, _part(weight, whole), scale)
-
-
-def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Pass on the gradient of a parameter or of a view of one, through autograd if it has no sink."""
-    whole = weight if weight._base is None else weight._base
-    sink: Sink | None = getattr(whole, "gradient_sink", None)
-    if sink is None:
-        torch.autograd.backward([weight], [gradient.to(weight.dtype)])
-    else:
-        sink(gradient, _part(weight, whole))
-
-
-def _part(weight: torch.Tensor, whole: torch.Tensor) -> WeightPart | None:
+def _part(weight: torch.Tensor, parameter: torch.Tensor) -> WeightPart | None:
     """The position of a view in its parameter; ``None`` if it covers all of it, in any shape."""
-    if weight.numel() == whole.numel() and weight.is_contiguous():
+    if weight.numel() == parameter.numel() and weight.is_contiguous():
         return None
-    return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(whole.storage_offset()))
+    return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(parameter.storage_offset()))
 
 
 class DeferredWeightGradients:
@@ -93,27 +107,37 @@ class DeferredWeightGradients:
         alone: Whether there are no collectives to hide. Weight gradients are then computed at once unless ``keep`` was
             called: deferred to the end of the backward pass, they would hold the inputs of all products.
         fp8: Whether products and their inputs' gradients use ``kernels.fp8_product``.
+        sinks: Where weight gradients go; ``None`` for autograd.
     """
 
-    def __init__(self, alone: bool = False, fp8: bool = False) -> None:
-        self.fp8 = fp8
+    def __init__(self, alone: bool = False, fp8: bool = False, sinks: GradientSinks | None = None) -> None:
+        self.fp8, self.sinks = fp8, sinks or GradientSinks()
         self._deferred: deque[Callable[[], None]] = deque()
         self._alone, self._kept = alone, False
 
     def product(
-        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None,
-        sent: bool = False, room: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False
+    ) -> torch.Tensor:
         """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``flush``.
 
         Args:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
-            sent: Whether the result is exchanged and not read before.
             room: Whether to leave room behind the result for one more element per token.
         """
-        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, sent, room)  # type: ignore[no-any-return, no-untyped-call]
+        return _Multiply.apply(x, _Factor(self, x, weight, scale_d, room), None)  # type: ignore[no-any-return, no-untyped-call]
+
+    def product_of_saved(
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False
+    ) -> Callable[[], torch.Tensor]:
+        """``product`` in two steps: ``x`` is saved for the backward pass now, and the returned function multiplies.
+
+        So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
+        """
+        factor = _Factor(self, x, weight, scale_d, room)
+        saved = _Save.apply(x, factor).grad_fn  # type: ignore[no-untyped-call]
+        return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
 
     def defer(self, gradient: Callable[[], None]) -> None:
         """Defer a gradient's computation."""
@@ -150,41 +174,67 @@ class DeferredWeightGradients:
         return _FlushBefore.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale_d: torch.Tensor | None,
-        owners: tuple[torch.Tensor, torch.Tensor | None],
-        deferred: DeferredWeightGradients,
-        sent: bool,
+class _Factor:
+    """The right factor of one product, and how it is multiplied; arguments as for ``product``.
+
+    Views and parameters have no memory of their own, and are not saved for the backward pass: recomputation would
+    detach them.
+    """
+
+    def __init__(
+        self, deferred: DeferredWeightGradients, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None,
         room: bool,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, scale_d)
-        # Views and parameters have no memory of their own, and are not saved: recomputation would detach them.
-        ctx.owners, ctx.deferred = owners, deferred
-        if sent and in_recompute():
-            drop_quantised(x)
-            return x.new_empty(len(x), weight.shape[1])
-        if deferred.fp8:
-            made = quantise_columns(weight, scale_d)
-            return fp8_product(quantised(x), made, _memory(x, weight, room), fast_accumulation=True)
-        if not room:
-            return x @ _scaled(weight, scale_d)
-        return torch.mm(x, _scaled(weight, scale_d), out=_memory(x, weight, room))
+    ) -> None:  # fmt: skip
+        self.deferred, self.weight, self.scale_d, self.room = deferred, weight, scale_d, room
+        self.rows_of_x = take_quantised(x) if deferred.fp8 else None
+
+    def save(self, ctx: Any, x: torch.Tensor) -> None:
+        """Save both factors for the backward pass."""
+        ctx.save_for_backward(x, self.weight.detach(), None if self.scale_d is None else self.scale_d.detach())
+
+
+class _Save(torch.autograd.Function):
+    """A node that saves a product's factors for its backward pass, before it is computed; gradients pass it by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: _Factor) -> torch.Tensor:
+        factor.save(ctx, x)
+        return x.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale_d = ctx.saved_tensors
-        (dy,), owners = gradients, ctx.owners
-        ctx.deferred.defer(lambda: _give_gradients(x, dy, weight, scale_d, owners))
-        if ctx.deferred.fp8:
+        raise AssertionError("nothing is computed from its output")
+
+
+class _Multiply(torch.autograd.Function):
+    """A product; ``saved`` is the node that has saved its factors, if another one has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: _Factor, saved: Any) -> torch.Tensor:
+        if saved is None:
+            factor.save(ctx, x)
+        ctx.factor, ctx.saved = factor, saved
+        weight, scale_d = factor.weight, factor.scale_d
+        if factor.deferred.fp8:
+            rows = quantise_rows(x) if factor.rows_of_x is None else factor.rows_of_x
+            factor.rows_of_x = None
+            product = _memory(x, weight, factor.room)
+            return fp8_product(rows, quantise_columns(weight, scale_d), product, fast_accumulation=True)
+        if not factor.room:
+            return x @ _scaled(weight, scale_d)
+        return torch.mm(x, _scaled(weight, scale_d), out=_memory(x, weight, factor.room))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale_d = (ctx if ctx.saved is None else ctx.saved).saved_tensors
+        (dy,), factor, deferred = gradients, ctx.factor, ctx.factor.deferred
+        ctx.saved = None  # lets go of what it has
+        deferred.defer(partial(deferred.sinks.add_product, x, dy, factor.weight, factor.scale_d))
+        if deferred.fp8:
             dx = fp8_product(quantised(dy), quantise_rows(weight, scale_d), x.new_empty(x.shape))
         else:
             dx = dy @ _scaled(weight, scale_d).mT
-        return dx, None, None, None, None, None, None
+        return dx, None, None
 
 
 class _FlushBefore(torch.autograd.Function):
@@ -215,24 +265,3 @@ def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
     return weight if scale_d is None else weight * scale_d.unsqueeze(-1)
-
-
-def _give_gradients(
-    x: torch.Tensor,
-    dy: torch.Tensor,
-    weight: torch.Tensor,
-    scale_d: torch.Tensor | None,
-    owners: tuple[torch.Tensor, torch.Tensor | None],
-) -> None:
-    """Pass the gradient of ``weight ∘ scale`` on to both."""
-    weight_owner, scale_owner = owners
-    if give_product(x, dy, weight_owner, scale_owner):
-        return
-    gradient = x.mT @ dy
-    give_gradient(weight_owner, _scaled(gradient, scale_d))
-    if scale_owner is not None:
-        give_gradient(scale_owner, (precise(gradient) * weight).sum(dim=-1).to(scale_owner.dtype))
-
-
-def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach()

@@ -328,7 +328,8 @@ class TrainState:
             parts = [StageModule(model, spec.model, stage, grouped) for stage in stages]
             pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
         by_micro_batch = spec.parallelism.zero_stage == 2
-        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, by_micro_batch)
+        weights = dict(model.named_parameters())
+        gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, model.strategy.sinks)
 
         def abandon() -> None:
             gradients.abandon()

@@ -12,8 +12,7 @@ from torch import nn
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.parallel import weight_gradients
-from boost_core.parallel.weight_gradients import WeightPart, give_gradient, send_gradients_to
+from boost_core.parallel.weight_gradients import GradientSinks, WeightPart
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from tests.jobs import tiny_job, write_corpus
@@ -53,8 +52,7 @@ def test_a_backward_pass_has_no_other_within_it(tmp_path: Path, choice: dict[str
     for through_autograd in (False, True):
         state, loss = loss_of(tmp_path, choice)
         if through_autograd:
-            for weight in state.model.parameters():
-                del weight.gradient_sink
+            state.model.strategy.sinks.gradients.clear()
         with patch.object(torch.autograd, "backward", wraps=torch.autograd.backward) as backward:
             loss.backward()
         assert (backward.call_count == 1) is not through_autograd
@@ -79,16 +77,16 @@ def names_of(gradient_function: Any) -> set[str]:
 @pytest.mark.usefixtures("alone")
 def test_no_weight_is_sliced_as_a_whole(tmp_path: Path) -> None:
     sliced = []
-    give = weight_gradients.give_gradient
+    add = GradientSinks.add
 
-    def note(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+    def note(self: GradientSinks, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         sliced.append("SliceBackward0" in (names_of(weight.grad_fn) if weight.grad_fn is not None else set()))
-        give(weight, gradient)
+        add(self, weight, gradient)
 
     for choice, expected in ((GROUPED, False), (APART, True)):
         _, loss = loss_of(tmp_path, choice)
         sliced.clear()
-        with patch.object(weight_gradients, "give_gradient", note):
+        with patch.object(GradientSinks, "add", note):
             loss.backward()
         assert any(sliced) is expected
 
@@ -97,10 +95,11 @@ def test_a_part_is_where_its_view_is() -> None:
     taken: list[tuple[torch.Tensor, WeightPart | None]] = []
     weight = nn.Parameter(torch.empty(0))
     weight.data = torch.zeros(100)[7:31].view(4, 3, 2)
-    send_gradients_to(lambda gradient, part: taken.append((gradient, part)), weight)
+    sinks = GradientSinks()
+    sinks.gradients[id(weight)] = lambda gradient, part: taken.append((gradient, part))
     for view in (lambda x: x, lambda x: x.flatten(1), lambda x: x[1:3], lambda x: x[:, 1:2].flatten(1), lambda x: x.mT):
         gradient = torch.randn_like(view(weight.detach()))
-        give_gradient(view(weight), gradient)
+        sinks.add(view(weight), gradient)
         got, part = taken.pop()
         sums = torch.zeros(50)[3:27].view(4, 3, 2)
         if part is None:

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.optim.gradients import adds_products
-from boost_core.parallel import weight_gradients
-from boost_core.parallel.weight_gradients import give_gradient
+from boost_core.parallel.weight_gradients import GradientSinks
 from boost_core.train.state import TrainState
 from boost_core.train.step import _reduced
 from tests.jobs import tiny_job, write_corpus
@@ -97,12 +96,12 @@ def steps(folder: Path, changes: dict[str, Any], count: int) -> dict[str, torch.
     }
 
 
-def unrounded(x: Any, dy: Any, weight: Any, scale_d: Any, owners: Any) -> None:
-    """As ``deferred_wgrad._give_gradients``, in fp32 throughout."""
-    gradient, (weight_owner, scale_owner) = x.float().mT @ dy.float(), owners
-    give_gradient(weight_owner, gradient if scale_d is None else gradient * scale_d.float().unsqueeze(-1))
-    if scale_owner is not None:
-        give_gradient(scale_owner, (gradient * weight.float()).sum(dim=-1))
+def unrounded(self: GradientSinks, x: Any, dy: Any, weight: Any, scale_d: Any) -> None:
+    """As ``GradientSinks.add_product``, in fp32 throughout."""
+    gradient = x.float().mT @ dy.float()
+    self.add(weight, gradient if scale_d is None else gradient * scale_d.detach().float().unsqueeze(-1))
+    if scale_d is not None:
+        self.add(scale_d, (gradient * weight.detach().float()).sum(dim=-1))
 
 
 def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -115,7 +114,7 @@ def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> fl
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
 def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, changes: dict[str, Any]) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    with patch.object(weight_gradients, "_give_gradients", unrounded):
+    with patch.object(GradientSinks, "add_product", unrounded):
         expected = steps(corpus, changes, 1)
     for count in (1, 2):  # from the second on it is known when the last gradient has come
         with AddingProducts() as adding:
@@ -165,7 +164,7 @@ def test_an_operation_that_is_not_right_is_not_used() -> None:
 
 def replicated(folder: Path, zero_stage: int) -> tuple[float, int]:
     changes = {"parallelism": {"data_parallel_size": 2, "zero_stage": zero_stage}}
-    with patch.object(weight_gradients, "_give_gradients", unrounded):
+    with patch.object(GradientSinks, "add_product", unrounded):
         expected = steps(folder, changes, 2)
     with AddingProducts() as adding:
         found = steps(folder, changes, 2)
