@@ -28,7 +28,9 @@ class Ranks:
     def __init__(self) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        with patch.dict(os.environ, ONE_THREAD):  # a fork has no others
+        # A fork has no other threads; and without a GPU, kernels are interpreted, if at all, which is decided on import.
+        interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+        with patch.dict(os.environ, ONE_THREAD | interpreted):
             forkserver.ensure_running()
         self._pool = ProcessPoolExecutor(
             LARGEST_GANG, context, initializer=_take_environment, initargs=(dict(os.environ),)

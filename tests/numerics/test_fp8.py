@@ -55,7 +55,7 @@ def launched(layers: int) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def count(kernel: JITFunction, _grid: object) -> Any:
-        counts[f"{kernel.__module__.split('.')[-1]}{kernel.__name__}"] += 1
+        counts[f"{kernel.fn.__module__.split('.')[-1]}{kernel.__name__}"] += 1
         return lambda *_, **__: None
 
     model = MODEL.model_copy(update={"num_hidden_layers": layers})
