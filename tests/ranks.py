@@ -28,7 +28,7 @@ class Ranks:
     def __init__(self) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        # A fork has no other threads; and without a GPU, kernels are interpreted, if at all, which is decided on import.
+        # A fork has no other threads. Without a GPU kernels are interpreted, if run at all: imports decide that.
         interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
         with patch.dict(os.environ, ONE_THREAD | interpreted):
             forkserver.ensure_running()
