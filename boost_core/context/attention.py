@@ -47,7 +47,7 @@ from boost_core.context.offload import (
     give_weights,
     no_gradients,
 )
-from boost_core.context.plan import ContextPlan, RankWork, rank_work
+from boost_core.context.plan import ContextPlan, rank_work
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
@@ -82,14 +82,16 @@ class LayerAttention:
 
     Attributes:
         attention: As given.
+        in_flight: What ``send`` has started, for one ``finish``.
+        returning: Latents of outputs that other ranks compute, for one ``with_returned``.
     """
 
     exchanges_keys = True
 
     def __init__(self, attention: "ContextAttention") -> None:
         self.attention = attention
-        self._in_flight: InFlight | None = None
-        self._returning: Returning | None = None
+        self.in_flight: InFlight | None = None
+        self.returning: Returning | None = None
 
     def for_layer(self) -> "LayerAttention":
         """Return one for another layer, which has its own exchange in flight."""
@@ -183,7 +185,7 @@ class LayerAttention:
     def send(self, query_The: torch.Tensor, keys: Keys) -> None:
         """Start to exchange what ``save`` has returned. All ranks of the group call it."""
         own = self.attention.own(keys.keys, keys.maker, keys.task_maker, keys.latents, backward=False)
-        self._in_flight = self.attention.start(query_The.detach(), own)
+        self.in_flight = self.attention.start(query_The.detach(), own)
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
         """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
@@ -200,7 +202,7 @@ class LayerAttention:
             query_The: What ``start`` has returned.
             latent_Tr: This rank's part of the output's latents.
         """
-        returning, self._returning = self._returning, None
+        returning, self.returning = self.returning, None
         if returning is None:
             return latent_Tr
         return _Returned.apply(latent_Tr, query_The, returning)  # type: ignore[no-any-return, no-untyped-call]
@@ -213,14 +215,6 @@ class LayerAttention:
         started = query_The.grad_fn
         if self.attention.of_a_half and started is not None:
             stream_Td.register_hook(lambda _: _send_again(started))  # type: ignore[no-untyped-call]
-
-    def attended(self, query_The: torch.Tensor) -> Attended:
-        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]``, once for each ``send``."""
-        if self._in_flight is None:
-            raise AssertionError("start comes before finish")
-        in_flight, self._in_flight = self._in_flight, None
-        attended, self._returning = self.attention.forward(query_The, in_flight)
-        return attended
 
 
 def _scale(block: Heads, name: str) -> list[torch.Tensor]:
@@ -282,7 +276,10 @@ class _Save(torch.autograd.Function):
         of_own, of_tasks, dtype = ctx.returning.whole(), ctx.returning.of_tasks, gradients[0].dtype
         ctx.returning = None
         of_latents = ctx.attention.gradients_of_latents(of_own, ctx.maker, dtype)
-        of_queries = _gradients_of_queries(of_tasks, ctx.task_maker)
+        of_queries: tuple[torch.Tensor | None, ...] = ()
+        if ctx.task_maker is not None:  # the queries' latents travel
+            give_weights(of_tasks.of_weights if of_tasks else no_gradients(ctx.task_maker), ctx.task_maker)
+            of_queries = (of_tasks.of_latents() if of_tasks else None,)
         return gradients[0], *of_own.keys.to(dtype).unbind(1), None, None, None, *of_latents, *of_queries
 
 
@@ -291,7 +288,10 @@ class _Finish(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query_The: torch.Tensor, layer: LayerAttention) -> torch.Tensor:
-        attended = layer.attended(query_The)
+        in_flight, layer.in_flight = layer.in_flight, None
+        if in_flight is None:
+            raise AssertionError("start comes before finish")
+        attended, layer.returning = layer.attention.forward(query_The, in_flight)
         ctx.save_for_backward(attended.out, attended.lse, *attended.foreign)
         return attended.out
 
@@ -337,15 +337,7 @@ def _send_again(started: Any) -> None:
         started.again = query_The, started.attention.send(own)
 
 
-def _gradients_of_queries(of_tasks: TaskGradients | None, maker: TaskMaker | None) -> Sequence[torch.Tensor | None]:
-    """The gradient of the queries' latents, if these travel; those of the weights are passed on."""
-    if maker is None:
-        return ()
-    give_weights(of_tasks.of_weights if of_tasks else no_gradients(maker), maker)
-    return (of_tasks.of_latents() if of_tasks else None,)
-
-
-# Attention of a window whose tokens are dealt to the ranks of a context parallel group.
+# Attention of a window whose tokens are spread over the ranks of a context parallel group.
 #
 # Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
 # are, and combines the parts by their log-sum-exps (``sums``). The forward pass keeps only the inputs, the output and
@@ -428,7 +420,10 @@ class ContextAttention:
         self.plan, self.chunks, self._route, self.of_a_half = plan, work.chunks, route, of_a_half
         self.tokens = len(work.chunks) * window.chunk_tokens
         self._own = BothAttentions.of(work, window.sees, device)
-        self._moved = _moved_tasks(work, communicator, device, route)
+        self._moved: MovedTasks | None = None  # ``None`` if none move
+        if work.queries is not None:
+            rows = MovedRows(work.queries, window.chunk_tokens, communicator, device)
+            self._moved = MovedLatents(rows, route, work.foreign) if route and route.moves else MovedQueries(rows)
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
 
     @property
@@ -523,13 +518,3 @@ class ContextAttention:
             return ()
         gradients.latents.give_weights(maker)
         return self._route.in_place(gradients.latents.share.to(dtype), 2)
-
-
-def _moved_tasks(
-    work: RankWork, communicator: Communicator, device: torch.device, route: LatentRoute | None
-) -> MovedTasks | None:
-    """What moves a plan's tasks; ``None`` if none move."""
-    if work.queries is None:
-        return None
-    rows = MovedRows(work.queries, work.window.chunk_tokens, communicator, device)
-    return MovedLatents(rows, route, work.foreign) if route and route.moves else MovedQueries(rows)

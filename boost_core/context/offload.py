@@ -216,12 +216,12 @@ class MovedQueries:
         wait = self._rows.start("queries and output gradients", *sent)
 
         def come() -> ForeignGradients:
-            found = GradientSum.begin(*wait())
+            gradient_sum = GradientSum.begin(*wait())
 
             def answer(dquery_The: torch.Tensor) -> None:
-                self._rows.start_back("query gradients", found.dquery.to(dquery_The.dtype))(dquery_The)
+                self._rows.start_back("query gradients", gradient_sum.dquery.to(dquery_The.dtype))(dquery_The)
 
-            return ForeignGradients(found, answer)
+            return ForeignGradients(gradient_sum, answer)
 
         return come
 
@@ -274,11 +274,25 @@ class MovedLatents:
 
         def come() -> Foreign:
             (share_mc,) = wait()
-            attention = AttentionSum.begin(self._queries(share_mc, own.query, made_of.maker))
+            maker, rotation, route = made_of.maker, self._rotation, self._route
+            query_mhe = own.query.new_empty(0, *own.query.shape[1:])
+            if rotation is not None:
+                (latent_mr,) = route.gathered(share_mc, 1, "query latents")
+                query_mhe = maker.make(latent_mr, [weight.detach() for weight in maker.weights], rotation)
+            attention = AttentionSum.begin(query_mhe)
 
             def answer(out_The: torch.Tensor, _: torch.Tensor) -> tuple[Sequence[torch.Tensor], Returning]:
                 out_mhe = attention.out.to(out_The.dtype)
-                returning = self._start_back(self._output_share(out_mhe, share_mc, made_of.maker))
+                out_share_mc = share_mc.new_empty(share_mc.shape)  # of no tokens
+                if rotation is not None:
+                    out_share_mc = route.scattered([out_mhe.flatten(1) @ maker.down.detach()], "output latents")
+                put = self._rows.start_back("output latents", out_share_mc)
+
+                def start_gradients(dlatent_Tr: torch.Tensor) -> Callable[[], torch.Tensor]:
+                    wait = self._rows.start("output latent gradients", route.columns(dlatent_Tr))
+                    return lambda: wait()[0]
+
+                returning = Returning(lambda latent_Tr: put(route.columns(latent_Tr)), start_gradients)
                 return (share_mc, out_mhe, attention.lse), returning
 
             return Foreign(attention, answer)
@@ -296,10 +310,10 @@ class MovedLatents:
 
         def come() -> ForeignGradients:
             task = _Task(self._route, made_of.maker, self._rotation, share_mc, wait(), out_mhe)
-            found = GradientSum.begin(task.query, task.dout, out_mhe, lse_mh)
+            gradient_sum = GradientSum.begin(task.query, task.dout, out_mhe, lse_mh)
 
             def answer(_: torch.Tensor) -> TaskGradients:
-                dshare_mc, of_weights = task.gradients(found.dquery.to(out_mhe.dtype))
+                dshare_mc, of_weights = task.gradients(gradient_sum.dquery.to(out_mhe.dtype))
                 put = self._rows.start_back("query latent gradients", dshare_mc)
 
                 def of_latents() -> torch.Tensor:
@@ -309,31 +323,9 @@ class MovedLatents:
 
                 return TaskGradients(of_latents, of_weights)
 
-            return ForeignGradients(found, answer)
+            return ForeignGradients(gradient_sum, answer)
 
         return come
-
-    def _queries(self, share_mc: torch.Tensor, query_The: torch.Tensor, maker: TaskMaker) -> torch.Tensor:
-        """The queries that come, ``[m, h, e]``."""
-        if self._rotation is None:
-            return query_The.new_empty(0, *query_The.shape[1:])
-        (latent_mr,) = self._route.gathered(share_mc, 1, "query latents")
-        return maker.make(latent_mr, [weight.detach() for weight in maker.weights], self._rotation)
-
-    def _output_share(self, out_mhe: torch.Tensor, share_mc: torch.Tensor, maker: TaskMaker) -> torch.Tensor:
-        """This rank's share of the latents of outputs computed here, ``[m, c]``."""
-        if self._rotation is None:
-            return share_mc.new_empty(share_mc.shape)
-        return self._route.scattered([out_mhe.flatten(1) @ maker.down.detach()], "output latents")
-
-    def _start_back(self, share_mc: torch.Tensor) -> Returning:
-        put = self._rows.start_back("output latents", share_mc)
-
-        def start_gradients(dlatent_Tr: torch.Tensor) -> Callable[[], torch.Tensor]:
-            wait = self._rows.start("output latent gradients", self._route.columns(dlatent_Tr))
-            return lambda: wait()[0]
-
-        return Returning(lambda latent_Tr: put(self._route.columns(latent_Tr)), start_gradients)
 
 
 class _Task:

@@ -259,26 +259,6 @@ class _Run:
     hidden_iv: torch.Tensor
 
 
-def _runs(lines: Lines, block_n: torch.Tensor) -> Iterator[_Run]:
-    """Yield the runs of some of a document's blocks of queries, ``[i]`` in order."""
-    slashes = lines.slashes
-    is_slash_n, vertical_block_v = lines.is_slash(), lines.verticals // BLOCK
-    slashes_n = torch.searchsorted(slashes, block_n, right=True).tolist()
-    verticals_n = torch.searchsorted(vertical_block_v, block_n).tolist()
-    begin, most = 0, max(1, len(block_n) // _RUNS)
-    while begin < len(block_n):
-        end = min(begin + most, len(block_n))
-        keys = BLOCK * slashes_n[end - 1] + verticals_n[end - 1]  # upper bound per block
-        end = min(end, begin + max(1, RUN_SCORES // (BLOCK * keys)))
-        block_i1 = block_n[begin:end].unsqueeze(1)
-        block_is = block_i1 - slashes[: slashes_n[end - 1]]
-        verticals = verticals_n[end - 1]
-        distance_iv = block_i1 - vertical_block_v[:verticals]
-        hidden_iv = (distance_iv < 0) | is_slash_n[distance_iv.clamp(min=0)]
-        yield _Run(slice(begin, end), block_is.clamp(min=0), block_is < 0, verticals, hidden_iv)
-        begin = end
-
-
 class HeadKeys:
     """Keys and values of one head of a document, for one head of queries.
 
@@ -300,7 +280,22 @@ class HeadKeys:
 
     def runs(self) -> Iterator[_Run]:
         """Yield the runs of the queries."""
-        return _runs(self.lines, self._of_queries_n)
+        slashes, block_n = self.lines.slashes, self._of_queries_n
+        is_slash_n, vertical_block_v = self.lines.is_slash(), self.lines.verticals // BLOCK
+        slashes_n = torch.searchsorted(slashes, block_n, right=True).tolist()
+        verticals_n = torch.searchsorted(vertical_block_v, block_n).tolist()
+        begin, most = 0, max(1, len(block_n) // _RUNS)
+        while begin < len(block_n):
+            end = min(begin + most, len(block_n))
+            keys = BLOCK * slashes_n[end - 1] + verticals_n[end - 1]  # upper bound per block
+            end = min(end, begin + max(1, RUN_SCORES // (BLOCK * keys)))
+            block_i1 = block_n[begin:end].unsqueeze(1)
+            block_is = block_i1 - slashes[: slashes_n[end - 1]]
+            verticals = verticals_n[end - 1]
+            distance_iv = block_i1 - vertical_block_v[:verticals]
+            hidden_iv = (distance_iv < 0) | is_slash_n[distance_iv.clamp(min=0)]
+            yield _Run(slice(begin, end), block_is.clamp(min=0), block_is < 0, verticals, hidden_iv)
+            begin = end
 
     def of(self, run: _Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """Return keys and values gathered by a run's blocks, ``[i, 64·s, e]``, and of its verticals, ``[v, e]``."""
@@ -474,7 +469,7 @@ class _Part:
 
 
 class SparseAttention:
-    """Causal attention of each document to itself, sparse where it is long; see ``nn.attention.Attend``.
+    """Causal attention of each document to itself, sparse where it is long; see ``model.attention.Attend``.
 
     Args:
         how: What the long ones' queries see, and how long these are.
@@ -487,13 +482,20 @@ class SparseAttention:
         self, how: SparseAttentionConfig, documents: Sequence[int], device: torch.device, tally: Tally
     ) -> None:
         self._how, self._tally = how, tally
-        self._parts = _parts(documents, how.from_length, device)
-        self._found: list[list[Lines]] | None = None
+        self._parts = list[_Part]()
+        for is_long, run in groupby(documents, lambda tokens: tokens >= how.from_length):
+            if is_long:
+                self._parts += (_Part(tokens, None, tokens) for tokens in run)
+            else:
+                short = list(run)
+                begins = torch.tensor([0, *accumulate(short)], dtype=torch.int32, device=device)
+                self._parts.append(_Part(sum(short), begins, max(short)))
+        self._lines: list[list[Lines]] | None = None  # of each long document, since the first call
 
     def for_layer(self) -> "SparseAttention":
         """Return one for a single layer, which keeps what its queries see."""
         own = copy(self)
-        own._found = None
+        own._lines = None
         return own
 
     def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
@@ -502,34 +504,17 @@ class SparseAttention:
         if len(self._parts) > 1:  # so that their gradients are concatenated only once
             sizes = [part.tokens for part in self._parts]
             pieces = list(zip(*(torch.split(x, sizes) for x in (query_The, key_Tje, value_Tje)), strict=True))
-        if self._found is None:
+        if self._lines is None:
+            self._lines = []
             with torch.no_grad():
-                self._found = [
-                    self._find(query, key)
-                    for part, (query, key, _) in zip(self._parts, pieces, strict=True)
-                    if part.begins is None
-                ]
-        found, outs = iter(self._found), []
+                for part, (query, key, _) in zip(self._parts, pieces, strict=True):
+                    if part.begins is None:
+                        self._lines.append(find_lines(query, key, self._how))
+                        self._tally.add(query, key, self._lines[-1])
+        lines, outs = iter(self._lines), []
         for part, (query, key, value) in zip(self._parts, pieces, strict=True):
             if part.begins is None:
-                outs.append(attention_under(query, key, value, next(found)))
+                outs.append(attention_under(query, key, value, next(lines)))
             else:
                 outs.append(attention_within(query, key, value, part.begins, part.longest, None))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-    def _find(self, query_mhe: torch.Tensor, key_mje: torch.Tensor) -> list[Lines]:
-        lines = find_lines(query_mhe, key_mje, self._how)
-        self._tally.add(query_mhe, key_mje, lines)
-        return lines
-
-
-def _parts(documents: Sequence[int], from_length: int, device: torch.device) -> list[_Part]:
-    parts = list[_Part]()
-    for is_long, run in groupby(documents, lambda tokens: tokens >= from_length):
-        if is_long:
-            parts += (_Part(tokens, None, tokens) for tokens in run)
-        else:
-            short = list(run)
-            begins = torch.tensor([0, *accumulate(short)], dtype=torch.int32, device=device)
-            parts.append(_Part(sum(short), begins, max(short)))
-    return parts

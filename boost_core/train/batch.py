@@ -208,7 +208,17 @@ class Dealer:
         self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
-        self._route = self._latent_route(_nodes_of_latents(spec, self._dealing, groups.context, device), groups.tensor)
+        # How latents travel between nodes; ``None`` if none do, or all ranks are on one node.
+        self._route: LatentRoute | None = None
+        sends_latents, moves_latents = self._dealing.exchange != "keys", self._dealing.moves_latents
+        if self._ranks.size > 1 and (sends_latents or moves_latents):
+            nodes: Sequence[int] = range(self._ranks.size)
+            if spec.parallelism.context.exchange != "latents":
+                here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
+                nodes = self._ranks.all_gather(here, "nodes").flatten().tolist()
+            if len(set(nodes)) > 1:
+                of_keys = nodes if self._dealing.exchange == "latents" else None
+                self._route = LatentRoute(of_keys, moves_latents, groups.tensor, self._at)
 
     def begin_step(self) -> None:
         """Reset the counts for a new step."""
@@ -237,10 +247,18 @@ class Dealer:
         if self._newest is None or self._newest[0] != (parts, densely):
             self._newest = None  # first, as the next ones need memory, too
             owns = [self._own(self._plan(documents, densely)) for documents in parts]
-            self._newest = (parts, densely), self._in_parts(owns, parts) if self._halves else owns[0]
+            own = owns[0]
+            if self._halves:
+                begins = accumulate(map(sum, parts[:-1]), initial=0)
+                places = [
+                    half.places + begin for half, begin in zip(owns, begins, strict=True) if half.places is not None
+                ]
+                rotation = self.rotation.in_parts([half.rotation for half in owns])
+                own = OwnTokens(rotation, torch.cat(places), sum((half.load for half in owns), Load()))
+            self._newest = (parts, densely), own
         return self._newest[1]
 
-    def foresee(self, micro_batches: Sequence[Sequences]) -> None:
+    def plan_ahead(self, micro_batches: Sequence[Sequences]) -> None:
         """Plan the next micro-batches, on the host alone."""
         if self._ranks.size > 1:
             ahead = {documents for sequences in micro_batches for documents in self._dealt_at_a_time(sequences)}
@@ -257,31 +275,15 @@ class Dealer:
         return ahead or self._dealing.plan(documents, densely)
 
     def _own(self, plan: ContextPlan) -> OwnTokens:
-        attention = self._attention(plan)
+        if self._sparse is None or plan.window.sparse_from is None:
+            attention = ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
+        else:
+            attention = SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
         places = self._places(attention.chunks)
         load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
         return OwnTokens(
             self.rotation.of_tokens(places % self.rotation.sequence_length, attention.for_layer()), places, load
         )
-
-    def _in_parts(self, owns: Sequence[OwnTokens], parts: Sequence[Documents]) -> OwnTokens:
-        """What a rank has of a micro-batch, from what it has of its halves."""
-        before = accumulate(map(sum, parts[:-1]), initial=0)
-        places = [own.places + begin for own, begin in zip(owns, before, strict=True) if own.places is not None]
-        rotation = self.rotation.in_parts([own.rotation for own in owns])
-        return OwnTokens(rotation, torch.cat(places), sum((own.load for own in owns), Load()))
-
-    def _attention(self, plan: ContextPlan) -> ContextAttention:
-        if self._sparse is None or plan.window.sparse_from is None:
-            return ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
-        return SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
-
-    def _latent_route(self, nodes: Sequence[int] | None, tensor: Communicator) -> LatentRoute | None:
-        """How latents travel between nodes; ``None`` if none do."""
-        if nodes is None:
-            return None
-        of_keys = nodes if self._dealing.exchange == "latents" else None
-        return LatentRoute(of_keys, self._dealing.moves_latents, tensor, self._at)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""
@@ -292,16 +294,3 @@ class Dealer:
         size = self._dealing.chunk
         first_n = integers(list(chunks), torch.int64, self._device) * size
         return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()
-
-
-def _nodes_of_latents(
-    spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
-) -> Sequence[int] | None:
-    """The node of each context parallel rank, if latents are sent and there are several; ``None`` if not."""
-    if ranks.size == 1 or (dealing.exchange == "keys" and not dealing.moves_latents):
-        return None
-    if spec.parallelism.context.exchange == "latents":
-        return range(ranks.size)
-    here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
-    nodes: list[int] = ranks.all_gather(here, "nodes").flatten().tolist()
-    return nodes if len(set(nodes)) > 1 else None

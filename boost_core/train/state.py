@@ -272,7 +272,8 @@ class TrainState:
         graph: Runs a step's work on the device.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
-        roomy: The cursor of a batch whose documents all ranks know to fit into a captured step, if there is one.
+        fits_captured_step: The cursor of a batch whose documents all ranks know to fit into a captured step, if there
+            is one.
     """
 
     spec: JobSpec
@@ -291,7 +292,7 @@ class TrainState:
     graph: StepGraph
     step: int = 0
     samples: int = 0
-    roomy: int | None = None
+    fits_captured_step: int | None = None
 
     @classmethod
     def initial(

@@ -36,18 +36,18 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     """Return the learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
     if step <= optimizer.warmup_steps:
         return optimizer.learning_rate * step / optimizer.warmup_steps
-    floor = optimizer.final_learning_rate_ratio
-    return optimizer.learning_rate * (floor + (1 - floor) * _height(step, steps, optimizer))
-
-
-def _height(step: int, steps: int, optimizer: OptimizerConfig) -> float:
-    """How much is left of the way from the peak, 1, to the share at which the schedule ends, 0."""
-    if optimizer.schedule == "constant":
-        return 1.0
-    if optimizer.schedule == "wsd":
-        return min(1.0, (steps - step) / optimizer.steps_of_decay(steps))
+    # How much is left of the way from the peak, 1, to the share at which the schedule ends, 0.
     progress = (step - optimizer.warmup_steps) / (steps - optimizer.warmup_steps)
-    return 1 - progress if optimizer.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    if optimizer.schedule == "constant":
+        height = 1.0
+    elif optimizer.schedule == "wsd":
+        height = min(1.0, (steps - step) / optimizer.steps_of_decay(steps))
+    elif optimizer.schedule == "linear":
+        height = 1 - progress
+    else:
+        height = 0.5 * (1 + math.cos(math.pi * progress))
+    floor = optimizer.final_learning_rate_ratio
+    return optimizer.learning_rate * (floor + (1 - floor) * height)
 
 
 @dataclass(frozen=True)
@@ -98,44 +98,31 @@ def training_step(
         refuse: Called before the step's values are used; raises if they must not be.
         before_update: Called before any of the state is changed.
     """
-    size = state.spec.training.batch_size(state.step + 1)
+    training, replicas = state.spec.training, state.process_groups.replicas
+    size = training.batch_size(state.step + 1)
     state.clock.begin()
     with record_function("data"):  # such names are for profiles
-        sequences = _sequences(state, sampler, state.samples, size)
-        following = _following(state, sampler, state.samples + size)
-        crowded = _crowded(state, following)
+        sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
+        # This replica's part of the next batch, if it has to be known in advance; and whether it has too many documents
+        # for a captured step.
+        following: Sequences | None = None
+        captured = state.end_of_document is not None and state.graph.obstacle is None
+        if state.step + 2 <= training.steps and (captured or state.process_groups.context.size > 1):
+            begin, count = state.samples + size, training.batch_size(state.step + 2)
+            following = sampler.sequences(*replica_share(begin, count, replicas.rank, replicas.size))
+        crowded = False
+        if captured and following is not None:
+            crowded = most_documents(following, state.end_of_document) > document_places(training.sequence_length)
     state.clock.has_batch()
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
     values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
     if following is not None:
         # A pipeline deals all micro-batches before the first one enters.
-        size = state.spec.training.micro_batch_size
+        size = training.micro_batch_size
         ahead = len(following) if state.pipeline is not None else size
-        state.dealer.foresee([following[begin : begin + size] for begin in range(0, ahead, size)])
+        state.dealer.plan_ahead([following[begin : begin + size] for begin in range(0, ahead, size)])
     with record_function("optimizer"):
         return _update(state, values, clip, refuse, before_update)
-
-
-def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> Sequences:
-    """Return this replica's part of a global batch."""
-    replicas = state.process_groups.replicas
-    return sampler.sequences(*replica_share(samples, size, replicas.rank, replicas.size))
-
-
-def _following(state: TrainState, sampler: Sampler, samples: int) -> Sequences | None:
-    """Return this replica's part of the next batch, if it has to be known in advance."""
-    training, following = state.spec.training, state.step + 2
-    captured = state.end_of_document is not None and state.graph.obstacle is None
-    if following > training.steps or not (captured or state.process_groups.context.size > 1):
-        return None
-    return _sequences(state, sampler, samples, training.batch_size(following))
-
-
-def _crowded(state: TrainState, following: Sequences | None) -> bool:
-    """Return whether this replica's part of the next batch has too many documents for a captured step."""
-    if following is None or state.end_of_document is None or state.graph.obstacle is not None:
-        return False
-    return most_documents(following, state.end_of_document) > document_places(state.spec.training.sequence_length)
 
 
 def _worked(state: TrainState, size: int, documents: int) -> Results:
@@ -149,7 +136,7 @@ def _worked(state: TrainState, size: int, documents: int) -> Results:
     training = state.spec.training
     # A graph is for batches of one size: the final one, which most steps have.
     if state.graph.obstacle is None and size == training.global_batch_size:
-        if state.end_of_document is None or state.roomy == state.samples:
+        if state.end_of_document is None or state.fits_captured_step == state.samples:
             return state.graph.run(partial(_reduced, state, size, document_places(training.sequence_length)))
         # NCCL requires all ranks to replay or none; and next to a graph's memory there is no room for as much again.
         state.graph.forget()
@@ -171,7 +158,10 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
     sequences = size // state.process_groups.replicas.size
     batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document, documents)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
-    weight_N = batch.counts / _tokens_of_all(state, batch, size)
+    tokens: float | torch.Tensor = size * state.spec.training.sequence_length
+    if batch.starts is not None:  # those whose losses count
+        tokens = state.process_groups.replicas.all_reduce_(batch.counts.double().sum(), "tokens")
+    weight_N = batch.counts / tokens
     micro_batches = sequences // state.spec.training.micro_batch_size
     state.gradients.begin(micro_batches)
     if state.pipeline is None:
@@ -179,15 +169,21 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
     else:
         loss = _through_stages(state, state.pipeline, batch, weight_N, micro_batches)
     state.clock.enter(Part.OPTIMIZER)
-    with record_function("optimizer"):
-        return _reduce(state, loss)
-
-
-def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.Tensor:
-    """Return the number of tokens in a global batch of this size whose losses count."""
-    if batch.starts is None:
-        return size * state.spec.training.sequence_length
-    return state.process_groups.replicas.all_reduce_(batch.counts.double().sum(), "tokens")
+    with record_function("optimizer"):  # the ranks' parts of the step are combined
+        optimizer, groups = state.optimizer, state.process_groups
+        state.gradients.finish()
+        for along in (groups.pipeline, groups.data):
+            along.all_reduce_(loss, "loss")
+        for group in optimizer.groups:
+            if group.kind.latent:
+                # Each rank has a part of them, as of the latents' gradients. Once a step, whatever the number of
+                # tokens.
+                groups.tensor.all_reduce_(group.own_gradient, "latent weights")
+            if group.kind.tied:
+                groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
+        jumps = ~(loss <= state.inputs.loss_limit)  # true for NaN, too
+        norm, notices = global_norm(optimizer.groups, groups, (jumps, *state.inputs.notices))
+        return torch.stack([loss, norm, *notices]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
 
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
@@ -198,7 +194,7 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     for number, (micro_batch, weight_T) in enumerate(parts):
         state.clock.enter(Part.FORWARD)
         with record_function("forward"):
-            own = _dealt(state, micro_batch, number)
+            own = _own_tokens(state, micro_batch, number)
             part: torch.Tensor = (_losses(state, micro_batch, own) * own.of(weight_T)).sum()
         state.clock.enter(Part.BACKWARD)
         with record_function("backward"):
@@ -214,7 +210,7 @@ def _through_stages(
     """Do the same through the stages of a pipeline, which have several micro-batches in flight."""
     state.dealer.begin_step()
     micro_batches = list(batch.micro_batches(count))
-    owns = [_dealt(state, micro_batch, number) for number, micro_batch in enumerate(micro_batches)]
+    owns = [_own_tokens(state, micro_batch, number) for number, micro_batch in enumerate(micro_batches)]
     mine = list(zip(owns, micro_batches, weight_N.chunk(count), strict=True))
     token_N = torch.cat([own.of(each.tokens) for own, each, _ in mine])
     target_N = torch.cat([own.of(each.targets) for own, each, _ in mine])
@@ -222,29 +218,12 @@ def _through_stages(
     return pipeline.train(token_N, target_N, own_weight_N, [own.rotation for own in owns])
 
 
-def _dealt(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
+def _own_tokens(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
     """Return this rank's tokens of one of the step's micro-batches."""
     size = state.spec.training.micro_batch_size
     own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
     state.dealer.load += own.load
     return own
-
-
-def _reduce(state: TrainState, loss: torch.Tensor) -> Results:
-    """Combine the ranks' parts of the step; see ``_reduced``."""
-    optimizer, groups = state.optimizer, state.process_groups
-    state.gradients.finish()
-    for along in (groups.pipeline, groups.data):
-        along.all_reduce_(loss, "loss")
-    for group in optimizer.groups:
-        if group.kind.latent:
-            # Each rank has a part of them, as of the latents' gradients. Once a step, whatever the number of tokens.
-            groups.tensor.all_reduce_(group.own_gradient, "latent weights")
-        if group.kind.tied:
-            groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
-    jumps = ~(loss <= state.inputs.loss_limit)  # true for NaN, too
-    norm, heard = global_norm(optimizer.groups, groups, (jumps, *state.inputs.notices))
-    return torch.stack([loss, norm, *heard]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
 
 def _update(
@@ -258,7 +237,7 @@ def _update(
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.batch_size(state.step)
-    state.roomy = None if crowded > 0 else state.samples
+    state.fits_captured_step = None if crowded > 0 else state.samples
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
         before_update()
@@ -285,10 +264,10 @@ def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tens
     """
     own = state.dealer.deal(batch, sequences)
     if state.pipeline is None:
-        found_T: torch.Tensor | None = _losses(state, batch, own)
+        output_T: torch.Tensor | None = _losses(state, batch, own)
     else:
-        found_T = state.pipeline.losses(own.of(batch.tokens), own.of(batch.targets), own.rotation)
-    return None if found_T is None else own.among_all(found_T, len(batch.tokens), state.process_groups.context)
+        output_T = state.pipeline.losses(own.of(batch.tokens), own.of(batch.targets), own.rotation)
+    return None if output_T is None else own.among_all(output_T, len(batch.tokens), state.process_groups.context)
 
 
 def _losses(state: TrainState, batch: Batch, own: OwnTokens) -> torch.Tensor:
