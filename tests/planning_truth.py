@@ -8,8 +8,7 @@ from random import Random
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
-from boost_core.plan.devices import SPARE
-from boost_core.plan.machine import Machine, NetworkConfig, machine_of
+from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
 from boost_core.plan.memory import PipelineRank, lacking, node_bytes
 from boost_core.plan.throughput import Step
 from boost_core.plan.work import Stage, cut

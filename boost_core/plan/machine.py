@@ -451,7 +451,7 @@ def shape_of(job: JobSpec) -> str:
     """Return a digest of everything that a job's step time depends on besides the device.
 
     Args:
-        job: The job in its layout (``devices.at``).
+        job: The job in its layout (``resolve.at``).
     """
     training, resources = job.training, job.resources
     # Without defaults, so that new fields alter no digest; and without the cut, so that cuts can be compared.
@@ -489,6 +489,7 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
+SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choices
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
@@ -525,7 +526,7 @@ class Machine:
         """Return the correction of a job's predictions.
 
         Args:
-            job: The job in its layout (``devices.at``).
+            job: The job in its layout (``resolve.at``).
         """
         if self.fitted is None:
             return StepCorrection(jobs=0, factor=1.0, spread=self.profile.spread)
@@ -551,6 +552,12 @@ class Machine:
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     """Return the kind of GPU that a job requests; ``None`` if any will do."""
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
+
+
+def device_bytes(resources: ResourcesConfig) -> int | None:
+    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind."""
+    kind = kind_of_gpu(resources)
+    return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
 
 
 def kind_of_device(resources: ResourcesConfig) -> str | None:

@@ -289,7 +289,7 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     return _most_of([rank.memory() for rank in ranks])
 
 
-def memory_in_each(spec: JobSpec, layout: Layout, modes: Iterable[RecomputeMode]) -> dict[RecomputeMode, RankMemory]:
+def memory_by_mode(spec: JobSpec, layout: Layout, modes: Iterable[RecomputeMode]) -> dict[RecomputeMode, RankMemory]:
     """Return the same with all blocks in each of several modes, which takes less time than one by one."""
     ranks = _fullest(spec.at(layout), layout)
     return {mode: _most_of([rank.in_one_mode(mode).memory() for rank in ranks]) for mode in modes}
@@ -863,7 +863,7 @@ def lack_in_words(needed: int, machine: Machine) -> str:
     return f"lacks {lacks:.1f} GB of host memory: a node has {has / 1e9:.1f} GB for workers"
 
 
-def kept_on_host(spec: JobSpec) -> str:
+def host_contents(spec: JobSpec) -> str:
     """Describe what a job's ranks keep in the host's memory."""
     parts = ["state"] * (spec.parallelism.optimizer_offload > 0) + ["activations"] * spec.parallelism.keeps_on_host
     return " and ".join([*parts, "copies of the state"])

@@ -18,12 +18,20 @@ from boost_core.context.plan import Exchange, Figures
 from boost_core.context.selection import STAGES, Dealing, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.devices import at, device_bytes, too_large
-from boost_core.plan.machine import Basis, Fitted, Machine, MeasuredProfile, NetworkConfig, kind_of_gpu, machine_of
-from boost_core.plan.memory import host_remedies, kept_on_host, lacking, node_bytes, rank_memory
-from boost_core.plan.resolve import fastest
+from boost_core.plan.machine import (
+    Basis,
+    Fitted,
+    Machine,
+    MeasuredProfile,
+    NetworkConfig,
+    device_bytes,
+    kind_of_gpu,
+    machine_of,
+)
+from boost_core.plan.memory import host_contents, host_remedies, lacking, node_bytes, rank_memory
+from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
 from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
-from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts, step_seconds
+from boost_core.plan.throughput import StepSeconds
 from boost_core.plan.work import (
     Work,
     block_matrix_parameters,
@@ -559,7 +567,7 @@ def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape])
     spec = jobs[Layout.of(most)]
     if not spec.resources.gpus_per_worker:
         return []
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
+    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(spec)}"
     if most.node_memory_bytes is None:
         return [f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"]
     too_many = sum(each.fits_host is False for each in planned)

@@ -32,10 +32,9 @@ from boost_core.config.job import JobSpec
 from boost_core.config.legality import layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
-from boost_core.plan.devices import SPARE
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import SPARE, Machine
 from boost_core.plan.memory import RankMemory, lack_in_words, lacking, node_bytes, rank_memory
-from boost_core.plan.mixes import MIXED_LESS, CutPlan, Cuts, Mixes
+from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -370,7 +369,7 @@ class _Search:
     def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
         """Queue the least costly mix of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
-        mixes = Mixes(job, layout, self._machine)
+        mixes = RecomputeMixes(job, layout, self._machine)
         if not self._may_fit(shape, job, mixes, bound):
             return
         bounds = []
@@ -381,7 +380,7 @@ class _Search:
         if each := self._pipelines.get((shape, layout.dp)):
             each.fits, each.bound = True, min(bounds)
 
-    def _may_fit(self, shape: _Shape, job: JobSpec, mixes: Mixes, bound: float) -> bool:
+    def _may_fit(self, shape: _Shape, job: JobSpec, mixes: RecomputeMixes, bound: float) -> bool:
         """Whether a job may fit with some mix, on devices and hosts."""
         layout = Layout.of(job.parallelism)
         lean, memory = mixes.leanest()
@@ -491,7 +490,7 @@ def because_of_hosts(
     if not choice.job.parallelism.keeps_on_host:
         return
     layout, without = choice.layout, replace(machine, node_memory_bytes=None)
-    otherwise = Mixes(choice.job, layout, without).least_costly(limit)
+    otherwise = RecomputeMixes(choice.job, layout, without).least_costly(limit)
     needed = rank_memory(otherwise, layout).total
     if needed > limit:
         instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"

@@ -8,12 +8,10 @@ from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import Dealing, attention_layer
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.devices import nothing_fits
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, plan, presets
-from boost_core.plan.resolve import fastest
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.resolve import fastest, nothing_fits, step_seconds
 from boost_core.plan.work import model_flops_per_token
 
 
