@@ -25,7 +25,7 @@ from boost_core.context.placement import Window, moved_tasks, own_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Figures, Rates, figures
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import Cluster, Machine, Row
-from boost_core.plan.work import dealt_tokens, rank_tokens
+from boost_core.plan.work import rank_tokens, tokens_by_part
 
 # What context parallel ranks send each other: keys and values, or latents; and the same for moved queries.
 
@@ -233,6 +233,6 @@ def wire(job: JobSpec, cluster: Cluster, row: Row, exchange: Exchange) -> Wire:
         level_bytes[0] += made * layer.gathered_bytes
     seconds = 0.0
     for level, came, size in zip(cluster.levels, others, level_bytes, strict=True):
-        starts = STAGES * len(dealt_tokens(job)) * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
+        starts = STAGES * len(tokens_by_part(job)) * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
         seconds += starts + size / level.link.bytes_per_second
     return Wire(level_bytes, seconds, made)

@@ -141,7 +141,7 @@ def rank_tokens(job: JobSpec) -> int:
     return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
 
 
-def dealt_tokens(job: JobSpec) -> Sequence[int]:
+def tokens_by_part(job: JobSpec) -> Sequence[int]:
     """Tokens that a context parallel rank has of each part dealt by itself: a micro-batch, or its halves."""
     sequences = job.training.micro_batch_size
     parts = (-(-sequences // 2), sequences // 2) if job.parallelism.split_micro_batch else (sequences,)

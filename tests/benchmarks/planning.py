@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.legality import layout_problems
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.machine import NetworkConfig, machine_of
@@ -138,7 +139,13 @@ def memory_times() -> float:
         each
         for shape, replicas, _ in seen._shapes()
         for recompute in ("none", "latent", "full")
-        if not searching._problems(each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute))
+        if not layout_problems(
+            (each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute)).model,
+            each.parallelism,
+            each.training,
+            each.optimizer,
+            each.resources.gpus_per_worker,
+        )
     ]
     begun = time.process_time()
     for each in jobs:

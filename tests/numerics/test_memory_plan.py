@@ -32,7 +32,7 @@ from boost_core.optim.group import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
 from boost_core.plan.activations import Activations
-from boost_core.plan.memory import PipelineRank, in_hand, kept_bytes, moved_tokens, rank_memory
+from boost_core.plan.memory import PipelineRank, in_hand, moved_tokens, rank_memory, saved_task_bytes
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import block_modes, cut
 from boost_core.train.batch import Batch
@@ -597,7 +597,7 @@ def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recomp
     layer = attention_layer(spec)
     most = max(tokens for _, _, tokens in found)
     assert most == sum(moved_tokens(spec)) > 0
-    assert most * layer.foreign_bytes == kept_bytes(spec)
+    assert most * layer.foreign_bytes == saved_task_bytes(spec)
     for (_, still, _), (_, moving, tokens) in zip(kept["latents", "none"], kept["latents", "tasks"], strict=True):
         assert moving - still == pytest.approx(3 * tokens * layer.foreign_bytes, rel=0.05)
 

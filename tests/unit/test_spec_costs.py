@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from boost_core.config import JobSpec, legality
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan import memory, report, resolve, throughput, work
+from boost_core.plan import memory, report, resolve, work
 from boost_core.plan.activations import activations
 from boost_core.plan.memory import _of_two_stages
 from boost_core.plan.report import plan
@@ -109,7 +109,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for module in (resolve, report):
         count(module, "rank_memory")
-    for module in (report, throughput):
+    for module in (report, resolve):
         count(module, "step_parts")
     count(legality, "layout_problems")
     return counted
