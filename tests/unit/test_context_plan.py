@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
 
-from boost_core.context.placement import PLACEMENTS, Task, Window, _Dealt, areas, joined, moved_tasks, own_tasks, place
+from boost_core.context.placement import (
+    PLACEMENTS,
+    Task,
+    Window,
+    _Partition,
+    areas,
+    joined,
+    moved_tasks,
+    own_tasks,
+    place,
+)
 from boost_core.context.plan import (
     ContextPlan,
     Piece,
@@ -141,7 +151,7 @@ def test_each_rank_has_as_many_chunks_and_heap_and_near_are_even(given_: tuple[i
 @given(st.integers(2, 6).flatmap(lambda ranks: st.tuples(st.just(ranks), windows(ranks))))
 def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(given_: tuple[int, Window]) -> None:
     ranks, window = given_
-    dealt = _Dealt(window, ranks, even=100)
+    dealt = _Partition(window, ranks, even=100)
     for chunk in range(window.chunks):
         dealt.put(chunk, dealt.best(chunk, 100))
     exchanged = True
