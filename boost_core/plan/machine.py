@@ -1,4 +1,9 @@
-"""The machine that a job's workers run on, as far as the job specifies it: a device profile and a network."""
+"""The machine that a job's workers run on, as far as the job specifies it.
+
+A network as levels (``Cluster``), the speed of a kind of device (``Profile``), corrections from jobs that have run
+(``Fitted``), and where these come from: data sheets (``machine_for``), measurements (``MeasuredProfile``) or a
+description by people (``NetworkConfig``).
+"""
 
 import math
 import re
@@ -98,18 +103,17 @@ class Cluster:
                 f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or describe a larger network"
             )
         room = [level.fan_out for level in self.levels]
-        return [self._row(size, room) for size in sizes]
-
-    def _row(self, size: int, room: list[int]) -> Row:
-        """Return one size's row and take its ranks from the room left at each level."""
-        row, left = [], size
-        for index, places in enumerate(room[:-1]):
-            taken = next(divisor for divisor in range(min(left, places), 0, -1) if left % divisor == 0)
-            row.append(taken)
-            left //= taken
-            # What is left by a group that continues at outer levels is of no use to groups that are spread further.
-            room[index] = 1 if left > 1 else places // taken
-        return (*row, left)
+        rows = []
+        for size in sizes:
+            row, rest = [], size
+            for index, places in enumerate(room[:-1]):
+                ranks = next(divisor for divisor in range(min(rest, places), 0, -1) if rest % divisor == 0)
+                row.append(ranks)
+                rest //= ranks
+                # What a group that continues at outer levels leaves is of no use to groups that are spread further.
+                room[index] = 1 if rest > 1 else places // ranks
+            rows.append((*row, rest))
+        return rows
 
     def level_between(self, row: Row, place: int) -> int:
         """Return the index of the outermost level that separates a place of a group from the next one.
@@ -437,8 +441,8 @@ class Fitted(StepCorrection):
     def of(self, job: JobSpec) -> StepCorrection:
         """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
         shape = shape_of(job) if self.shapes else None
-        found = (each for each in self.shapes if each.shape == shape)
-        return next(found, self.model_copy(update={"jobs": 0}))
+        same = (each for each in self.shapes if each.shape == shape)
+        return next(same, self.model_copy(update={"jobs": 0}))
 
     @property
     def least(self) -> Factors:
@@ -583,22 +587,14 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
-    asked = kind_of_gpu(resources)
-    kind = asked if asked in _NODE_LINKS else _UNKNOWN_GPU
+    requested = kind_of_gpu(resources)
+    kind = requested if requested in _NODE_LINKS else _UNKNOWN_GPU
     device = device_named(kind)
     if device is None:
         raise AssertionError(f"hardware.DEVICES has no {kind}")
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
     board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
     return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
-
-
-def with_nodes_of(machine: Machine, spec: JobSpec, gpus: int | None) -> Machine:
-    """Return the machine with ``gpus`` GPUs per node, or unchanged if unknown or the job uses no GPUs."""
-    if gpus is None or not spec.resources.gpus_per_worker:
-        return machine
-    node, *outer = machine.cluster.levels
-    return replace(machine, cluster=Cluster((replace(node, fan_out=gpus), *outer)))
 
 
 def captures_steps(job: JobSpec) -> bool:
@@ -727,6 +723,10 @@ class MeasuredProfile(Config):
                 f"measure one of {computed_in(precision)}"
             )
         device = device_named(self.device)
+        host_bandwidth = self.host_bandwidth
+        if host_bandwidth is None:
+            known = None if device is None else LINK_EFFICIENCY * device.host_bandwidth
+            host_bandwidth = otherwise.profile.host_bandwidth if known is None else known
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
@@ -734,20 +734,12 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            self._host_bandwidth(otherwise.profile), otherwise.profile.launches_in_turn,
+            host_bandwidth, otherwise.profile.launches_in_turn,
         )  # fmt: skip
-        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster, described))
-
-    def _host_bandwidth(self, otherwise: Profile) -> float:
-        device = device_named(self.device)
-        if self.host_bandwidth is not None:
-            return self.host_bandwidth
-        return otherwise.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth
-
-    def _cluster(self, otherwise: Cluster, described: bool) -> Cluster:
-        links = self.link, None if described else self.between_nodes
-        levels = zip_longest(otherwise.levels, links[: len(otherwise.levels)])
-        return Cluster(tuple(level if found is None else replace(level, link=found.link) for level, found in levels))
+        links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
+        levels = zip_longest(otherwise.cluster.levels, links)
+        cluster = Cluster(tuple(level if link is None else replace(level, link=link.link) for level, link in levels))
+        return replace(otherwise, profile=profile, cluster=cluster)
 
 
 class Basis(Config):
@@ -767,8 +759,12 @@ class Basis(Config):
             ValueError: The profile is of another precision.
         """
         machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
-        machine = with_nodes_of(machine, spec, self.node_gpus)
-        return replace(machine, node_memory_bytes=self.node_memory_bytes if spec.resources.gpus_per_worker else None)
+        if not spec.resources.gpus_per_worker:
+            return replace(machine, node_memory_bytes=None)
+        if self.node_gpus is not None:
+            node, *outer = machine.cluster.levels
+            machine = replace(machine, cluster=Cluster((replace(node, fan_out=self.node_gpus), *outer)))
+        return replace(machine, node_memory_bytes=self.node_memory_bytes)
 
 
 NOMINAL = Basis()  # data sheets
@@ -819,7 +815,12 @@ class NetworkConfig(Config):
 
     def cluster(self) -> Cluster:
         """Return the network as plans use it."""
-        return Cluster(tuple(map(_level, self.levels)))
+        levels = []
+        for level in self.levels:
+            latency, rate = level.microseconds * 1e-6, level.gigabytes_per_second * 1e9
+            link = Link(0.0, latency, rate, f"{level.name}, as described")
+            levels.append(Level(level.name, level.fan_out, link, level.meshed))
+        return Cluster(tuple(levels))
 
     def machine(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Machine:
         """Return the machine that a job runs on.
@@ -835,8 +836,3 @@ class NetworkConfig(Config):
         if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
             return machine
         return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))
-
-
-def _level(given: LevelConfig) -> Level:
-    link = Link(0.0, given.microseconds * 1e-6, given.gigabytes_per_second * 1e9, f"{given.name}, as described")
-    return Level(given.name, given.fan_out, link, given.meshed)
