@@ -12,7 +12,7 @@ then grows from a document's start to its end, or in steps where slashes begin, 
 different ranks, balances both.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
@@ -177,20 +177,15 @@ class Dealing:
         window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)
         some_sparsely = any(window.is_sparse(tokens) for tokens in documents)
         placements = _SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS
-        return min((plan for how in placements for plan in self._placed(window, how)), key=self._seconds)
-
-    def _placed(self, window: Window, how: str) -> Iterator[ContextPlan]:
-        placement = place(window, self.ranks, how)
-        own = ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES)
-        yield own
-        if self.moves_tasks:
-            most = most_moved(window.chunks // self.ranks)
-            moved = replace(own, tasks=moved_tasks(window, placement, self.ranks, most=most))
-            if moved.queries:
-                yield moved
-
-    def _seconds(self, plan: ContextPlan) -> float:
-        return self.figures(plan).seconds
+        plans = []
+        for how in placements:
+            placement = place(window, self.ranks, how)
+            plans.append(ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES))
+            if self.moves_tasks:
+                most = most_moved(window.chunks // self.ranks)
+                moved = replace(plans[-1], tasks=moved_tasks(window, placement, self.ranks, most=most))
+                plans += [moved] if moved.queries else []
+        return min(plans, key=lambda plan: self.figures(plan).seconds)
 
 
 # What a rank receives of a layer's keys, over which links, and how long that takes.

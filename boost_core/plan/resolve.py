@@ -174,7 +174,8 @@ def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
     job = at(spec, layout, machine)
     if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
         return 0.0
-    return _step(job, layout, machine).offload_seconds
+    copies = _step(job, layout, machine).host_copies
+    return copies.state + copies.exposed
 
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:

@@ -159,11 +159,6 @@ class _Shape:
     schedule: str
     optimizer_offload: float
 
-    @property
-    def way(self) -> "_Shape":
-        """The same, regardless of where the optimizer's state is; only the fastest of these is a choice."""
-        return replace(self, optimizer_offload=0.0)
-
 
 @dataclass
 class _Pipeline:
@@ -255,10 +250,11 @@ class _Search:
         if plan is None:
             return inf
         layout = Layout.of(plan.job.parallelism)
-        if plan.seconds < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
+        key = replace(shape, optimizer_offload=0.0), layout.dp  # a choice is the fastest, wherever the state is
+        if plan.seconds < self._fastest.get(key, (inf,))[0]:
             memory = rank_memory(plan.job, layout)
             if not self._lacks(memory, layout):
-                self._fastest[shape.way, layout.dp] = plan.seconds, plan.job, plan.step, memory
+                self._fastest[key] = plan.seconds, plan.job, plan.step, memory
         return plan.seconds
 
     def _may_improve(self, pipeline: _Pipeline) -> bool:
@@ -357,8 +353,9 @@ class _Search:
             total = step.played()
             if each := self._pipelines.get((shape, layout.dp)):
                 each.fits, each.played = True, min(each.played, total)
-            if total < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
-                self._fastest[shape.way, layout.dp] = total, job, step, memory
+            key = replace(shape, optimizer_offload=0.0), layout.dp
+            if total < self._fastest.get(key, (inf,))[0]:
+                self._fastest[key] = total, job, step, memory
             return True
         self._unfit.append((lacks, bound, job, step, memory))
         if self._hosts_lack(shape, job, memory):

@@ -328,8 +328,12 @@ class Step:
         sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
         rows = dict(zip(self._order, self._cluster.rows([sizes[name] for name in self._order]), strict=True))
         self._tensor_row, self._context_row, self._pipeline_row = rows["tp"], rows["cp"], rows["pp"]
-        # Those with the same weights, wherever they are.
+        # Those with the same weights, wherever they are; and those that share a weight's update: LORO's and Muon's
+        # factors are whole on each.
         self._same_row = tuple(map(mul, self._context_row, rows["dp"]))
+        shared = job.parallelism.zero_stage > 0 and job.optimizer.kind == "adamw"
+        self._sharers = layout.same_weights if shared else 1
+        self._micro_batches = job.training.micro_batches(layout.dp)
 
     def sharing(self, job: JobSpec, layout: Layout) -> "Step":
         """That of the job with another number of replicas or stage of ZeRO, which changes no pass of a replica."""
@@ -457,19 +461,9 @@ class Step:
         return self._fitted.of(self._job).factors if self._fitted else Factors()
 
     @property
-    def _micro_batches(self) -> int:
-        return self._job.training.micro_batches(self._layout.dp)
-
-    @property
     def _update(self) -> float:
         on_device = self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
         return on_device + self._state_copies
-
-    @property
-    def offload_seconds(self) -> float:
-        """Seconds of exposed copies between device and host, of the optimizer's state and of blocks' activations."""
-        copies = self.host_copies
-        return copies.state + copies.exposed
 
     @property
     def host_copies(self) -> HostCopies:
@@ -699,12 +693,6 @@ class Step:
 
     def _over(self, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
         return group_seconds(self._cluster, row, collective, payload_bytes, calls)
-
-    @property
-    def _sharers(self) -> int:
-        """Ranks that share a weight's update; LORO's and Muon's factors are whole on each."""
-        shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.kind == "adamw"
-        return self._layout.same_weights if shared else 1
 
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""
