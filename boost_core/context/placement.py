@@ -4,7 +4,7 @@ A ``Window`` is what is partitioned; ``place`` gives each rank as many of its ch
 rules; ``moved_tasks`` has the attention of some chunks computed elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial, reduce
@@ -207,7 +207,7 @@ def locality_placement(window: Window, ranks: int, even: int = EVEN) -> list[int
         if partition.even:
             return partition.placement
         tries.append(partition)
-    return min(tries, key=lambda partition: partition.largest).placement
+    return min(tries, key=lambda partition: max(partition.load)).placement
 
 
 class _Exchange(NamedTuple):
@@ -236,33 +236,28 @@ class _Partition:
         self._own: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them
         self._readers = [0] * window.chunks  # by how many
-        self._load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
-
-    @property
-    def largest(self) -> int:
-        """The largest load."""
-        return max(self._load)
+        self.load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
 
     @property
     def even(self) -> bool:
-        """Whether that is near the mean."""
-        return self.largest <= self._limit
+        """Whether the largest load is near the mean."""
+        return max(self.load) <= self._limit
 
     def best(self, chunk: int, percent: int) -> int:
         """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
         limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
         room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
-        even = [rank for rank in room if 100 * count * self._load[rank] <= limit]
+        even = [rank for rank in room if 100 * count * self.load[rank] <= limit]
         if not even:
-            return min(room, key=lambda rank: self._load[rank])
+            return min(room, key=lambda rank: self.load[rank])
 
         def cost(rank: int) -> tuple[int, int]:
             want = self._want[rank]
             lacks = (need & ~want).bit_count()
             receives = 100 * count * (self._receives[rank] + lacks - 1) - busy
             sends = 100 * count * (self._sends[rank] + self._readers[chunk] - (want >> chunk & 1)) - busy
-            return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self._load[rank]
+            return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self.load[rank]
 
         return min(even, key=cost)
 
@@ -270,7 +265,7 @@ class _Partition:
         """Give a chunk to a rank."""
         self.placement[chunk] = rank
         self._own[rank].append(chunk)
-        self._load[rank] += self._window.areas[chunk]
+        self.load[rank] += self._window.areas[chunk]
         self._see(rank, self._want[rank] | self._window.needs[chunk])
         self._count(rank)
 
@@ -278,14 +273,32 @@ class _Partition:
         """Swap two chunks of the heaviest rank and another; return whether it was too heavy and some swap helped."""
         if self.even:
             return False
-        heaviest = max(self._ranks, key=lambda rank: self._load[rank])
-        # Swaps that gain much, and add little to what the two ranks receive.
-        swaps = list(self._gaining(heaviest))
+        heaviest = max(self._ranks, key=lambda rank: self.load[rank])
+        # Swaps that reduce the larger of two loads by a good part of the surplus, and add little to what the two ranks
+        # receive.
+        swaps, areas, surplus = [], self._window.areas, self.load[heaviest] - self._limit
+        for rank in self._ranks:
+            apart = self.load[heaviest] - self.load[rank]
+            most = apart - surplus // _WORTH
+            theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
+            for mine in self._own[heaviest]:
+                least, most_left = areas[mine] - most, areas[mine] - surplus // _WORTH
+                for area, other in theirs:
+                    if least < area < most_left:
+                        moved = areas[mine] - area
+                        ends_even = moved >= surplus and apart - moved >= surplus
+                        swaps.append(_Exchange(min(moved, apart - moved), mine, other, ends_even))
         enough = 3 * max((swap.gain for swap in swaps), default=0) // 10
         large = nlargest(_CONSIDERED, (swap for swap in swaps if swap.gain >= enough or swap.ends_even))
         others = {self.placement[swap.other] for swap in large}
-        rests = {rank: self._rests(rank) for rank in {heaviest, *others}}
         needs = self._window.needs
+        rests = {}  # for each chunk of a rank, the chunks that its other chunks see
+        for rank in {heaviest, *others}:
+            own = self._own[rank]
+            before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
+            after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
+            both = zip(own, before, after[-2::-1], strict=False)
+            rests[rank] = {chunk: earlier | later for chunk, earlier, later in both}
 
         def received(swap: _Exchange) -> tuple[int, int]:
             there = self.placement[swap.other]
@@ -308,26 +321,11 @@ class _Partition:
             self._swap(best.mine, best.other)
         return bool(likely)
 
-    def _gaining(self, heaviest: int) -> Iterator[_Exchange]:
-        """Swaps that reduce the larger of two loads by a good part of the surplus."""
-        areas, surplus = self._window.areas, self._load[heaviest] - self._limit
-        for rank in self._ranks:
-            apart = self._load[heaviest] - self._load[rank]
-            most = apart - surplus // _WORTH
-            theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
-            for mine in self._own[heaviest]:
-                least, most_left = areas[mine] - most, areas[mine] - surplus // _WORTH
-                for area, other in theirs:
-                    if least < area < most_left:
-                        moved = areas[mine] - area
-                        gain = min(moved, apart - moved)
-                        yield _Exchange(gain, mine, other, moved >= surplus and apart - moved >= surplus)
-
     def _swap(self, one: int, other: int) -> None:
         first, second = self.placement[one], self.placement[other]
         for rank, leaves, comes in ((first, one, other), (second, other, one)):
             self._own[rank][self._own[rank].index(leaves)] = comes
-            self._load[rank] += self._window.areas[comes] - self._window.areas[leaves]
+            self.load[rank] += self._window.areas[comes] - self._window.areas[leaves]
             self.placement[comes] = rank
         for rank in (first, second):
             self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._own[rank])))
@@ -352,13 +350,6 @@ class _Partition:
         own = sum(1 << chunk for chunk in self._own[rank])
         self._receives[rank] = (self._want[rank] & ~own).bit_count()
         self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._own[rank])
-
-    def _rests(self, rank: int) -> dict[int, int]:
-        """For each chunk of a rank, the chunks that its other chunks see."""
-        own, needs = self._own[rank], self._window.needs
-        before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
-        after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
-        return {chunk: earlier | later for chunk, earlier, later in zip(own, before, after[-2::-1], strict=False)}
 
 
 Placement = Sequence[int]  # the rank of each chunk

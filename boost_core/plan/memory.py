@@ -255,7 +255,15 @@ class PipelineRank:
             keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
             alone = self._by_itself(modes) + keep_attention * fixed.remote_tasks
             saved.append(a_token * tokens + alone + besides)
-            in_transit.append(self._in_transit(stage, modes))
+            begin, a_token = stage.layers.start, 0  # of the stage's last block that offloads
+            for mode, count in modes:
+                if TRAITS[mode].on_host:
+                    last = begin + count - 1
+                    crossed = given = self._job.model.crosses_into(last)
+                    a_token = each.on_host(crossed, given, mode)
+                    a_token -= self._begins(stage) if last == stage.layers.start else 0
+                begin += count
+            in_transit.append(tokens * a_token)
         most = max(_in_flight_bytes(moment, saved, fixed.owed) for moment in fixed.moments)
         saved_bytes = most + max(in_transit) + fixed.buffers
 
@@ -382,18 +390,6 @@ class PipelineRank:
             moments=frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches),
             may_capture=captures_steps(job),
         )
-
-    def _in_transit(self, stage: Stage, modes: ModeRuns) -> int:
-        """Bytes in transit to the host at a time: those of a stage's last block that offloads."""
-        begin, a_token = stage.layers.start, 0
-        for mode, count in modes:
-            if TRAITS[mode].on_host:
-                last = begin + count - 1
-                crossed = given = self._job.model.crosses_into(last)
-                a_token = self._each.on_host(crossed, given, mode)
-                a_token -= self._begins(stage) if last == stage.layers.start else 0
-            begin += count
-        return self._tokens * a_token
 
     def _begins(self, stage: Stage) -> int:
         """Bytes per token that a stage keeps of its input, whatever its first block keeps."""

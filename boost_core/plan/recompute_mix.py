@@ -89,12 +89,9 @@ class RecomputeMixes:
 
         A mode for which hosts have too little memory comes last.
         """
-
-        def lacks(mode: RecomputeMode) -> tuple[int, int]:
-            memory = self._memory[mode]
-            return lacking(node_bytes(memory, self._layout, self._machine), self._machine), memory.total
-
-        mode = min(self._modes, key=lacks)
+        layout, machine = self._layout, self._machine
+        lacks = {mode: lacking(node_bytes(memory, layout, machine), machine) for mode, memory in self._memory.items()}
+        mode = min(self._modes, key=lambda mode: (lacks[mode], self._memory[mode].total))
         return self._job.with_parallelism(recompute=mode), self._memory[mode]
 
     def may_fit(self, limit: float) -> bool:
@@ -496,18 +493,18 @@ class Cuts:
             stages = all_stages[number :: self._size]
             key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
             if key not in self._ranks:
-                self._ranks[key] = self._planned(PipelineRank(self._job, number, stages))
+                rank = PipelineRank(self._job, number, stages)
+                modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
+                by_mode = [rank.in_one_mode(mode).memory() for mode in modes]
+                room = room_of_a_rank(by_mode[0].copies, self._machine)
+                mixes: LeastCostly | None = None
+                if min(memory.total for memory in by_mode) <= self._limit * (1 + MIXED_LESS):
+                    mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
+                if mixes is not None and mixes.least is not None:
+                    head = self._step.of_the_head() if rank.ends else 0.0
+                    self._ranks[key] = _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
+                else:
+                    in_room = [memory.total for memory in by_mode if memory.host <= max(room, by_mode[0].host)]
+                    self._ranks[key] = _RankPlan(None, min(in_room) - self._limit)
             plans.append(self._ranks[key])
         return plans
-
-    def _planned(self, rank: PipelineRank) -> _RankPlan:
-        modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
-        in_each = [rank.in_one_mode(mode).memory() for mode in modes]
-        room = room_of_a_rank(in_each[0].copies, self._machine)
-        if min(memory.total for memory in in_each) <= self._limit * (1 + MIXED_LESS):
-            mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
-            if mixes.least is not None:
-                head = self._step.of_the_head() if rank.ends else 0.0
-                return _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
-        in_room = [memory.total for memory in in_each if memory.host <= max(room, in_each[0].host)]
-        return _RankPlan(None, min(in_room) - self._limit)

@@ -226,14 +226,12 @@ class _Search:
 
         One cut of each of the most promising comes first; its time decides which of them to pursue.
         """
-
-        def by_promise(item: tuple[tuple[_Shape, int], _Pipeline]) -> tuple[bool, float]:
-            pipeline = item[1]  # most of those that do not fit with the default cut do not fit with any
-            return not pipeline.fits, pipeline.bound if pipeline.played == inf else pipeline.played
-
-        in_order = sorted(self._pipelines.items(), key=by_promise)
         begun = list[tuple[float, _Shape, int, Cuts]]()
-        for (shape, replicas), pipeline in in_order:
+        # Most of those that do not fit with the default cut do not fit with any.
+        expected = {key: each.bound if each.played == inf else each.played for key, each in self._pipelines.items()}
+        in_order = sorted(self._pipelines, key=lambda key: (not self._pipelines[key].fits, expected[key]))
+        for shape, replicas in in_order:
+            pipeline = self._pipelines[shape, replicas]
             if len(begun) < _MOST_BEGUN and self._may_improve(pipeline):
                 layout = Layout.of(pipeline.job.parallelism)
                 cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)

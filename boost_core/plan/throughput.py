@@ -334,6 +334,8 @@ class Step:
         shared = job.parallelism.zero_stage > 0 and job.optimizer.kind == "adamw"
         self._sharers = layout.same_weights if shared else 1
         self._micro_batches = job.training.micro_batches(layout.dp)
+        levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(layout.pp))
+        self._links = [self._cluster.levels[level].link for level in levels]  # between a pipeline rank and the next
 
     def sharing(self, job: JobSpec, layout: Layout) -> "Step":
         """That of the job with another number of replicas or stage of ZeRO, which changes no pass of a replica."""
@@ -346,7 +348,7 @@ class Step:
     def keeping(self, job: JobSpec) -> "Step":
         """That of the job cut into other stages, or with other modes of those that were named."""
         other = copy(self)
-        for name in ("_rank_weights", "_rank_backwards", "_ranks"):
+        for name in ("_reduced", "_ranks"):
             other.__dict__.pop(name, None)
         other._job = job
         other._cut()
@@ -411,9 +413,9 @@ class Step:
 
     def _done(self, ended: Sequence[float], factors: Factors) -> float:
         """When all ranks have reduced their gradients, each after its last pass."""
-        ranks = list(zip(self._rank_weights, self._rank_backwards, strict=True))
-        reductions = {rank: self._reduction(*rank) for rank in set(ranks)}  # many are alike
-        return max(end + factors.communication * reductions[rank] for end, rank in zip(ended, ranks, strict=True))
+        reductions = {rank: self._reduction(*rank) for rank in set(self._reduced)}  # many are alike
+        ranks = zip(ended, self._reduced, strict=True)
+        return max(end + factors.communication * reductions[rank] for end, rank in ranks)
 
     def of_a_micro_batch(self) -> float:
         """What all pipeline ranks together compute and exchange for a micro-batch at least, as ``at_least`` has it."""
@@ -425,12 +427,13 @@ class Step:
         factors, micro_batches = self._factors, self._micro_batches
         slowest, others = self._slowest_and_others(factors)
         idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
+        weights, backwards = zip(*self._reduced, strict=True)
         return StepSeconds(
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
             idle_share * others.total,
-            factors.communication * self._reduction(max(self._rank_weights), max(self._rank_backwards)),
+            factors.communication * self._reduction(max(weights), max(backwards)),
             factors.rest * self._update,
         )
 
@@ -439,11 +442,12 @@ class Step:
         none, micro_batches = Factors(), self._micro_batches
         slowest, others = self._slowest_and_others(none)
         idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
-        reduction = self._reduction(max(self._rank_weights), max(self._rank_backwards))
+        weights, backwards = zip(*self._reduced, strict=True)
+        reduction = self._reduction(max(weights), max(backwards))
         rest = micro_batches * (slowest.arithmetic + slowest.sends) + self._update
         rest += idle_share * (others.arithmetic + others.sends)
         along = micro_batches * slowest.exchange + idle_share * others.exchange + reduction
-        own = micro_batches * self._ranks[0].exchange + self._reduction(self._rank_weights[0], self._rank_backwards[0])
+        own = micro_batches * self._ranks[0].exchange + self._reduction(*self._reduced[0])
         return PredictedCommunication(own, along / (along + rest))
 
     def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
@@ -462,7 +466,8 @@ class Step:
 
     @property
     def _update(self) -> float:
-        on_device = self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
+        most = max(weights for weights, _ in self._reduced)
+        on_device = self._profile.update_seconds(most / self._sharers, self._element)
         return on_device + self._state_copies
 
     @property
@@ -490,16 +495,15 @@ class Step:
         return max(sum(group.passing for group in groups) for groups in ranks) / self._profile.host_bandwidth
 
     @cached_property
-    def _rank_weights(self) -> list[float]:
-        return [self._weights(stages) for stages in self._stages]
-
-    @cached_property
-    def _rank_backwards(self) -> list[float]:
-        """What the backward pass of each rank's blocks computes."""
+    def _reduced(self) -> list[tuple[float, float]]:
+        """Each rank's weights, and the seconds of its blocks' backward pass, which hides a part of their reduction."""
         seconds = {
             mode: self._profile.seconds(each.backward + each.weight_gradients) for mode, each in self._block.items()
         }
-        return [sum(count * seconds[mode] for mode, count in modes.items()) for modes in self._rank_modes]
+        return [
+            (self._weights(stages), sum(count * seconds[mode] for mode, count in modes.items()))
+            for stages, modes in zip(self._stages, self._rank_modes, strict=True)
+        ]
 
     @cached_property
     def _ranks(self) -> list[_MicroBatch]:
@@ -643,13 +647,13 @@ class Step:
         projected = self._profile.seconds(made)
         again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
-        def seconds(ways: int, times: int, each: Work) -> float:
+        exposed = []
+        for ways, times, each in ((1, 1, block.forward), (2 + again, 3 + again, block.backward)):
             meanwhile = self._profile.seconds(Work(attention_flops=each.attention_flops))
             if self._job.parallelism.split_micro_batch:
                 meanwhile += (self._profile.seconds(each) - meanwhile) / 2
-            return times * projected + self._profile.exposed(ways * sent.seconds, meanwhile)
-
-        return seconds(1, 1, block.forward), seconds(2 + again, 3 + again, block.backward)
+            exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile))
+        return exposed[0], exposed[1]
 
     @cached_property
     def _head_exchanges(self) -> tuple[float, float]:
@@ -668,12 +672,6 @@ class Step:
             width += 7 * model.bottleneck_rank
         link = self._links[place]
         return link.base_seconds + link.hop_seconds + self._tokens * width * self._element / link.bytes_per_second
-
-    @cached_property
-    def _links(self) -> list[Link]:
-        """Between each pipeline rank and the next."""
-        levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(self._layout.pp))
-        return [self._cluster.levels[level].link for level in levels]
 
     def _reduction(self, weights: float, backward: float) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated.

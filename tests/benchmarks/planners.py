@@ -131,7 +131,7 @@ class Question:
             for rank, (stage,) in enumerate(stages):
                 sent = stage.send * above[rank] + (stages[rank - 1][0].send * above[rank - 1] if rank else 0)
                 loads.append(stage.forward + stage.whole_backward + sent)
-            cost = max(loads) * rounds + step._reduction(step._rank_weights[0], step._rank_backwards[0])
+            cost = max(loads) * rounds + step._reduction(*step._reduced[0])
             if cost < best[0] and self._fits(way):
                 best = cost, job
         return best[1]

@@ -159,7 +159,7 @@ def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(give
         sent = key_transfers(own_tasks(window, dealt.placement), dealt.placement)
         degrees = Counter(each.sender for each in sent), Counter(each.receiver for each in sent)
         assert [dealt._sends, dealt._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
-        assert dealt._load == list(areas(window, own_tasks(window, dealt.placement), ranks))
+        assert dealt.load == list(areas(window, own_tasks(window, dealt.placement), ranks))
         exchanged = dealt.exchange()
 
 
