@@ -403,7 +403,7 @@ def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mod
     return [*exchanges.forward, *exchanges.backward, *again]
 
 
-def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
+def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
     """Elements per token of each whole latent that a block receives between two exchanges.
 
     Args:

@@ -65,13 +65,13 @@ class Window:
     @cached_property
     def areas(self) -> Sequence[int]:
         """Query-key pairs of each chunk's queries."""
-        found, start = [0] * self.chunks, 0
+        areas, start = [0] * self.chunks, 0
         for length in self.documents:
             share = self.sparse_share if self.is_sparse(length) else 1
             for chunk, begin, end in self._rows(start, start + length):
-                found[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
+                areas[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
             start += length
-        return tuple(found)
+        return tuple(areas)
 
     @cached_property
     def area(self) -> int:
@@ -111,24 +111,24 @@ class Window:
                 """Pairs of the leading document's queries with its keys, from a position before the chunk on."""
                 return self._seen(leading + rows - key) - self._seen(leading - key)
 
-            found = 0
+            pairs = 0
             for each in self.keys(queries):
                 if not keys >> each & 1:
                     continue
                 if each == queries:
-                    found += self.areas[queries] - from_token(start) + from_token(leading)
+                    pairs += self.areas[queries] - from_token(start) + from_token(leading)
                 else:
                     begin = max(start, each * self.chunk_tokens)
-                    found += from_token(begin) - from_token((each + 1) * self.chunk_tokens)
-            return found
+                    pairs += from_token(begin) - from_token((each + 1) * self.chunk_tokens)
+            return pairs
         start, rows = self._leading[queries]
-        found = 0
+        pairs = 0
         if keys >> queries & 1:
             keys ^= 1 << queries
-            found = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
+            pairs = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
         if keys >> self.first[queries] & 1:
-            found -= rows * (start - self.first[queries] * self.chunk_tokens)
-        return found + rows * self.chunk_tokens * keys.bit_count()
+            pairs -= rows * (start - self.first[queries] * self.chunk_tokens)
+        return pairs + rows * self.chunk_tokens * keys.bit_count()
 
     def _seen(self, tokens: int) -> int:
         """Pairs of the first tokens of a document."""
@@ -141,13 +141,13 @@ class Window:
 
         A document with sparse attention starts with the chunk, since no keys before that are planned for.
         """
-        found, start = [(0, 0)] * self.chunks, 0
+        leading, start = [(0, 0)] * self.chunks, 0
         for length in self.documents:
             for chunk, begin, end in self._rows(start, start + length):
                 if begin == chunk * self.chunk_tokens:
-                    found[chunk] = begin if self.is_sparse(length) else start, end - begin
+                    leading[chunk] = begin if self.is_sparse(length) else start, end - begin
             start += length
-        return tuple(found)
+        return tuple(leading)
 
     def _rows(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
         """The chunks that contain some tokens, each with its part of them."""
@@ -442,7 +442,7 @@ class Task:
     rank: int
 
 
-def own_tasks(window: Window, placement: Placement) -> Sequence[Task]:
+def local_tasks(window: Window, placement: Placement) -> Sequence[Task]:
     """Every chunk's task, computed where its tokens are, in the order of chunks."""
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
@@ -501,7 +501,7 @@ def moved_tasks(
 
 def areas(window: Window, tasks: Sequence[Task], ranks: int) -> Sequence[int]:
     """Pairs that each rank computes."""
-    found = [0] * ranks
+    loads = [0] * ranks
     for task in tasks:
-        found[task.rank] += window.areas[task.queries]
-    return found
+        loads[task.rank] += window.areas[task.queries]
+    return loads

@@ -81,11 +81,11 @@ class AttentionLayer:
         return 4 * (self.rank or 0) * self.key_size / self.tensor_parallel_size
 
     @property
-    def kept_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
-    def asking_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
+    def request_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
         """Bytes sent per token whose attention is computed elsewhere.
 
         Forward, its queries; backward, also the output's gradient and what is kept. As latents, a share of one either
@@ -93,27 +93,27 @@ class AttentionLayer:
         """
         if moved == "latents":
             return self.share_bytes
-        return 2 * self.query_bytes + self.kept_bytes if backward else self.query_bytes
+        return 2 * self.query_bytes + self.saved_bytes if backward else self.query_bytes
 
-    def answering_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
+    def response_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
         """Bytes sent back per such token: what is kept, or the gradient of its queries; or a share of a latent."""
         if moved == "latents":
             return self.share_bytes
-        return self.query_bytes if backward else self.kept_bytes
+        return self.query_bytes if backward else self.saved_bytes
 
     def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
         """Bytes sent per such token, and sent back."""
-        return self.asking_bytes(backward, moved), self.answering_bytes(backward, moved)
+        return self.request_bytes(backward, moved), self.response_bytes(backward, moved)
 
-    def asking_gathered_bytes(self, backward: bool) -> int:
+    def request_gathered_bytes(self, backward: bool) -> int:
         """Bytes that the node's other ranks contribute to what is sent of such a token as latents.
 
         Backward, the latents of its queries are gathered again.
         """
-        return (2 if backward else 1) * self.answering_summed_bytes
+        return (2 if backward else 1) * self.response_summed_bytes
 
     @property
-    def answering_summed_bytes(self) -> int:
+    def response_summed_bytes(self) -> int:
         """Bytes that they contribute to the sum that is sent back."""
         return (self.tensor_parallel_size - 1) * self.share_bytes
 
@@ -125,9 +125,9 @@ class AttentionLayer:
         return (10 if backward else 4) * (self.rank or 0) * self.hidden_size / self.tensor_parallel_size
 
     @property
-    def foreign_bytes(self) -> int:
+    def remote_bytes(self) -> int:
         """Bytes kept per such token where it is computed, if latents travel: what is kept, and a share of latents."""
-        return self.kept_bytes + self.share_bytes
+        return self.saved_bytes + self.share_bytes
 
     def sent_bytes(self, exchange: Exchange) -> int:
         """Bytes of a token that is sent to another node."""
@@ -176,8 +176,7 @@ def efficiency(piece_tokens: float) -> float:
 # The transfers are the edges of a multigraph from senders to receivers. By König's theorem it splits into as many
 # matchings as the busiest rank sends or receives, and no fewer; Kempe's chains find them. Consecutive rounds form a
 # stage, in which a rank thus sends and receives at most as many chunks as the stage has rounds: one uneven all-to-all,
-# in
-# flight while the attention of the previous stage is computed.
+# in flight while the attention of the previous stage is computed.
 
 
 @dataclass(frozen=True, order=True)
@@ -282,7 +281,7 @@ class ContextPlan:
 
     Attributes:
         window: The tokens.
-        ranks: Number of ranks to which they are dealt.
+        ranks: Number of ranks over which they are partitioned.
         placement: The rank of each chunk.
         tasks: The attention of each chunk.
         stages: Number of stages in which keys arrive, after the rank's own.
@@ -323,11 +322,11 @@ class ContextPlan:
         for number, sent in enumerate(self.key_stages, start=1):
             for transfer in sent:
                 here[transfer.receiver][number] |= 1 << transfer.chunk
-        found = [[0] * (self.stages + 1) for _ in range(self.ranks)]
+        stage_pairs = [[0] * (self.stages + 1) for _ in range(self.ranks)]
         for task in self.tasks:
             for number, chunks in enumerate(here[task.rank]):
-                found[task.rank][number] += self.window.pairs(task.queries, chunks)
-        return found
+                stage_pairs[task.rank][number] += self.window.pairs(task.queries, chunks)
+        return stage_pairs
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,7 @@ class Figures:
         rounds: Number of chunks of keys that the busiest rank sends or receives.
         node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
         fabric_bytes: The same, between nodes.
-        kept_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
+        saved_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
         forward_seconds: Forward seconds of the slowest rank.
         backward_seconds: Its backward seconds, likewise.
     """
@@ -348,7 +347,7 @@ class Figures:
     rounds: int
     node_bytes: int
     fabric_bytes: int
-    kept_bytes: int
+    saved_bytes: int
     forward_seconds: float
     backward_seconds: float
 
@@ -425,8 +424,8 @@ def figures(
             projecting = 0.0
             if moved == "latents":
                 in_node = query_tokens[rank] / rates.node_bytes
-                there += layer.asking_gathered_bytes(backward) * in_node
-                back += layer.answering_summed_bytes * in_node
+                there += layer.request_gathered_bytes(backward) * in_node
+                back += layer.response_summed_bytes * in_node
                 projecting = query_tokens[rank] * layer.moved_flops(backward) / rates.flops
             wires[0] += there
             hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
@@ -441,8 +440,8 @@ def figures(
         rounds=busiest(plan.keys),
         node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query,
         fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * a_query,
-        kept_bytes=plan.window.tokens // plan.ranks * layer.kept_bytes
-        + (remote * size * layer.foreign_bytes if moved == "latents" else 0),
+        saved_bytes=plan.window.tokens // plan.ranks * layer.saved_bytes
+        + (remote * size * layer.remote_bytes if moved == "latents" else 0),
         forward_seconds=slowest[0],
         backward_seconds=slowest[1],
     )
@@ -451,9 +450,8 @@ def figures(
 # A context parallel rank's part of a plan, stage by stage: what it sends, receives and attends to.
 #
 # A piece is queries and keys of one document, each a contiguous run of tokens: a kernel call, or a part of one. There
-# are
-# as few as possible: neighbouring chunks form one run, and all keys that a run's queries see without a mask form one
-# piece with them if they are contiguous.
+# are as few as possible: neighbouring chunks form one run, and all keys that a run's queries see without a mask form
+# one piece with them if they are contiguous.
 #
 # Queries of other ranks whose attention a rank computes are kept separately, in order of arrival.
 

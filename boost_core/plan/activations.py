@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TypeVar, cast
 
-from boost_core.architecture import chosen_sharding, gate_matrices, kept_latents, projection_groups, reads_input
+from boost_core.architecture import chosen_sharding, gate_matrices, projection_groups, reads_input, saved_latents
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 
@@ -146,29 +146,29 @@ class Activations:
         return self.residual * self.element_bytes if itself else 0
 
     @_cached
-    def block(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def block(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps.
 
         Args:
             crossed: Whether the previous block's latents cross into it.
-            given: Whether it receives them; a recomputed block keeps them in any case, unless they are shared.
+            receives: Whether it receives latents; a recomputed block keeps them in any case, unless they are shared.
             mode: What it keeps.
         """
         traits = TRAITS[mode]
         if traits.again == "nothing":
             return self._whole_block(crossed)
         if traits.again == "all":
-            return self.residual * self.element_bytes + self._first_squares + given * self.carried
+            return self.residual * self.element_bytes + self._first_squares + receives * self.carried
         # Context parallel ranks keep attention's output and log-sum-exps, so that no keys are sent again.
         attended = 0
         if self.parallelism.context_parallel_size > 1:
             in_segments = "output" in self._inputs_read and not traits.on_host
             attended = self._heads * PRECISE + (0 if in_segments else self.query * self.element_bytes)
-        return attended + (0 if traits.on_host else self._segments(crossed, given, mode))
+        return attended + (0 if traits.on_host else self._segments(crossed, receives, mode))
 
-    def on_host(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def on_host(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps in the host's memory. Arguments as in ``block``."""
-        return self._segments(crossed, given, mode) if TRAITS[mode].on_host else 0
+        return self._segments(crossed, receives, mode) if TRAITS[mode].on_host else 0
 
     @_cached
     def segment_fetched(self, crossed: bool, mode: RecomputeMode) -> int:
@@ -184,20 +184,20 @@ class Activations:
         return widest * self.element_bytes + self._block_statistics
 
     @_cached
-    def _segments(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def _segments(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
         saved = 2 * self.residual * self.element_bytes + self._block_statistics
         saved += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
             return saved + self.shared(crossed) * self.element_bytes
-        return saved + self._projections * self.latent * self.element_bytes + given * self.carried
+        return saved + self._projections * self.latent * self.element_bytes + receives * self.carried
 
     def shared(self, crossed: bool) -> int:
         """Elements of this rank's slice of a block's latents, and of those that cross into it."""
-        return sum(kept_latents(self.model, self.parallelism, crossed)) // self._size
+        return sum(saved_latents(self.model, self.parallelism, crossed)) // self._size
 
     @_cached
-    def block_backward(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def block_backward(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Extra bytes of the backward pass through a block: recomputed activations, and gradients of activations.
 
         Approximate: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as in
@@ -211,7 +211,7 @@ class Activations:
         traits = TRAITS[mode]
         if traits.again == "nothing":
             return gradients
-        gradients += self.blocks_ahead * self.on_host(crossed, given, mode)
+        gradients += self.blocks_ahead * self.on_host(crossed, receives, mode)
         if traits.slices and self._size > 1:
             # Gathered latents: of a block and one more segment, while the slices still exist.
             gradients += (
@@ -220,7 +220,7 @@ class Activations:
                 * (self.latent * self.element_bytes)
             )
         segments = traits.again == "segments"
-        again = self._whole_block(crossed) - self.block(crossed, given, "latent" if segments else mode)
+        again = self._whole_block(crossed) - self.block(crossed, receives, "latent" if segments else mode)
         if segments and self.kernels:
             # One segment at a time, between two exchanges.
             attention = (3 if self.model.qk_norm else 2) * (self.query + self.key_value) + 3 * self.latent

@@ -40,10 +40,8 @@ from boost_core.plan.work import Work
 #
 # A level joins units of the level inside it: a node its GPUs, a rack its nodes. Ranks are numbered as in
 # ``Layout.coordinates``, so a group of the innermost size takes adjacent ranks; what a group leaves of a level's
-# fan-out
-# goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column for
-# each
-# level.
+# fan-out goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column
+# for each level.
 
 Row = tuple[int, ...]  # ranks of a group at each level, innermost first; their product is the group's size
 
@@ -140,8 +138,7 @@ class Cluster:
 # Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
 # terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
 # reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B
-# and
-# 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
+# and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
 # (``tests/unit/test_published_times.py``).
 
 PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
@@ -243,20 +240,15 @@ def of_cores(cores: float) -> Profile:
 # Correcting predictions by how long earlier jobs took.
 #
 # A device's arithmetic and its links differ from their figures for different reasons, so a step's exposed collectives
-# are
-# corrected apart from the rest of it. Each job that has run in a shape contributes one ratio for each of the two: the
-# measured seconds over those predicted without any correction, so that corrections do not feed back into themselves.
-# For
-# n jobs
+# are corrected apart from the rest of it. Each job that has run in a shape contributes one ratio for each of the two:
+# the measured seconds over those predicted; ratios are always against the uncorrected prediction. For n jobs
 #
 #     factor  = before^(3/(n + 3)) · median^(n/(n + 3))
 #     spread² = (3 · spread before² + Σ (log ratio − log factor)²) / (n + 3)
 #
 # first for a kind of device and a precision, with a prior factor of 1 and the profile's spread; then for each shape
-# that
-# has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their median. A
-# job
-# that has no collectives to wait for, or hardly any by the prediction, says nothing about them.
+# that has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their
+# median. A job that has no collectives to wait for, or hardly any by the prediction, says nothing about them.
 #
 # The rest includes transfers between pipeline stages, which are timed together with waiting for the other stages.
 
@@ -619,10 +611,9 @@ def attends_on_device(job: JobSpec) -> bool:
 # A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.
 #
 # Timed samples of work become rates by non-negative least squares of the relative errors, with the terms of
-# ``profile``.
-# Training steps with different numbers of blocks show how much longer a block takes than its work at those rates: the
-# correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which a plan's
-# range is computed.
+# ``Profile``. Training steps with different numbers of blocks show how much longer a block takes than its work at those
+# rates: the correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which
+# a plan's range is computed.
 
 # Wider than anything measured, and narrow enough that no prediction overflows.
 Rate = Annotated[float, Field(ge=1, le=1e20)]

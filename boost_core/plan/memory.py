@@ -259,8 +259,8 @@ class PipelineRank:
             for mode, count in modes:
                 if TRAITS[mode].on_host:
                     last = begin + count - 1
-                    crossed = given = self._job.model.crosses_into(last)
-                    a_token = each.on_host(crossed, given, mode)
+                    crossed = receives = self._job.model.crosses_into(last)
+                    a_token = each.on_host(crossed, receives, mode)
                     a_token -= self._begins(stage) if last == stage.layers.start else 0
                 begin += count
             in_transit.append(tokens * a_token)
@@ -272,8 +272,8 @@ class PipelineRank:
         step = state + saved_bytes + max(backward + fixed.under_way, fixed.head + fixed.ahead)
         if fixed.may_capture and not on_host:  # the only rank of a pipeline has all modes
             # An evaluation peaks with a block's activations, and the head's.
-            crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
-            block = tokens * (each.block(crossed, given, "none") + each.residual * self._element)
+            crossed = receives = self._job.model.crosses_into(self._stages[-1].layers[-1])
+            block = tokens * (each.block(crossed, receives, "none") + each.residual * self._element)
             evaluation = block + self._by_itself(self._runs[0]) + tokens * each.head() + fixed.logits
             step += max(fixed.update, evaluation)
         total = max(step, fixed.starting, state + fixed.update)
@@ -432,8 +432,8 @@ class PipelineRank:
             slicing = sum(count for mode, count in modes if TRAITS[mode].slices)
             fetches_beside = slicing > self._each.blocks_ahead
         for mode, count in reversed(modes):
-            crossed = given = self._job.model.crosses_into(end - 1)
-            block = self._each.block_backward(crossed, given, mode)
+            crossed = receives = self._job.model.crosses_into(end - 1)
+            block = self._each.block_backward(crossed, receives, mode)
             block += fetches_beside * self._each.segment_fetched(crossed, mode)
             most = max(most, block - freed)
             begin = end - count
@@ -508,9 +508,9 @@ def _alike_with_lax(
         crossed = sum(map(model.crosses_into, run))
         # The first of a stage only receives latents that cross into it.
         first = layers.start in run and not model.crosses_into(layers.start)
-        given = count - crossed - first
-        counts.update({(True, True, mode): crossed, (False, True, mode): given})
-        counts[False, False, mode] += count - crossed - given
+        receives = count - crossed - first
+        counts.update({(True, True, mode): crossed, (False, True, mode): receives})
+        counts[False, False, mode] += count - crossed - receives
         begin += count
     return tuple(entry for entry in counts.items() if entry[1])
 
@@ -617,7 +617,7 @@ def task_bytes(job: JobSpec, kernels: bool) -> int:
     query = layer.query_bytes
     of_gradients = query // layer.element_bytes * PRECISE
     if not tokens or not moved_as_latents(job):
-        return tokens * (3 * layer.asking_bytes(backward=True) + of_gradients + 4 * query)
+        return tokens * (3 * layer.request_bytes(backward=True) + of_gradients + 4 * query)
     share, whole = layer.share_bytes, layer.share_bytes * layer.tensor_parallel_size
     a_token = 6 * share + 6 * whole + (4 if kernels else 6) * query + of_gradients
     weights = 2 * (layer.rank or 0) * query  # in the compute type: a rank of columns as wide as queries
@@ -626,7 +626,7 @@ def task_bytes(job: JobSpec, kernels: bool) -> int:
 
 def saved_task_bytes(job: JobSpec) -> int:
     """What a block saves of other ranks' tasks until the backward pass, if its attention is not recomputed."""
-    return sum(moved_tokens(job)) * attention_layer(job).foreign_bytes if moved_as_latents(job) else 0
+    return sum(moved_tokens(job)) * attention_layer(job).remote_bytes if moved_as_latents(job) else 0
 
 
 # Upper bounds, in bytes, on the memory of a rank that sparse attention takes in addition to dense attention.
@@ -704,7 +704,7 @@ def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
 
 
 def room_of_a_rank(copies: int, machine: Machine) -> float:
-    """Return the bytes of a host's memory that a rank is given for what blocks keep; none if unknown.
+    """Return the bytes of a host's memory that a rank is receives for what blocks keep; none if unknown.
 
     They are the share of its GPU: the others may be those of other jobs, of whose memory this one's plan knows nothing.
 

@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 from pydantic import Field
 
-from boost_core.architecture import kept_latents, micro_batch_payloads
+from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
 from boost_core.config.legality import cannot_send_latents, layout_problems
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout
 from boost_core.context.plan import Exchange, Figures
-from boost_core.context.selection import STAGES, Dealing, attention_layer, most_moved, sent_between_nodes, wire
+from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import (
@@ -113,9 +113,9 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     if layout.cp == 1:
         return None
     job = at(spec, layout, machine)
-    dealing, length = Dealing.of(job, machine), job.training.sequence_length
-    counts = (most_moved(tokens // dealing.chunk) for tokens in tokens_by_part(job))
-    moved_chunks = sum(counts) if dealing.moves_tasks else 0
+    planner, length = ContextPlanner.of(job, machine), job.training.sequence_length
+    counts = (most_moved(tokens // planner.chunk) for tokens in tokens_by_part(job))
+    moved_chunks = sum(counts) if planner.moves_tasks else 0
 
     sizes = []  # this one, and half and twice the size, with twice and half the replicas where possible
     others = ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1)))
@@ -140,29 +140,29 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     chunk_sizes = []
     of_layouts = len({(each.tp, each.cp) for each in spec.layouts() if each.cp > 1}) or 1  # each partitions differently
     most = _MOST_CHUNKS // of_layouts
-    if length // dealing.chunk <= most:
-        half = () if dealing.chunk % 2 else (dealing.chunk // 2,)
-        for size in (dealing.chunk, *half, dealing.chunk * 2):
-            if length % (size * dealing.ranks) == 0 and length // size <= most:
-                cost = _of_one_document(replace(dealing, chunk=size), length)
+    if length // planner.chunk <= most:
+        half = () if planner.chunk % 2 else (planner.chunk // 2,)
+        for size in (planner.chunk, *half, planner.chunk * 2):
+            if length % (size * planner.ranks) == 0 and length // size <= most:
+                cost = _of_one_document(replace(planner, chunk=size), length)
                 chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
 
     exchanges = tuple(_exchanges(job, layout, machine))
-    why = [_why_size(job, sizes), _why_chunk(dealing, chunk_sizes), _why_exchange(job, dealing, exchanges)]
+    why = [_why_size(job, sizes), _why_chunk(planner, chunk_sizes), _why_exchange(job, planner, exchanges)]
     if moved_chunks:
-        layer, tokens = attention_layer(job), moved_chunks * dealing.chunk
-        ways = [sum(layer.moved_bytes(backward, dealing.moved)) for backward in (False, True)]
-        what = "latents of their queries and outputs" if dealing.moves_latents else "their queries and results"
+        layer, tokens = attention_layer(job), moved_chunks * planner.chunk
+        ways = [sum(layer.moved_bytes(backward, planner.moved)) for backward in (False, True)]
+        what = "latents of their queries and outputs" if planner.moves_latents else "their queries and results"
         why.append(
             f"the attention of up to {moved_chunks} of a rank's chunks is computed by other ranks where that is "
             f"faster; {what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
             f"{tokens * ways[1] / _GIGA:.3g} GB backward"
         )
     return PlannedContext(
-        chunk_tokens=dealing.chunk,
-        chunks=length // layout.cp // dealing.chunk,
+        chunk_tokens=planner.chunk,
+        chunks=length // layout.cp // planner.chunk,
         stages=STAGES,
-        exchange=dealing.exchange,
+        exchange=planner.exchange,
         moved_chunks=moved_chunks,
         sizes=tuple(sizes),
         chunk_sizes=tuple(chunk_sizes),
@@ -172,9 +172,9 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
 
 
 @lru_cache(256)  # shared by a job's layouts
-def _of_one_document(dealing: Dealing, tokens: int) -> Figures:
-    plan = dealing.plan((tokens,))
-    return dealing.figures(plan)
+def _of_one_document(planner: ContextPlanner, tokens: int) -> Figures:
+    plan = planner.plan((tokens,))
+    return planner.figures(plan)
 
 
 def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[PlannedExchange]:
@@ -188,7 +188,7 @@ def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[Plann
     for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
         requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
         sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
-        computed = Work(product_flops=sent.made_tokens * layer.projection_flops)
+        computed = Work(product_flops=sent.projected_tokens * layer.projection_flops)
         yield PlannedExchange(
             exchange=exchange,
             links=tuple(
@@ -216,9 +216,9 @@ def _why_size(job: JobSpec, sizes: Sequence[PlannedSize]) -> str:
     return "; ".join([text, *(f"cp {other.context_parallel_size} would take {need}" for other, need in others)])
 
 
-def _why_chunk(dealing: Dealing, sizes: Sequence[PlannedChunk]) -> str:
-    text = f"chunks have {dealing.chunk:,} tokens, and their keys arrive in {STAGES} stages"
-    if dealing.sparse_from is not None:
+def _why_chunk(planner: ContextPlanner, sizes: Sequence[PlannedChunk]) -> str:
+    text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
+    if planner.sparse_from is not None:
         text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
     if not sizes:
         return text
@@ -226,11 +226,11 @@ def _why_chunk(dealing: Dealing, sizes: Sequence[PlannedChunk]) -> str:
         f"{_milliseconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
     )
     other_sizes = (f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(sizes[1:], others, strict=True))
-    alone = "" if dealing.sparse_from is None else ", without transfers,"
+    alone = "" if planner.sparse_from is None else ", without transfers,"
     return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
 
 
-def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: Sequence[PlannedExchange]) -> str:
+def _why_exchange(job: JobSpec, planner: ContextPlanner, exchanges: Sequence[PlannedExchange]) -> str:
     costs = []
     for each in exchanges:
         links = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in each.links)
@@ -238,7 +238,7 @@ def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: Sequence[PlannedExc
         computing = f", plus {_milliseconds(compute)} to compute keys" if compute else ""
         costs.append(f"{links} in {_milliseconds(each.seconds)}{computing}")
     own = exchanges[0].exchange
-    where = "everywhere" if dealing.node_ranks == 1 or own == "keys" else "between nodes"
+    where = "everywhere" if planner.node_ranks == 1 or own == "keys" else "between nodes"
     requested = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
     at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
     others = zip(exchanges[1:], costs[1:], strict=True)
@@ -495,7 +495,7 @@ def _communication(spec: JobSpec, layout: Layout) -> Communication:
     for stage in cut(spec.model, parallelism, spec.training.sequence_length):
         for layer, mode in block_modes(parallelism, stage).items():
             if TRAITS[mode].slices:
-                latents += sum(kept_latents(spec.model, parallelism, spec.model.crosses_into(layer)))
+                latents += sum(saved_latents(spec.model, parallelism, spec.model.crosses_into(layer)))
     return Communication(
         all_reduces=all_reduces,
         elements_per_token=elements,

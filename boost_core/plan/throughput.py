@@ -39,7 +39,7 @@ from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
-from boost_core.architecture import block_exchanges, chosen_sharding, kept_latents
+from boost_core.architecture import block_exchanges, chosen_sharding, saved_latents
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
@@ -609,7 +609,7 @@ class Step:
             first_gather = 0.0
             if traits.slices:
                 # Of the latents of which ranks have slices: a block's, and as many where some cross into it.
-                latents = kept_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
+                latents = saved_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
                 slices = self._tokens * self._element * sum(latents) / self._layout.tp
                 gathers = self._over(self._tensor_row, "all_gather", slices, len(latents))
                 exposed = profile.exposed(gathers, behind)
@@ -643,8 +643,8 @@ class Step:
         if self._layout.cp == 1:
             return 0.0, 0.0
         sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
-        made = Work(product_flops=sent.made_tokens * attention_layer(self._job).projection_flops)
-        projected = self._profile.seconds(made)
+        projecting = Work(product_flops=sent.projected_tokens * attention_layer(self._job).projection_flops)
+        projected = self._profile.seconds(projecting)
         again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
         exposed = []

@@ -17,7 +17,7 @@ from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import LatentRoute
 from boost_core.context.partition import integers
 from boost_core.context.plan import ContextPlan
-from boost_core.context.selection import Dealing
+from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
 from boost_core.data.sampler import Sequences
@@ -207,7 +207,7 @@ class Dealer:
         self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
         self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
-        self._dealing = Dealing.of(spec, machine)
+        self._dealing = ContextPlanner.of(spec, machine)
         self._route = self._latent_route(_nodes_of_latents(spec, self._dealing, groups.context, device), groups.tensor)
 
     def begin_step(self) -> None:
@@ -295,7 +295,7 @@ class Dealer:
 
 
 def _nodes_of_latents(
-    spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
+    spec: JobSpec, dealing: ContextPlanner, ranks: Communicator, device: torch.device
 ) -> Sequence[int] | None:
     """The node of each context parallel rank, if latents are sent and there are several; ``None`` if not."""
     if ranks.size == 1 or (dealing.exchange == "keys" and not dealing.moves_latents):

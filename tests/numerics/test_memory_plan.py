@@ -24,7 +24,7 @@ from triton.runtime.jit import KernelInterface
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
-from boost_core.context.selection import Dealing, attention_layer
+from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.optim import group as group_module
@@ -566,7 +566,7 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     """By plans that move as many tasks as they may: a step's peak; what a forward pass leaves; and tokens that come."""
     sequences = RandomTokens(spec).sequences()[:1]
     batch = Batch.of(sequences, None, CPU)
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
         state = TrainState.initial(spec, CPU, draw_weights)
         training_step(state, RandomTokens(spec))
         own = state.dealer.deal(batch, sequences)
@@ -597,9 +597,9 @@ def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recomp
     layer = attention_layer(spec)
     most = max(tokens for _, _, tokens in found)
     assert most == sum(moved_tokens(spec)) > 0
-    assert most * layer.foreign_bytes == saved_task_bytes(spec)
+    assert most * layer.remote_bytes == saved_task_bytes(spec)
     for (_, still, _), (_, moving, tokens) in zip(kept["latents", "none"], kept["latents", "tasks"], strict=True):
-        assert moving - still == pytest.approx(3 * tokens * layer.foreign_bytes, rel=0.05)
+        assert moving - still == pytest.approx(3 * tokens * layer.remote_bytes, rel=0.05)
 
 
 @dataclass(frozen=True)
