@@ -188,7 +188,7 @@ def embedding_weights(model: ModelConfig) -> Weights:
 
 def head_weights(model: ModelConfig) -> Weights:
     """The weights of the final norm and the head."""
-    weights = {"scale": _norm_scale(model.hidden_size, "model.norm")}
+    weights = {"scale": WeightSpec((model.hidden_size,), Role.CHANNELS, 1.0, ("model.norm.weight",))}
     if not model.tie_embeddings:
         shape = (model.hidden_size, model.vocab_size)
         weights["weight"] = WeightSpec(shape, Role.HEAD, (_STD,), ("lm_head.weight",), transposed=True)
@@ -215,7 +215,7 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     """The weights of a group's projections and of the norm before them, without crossings."""
     weights = projection_weights(model, group)
     if group.norm is not None:
-        weights["scale"] = _norm_scale(group.wide_in, group.norm)
+        weights["scale"] = WeightSpec((group.wide_in,), Role.CHANNELS, 1.0, (f"{group.norm}.weight",))
     if model.qk_norm and group.name == "query_key_value":
         for name, published in (("query_scale", "q_norm"), ("key_scale", "k_norm")):
             shape, names = (model.head_size,), (f"self_attn.{published}.weight",)
@@ -304,10 +304,6 @@ def balanced_factors(rank: int) -> tuple[int, int]:
     """The sides a ≤ b of LaX's tensor gate: a·b = rank, as close to each other as possible."""
     shorter = next(width for width in range(math.isqrt(rank), 0, -1) if rank % width == 0)
     return shorter, rank // shorter
-
-
-def _norm_scale(width: int, published: str) -> WeightSpec:
-    return WeightSpec((width,), Role.CHANNELS, 1.0, (f"{published}.weight",))
 
 
 def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tuple[str, ...]:

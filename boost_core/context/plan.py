@@ -105,17 +105,13 @@ class AttentionLayer:
         """Bytes sent per such token, and sent back."""
         return self.request_bytes(backward, moved), self.response_bytes(backward, moved)
 
-    def request_gathered_bytes(self, backward: bool) -> int:
-        """Bytes that the node's other ranks contribute to what is sent of such a token as latents.
+    def moved_gathered_bytes(self, backward: bool) -> tuple[int, int]:
+        """Bytes that the node's other ranks contribute to the latents that are sent, and to the sum that is sent back.
 
         Backward, the latents of its queries are gathered again.
         """
-        return (2 if backward else 1) * self.response_summed_bytes
-
-    @property
-    def response_summed_bytes(self) -> int:
-        """Bytes that they contribute to the sum that is sent back."""
-        return (self.tensor_parallel_size - 1) * self.share_bytes
+        one_way = (self.tensor_parallel_size - 1) * self.share_bytes
+        return (2 if backward else 1) * one_way, one_way
 
     def moved_flops(self, backward: bool) -> float:
         """FLOPs per such token to make queries from latents and latents from outputs.
@@ -424,8 +420,9 @@ def figures(
             projecting = 0.0
             if moved == "latents":
                 in_node = query_tokens[rank] / rates.node_bytes
-                there += layer.request_gathered_bytes(backward) * in_node
-                back += layer.response_summed_bytes * in_node
+                gathered, summed = layer.moved_gathered_bytes(backward)
+                there += gathered * in_node
+                back += summed * in_node
                 projecting = query_tokens[rank] * layer.moved_flops(backward) / rates.flops
             wires[0] += there
             hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))

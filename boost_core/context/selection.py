@@ -68,7 +68,7 @@ def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
         """Bytes of all passes and ways, as they are, as latents, and within a node for these."""
         passes = (False, True)
         wide, latents = (sum(sum(layer.moved_bytes(each, how)) for each in passes) for how in _HOW)
-        return wide, latents, sum(layer.request_gathered_bytes(each) + layer.response_summed_bytes for each in passes)
+        return wide, latents, sum(sum(layer.moved_gathered_bytes(each)) for each in passes)
 
     return _faster(job, cluster, sizes)
 

@@ -457,6 +457,19 @@ def _planned_shape(
 ) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
+
+    # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
+    model, parallelism = spec.model, spec.parallelism
+    all_reduces = elements = latents = 0
+    if layout.tp > 1:
+        for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
+            payloads = micro_batch_payloads(model, parallelism, mode)
+            all_reduces += blocks * len(payloads)
+            elements += blocks * sum(payload.total for payload in payloads)
+        for stage in cut(model, parallelism, spec.training.sequence_length):
+            for layer, mode in block_modes(parallelism, stage).items():
+                if TRAITS[mode].slices:
+                    latents += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
@@ -476,30 +489,12 @@ def _planned_shape(
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
         total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
-        communication=_communication(spec, layout),
+        communication=Communication(
+            all_reduces=all_reduces,
+            elements_per_token=elements,
+            gathered_elements_per_token=latents // layout.tp,
+        ),
         context=context,
-    )
-
-
-def _communication(spec: JobSpec, layout: Layout) -> Communication:
-    parallelism = spec.parallelism
-    if layout.tp == 1:
-        return Communication(all_reduces=0, elements_per_token=0, gathered_elements_per_token=0)
-    all_reduces = elements = 0
-    for mode, blocks in parallelism.modes_of_all(spec.model.num_hidden_layers).items():
-        payloads = micro_batch_payloads(spec.model, parallelism, mode)
-        all_reduces += blocks * len(payloads)
-        elements += blocks * sum(payload.total for payload in payloads)
-    # Kept latents of which a rank passes its slice to all-gathers.
-    latents = 0
-    for stage in cut(spec.model, parallelism, spec.training.sequence_length):
-        for layer, mode in block_modes(parallelism, stage).items():
-            if TRAITS[mode].slices:
-                latents += sum(saved_latents(spec.model, parallelism, spec.model.crosses_into(layer)))
-    return Communication(
-        all_reduces=all_reduces,
-        elements_per_token=elements,
-        gathered_elements_per_token=latents // parallelism.tensor_parallel_size,
     )
 
 

@@ -232,14 +232,14 @@ class _Search:
         in_order = sorted(self._pipelines, key=lambda key: (not self._pipelines[key].fits, expected[key]))
         for shape, replicas in in_order:
             pipeline = self._pipelines[shape, replicas]
-            if len(begun) < _MOST_BEGUN and self._may_improve(pipeline):
+            if len(begun) < _MOST_BEGUN and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 layout = Layout.of(pipeline.job.parallelism)
                 cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)
                 begun.append((self._record(shape, cuts.first()), shape, replicas, cuts))
         effort = 0
         for _, shape, replicas, cuts in sorted(begun, key=lambda each: each[:3]):
             pipeline = self._pipelines[shape, replicas]
-            if effort < _MOST_EFFORT and self._may_improve(pipeline):
+            if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
                 self._record(shape, cuts.best())
 
@@ -254,10 +254,6 @@ class _Search:
             if not self._lacks(memory, layout):
                 self._fastest[key] = plan.seconds, plan.job, plan.step, memory
         return plan.seconds
-
-    def _may_improve(self, pipeline: _Pipeline) -> bool:
-        """Whether some cut may be faster than what has been recorded."""
-        return pipeline.step.at_least_however_cut() <= self._slowest_returned()
 
     def _choice(self, job: JobSpec, step: Step, memory: RankMemory) -> Choice:
         layout = Layout.of(job.parallelism)
@@ -290,9 +286,6 @@ class _Search:
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
-    def _push(self, bound: float, look: Callable[[float], object]) -> None:
-        heappush(self._queue, (bound, next(self._numbers), look))
-
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
         """Queue a combination with the largest of some numbers of replicas; the others follow later."""
         training = self._spec.training
@@ -307,7 +300,7 @@ class _Search:
                     self._push_shape(shape, rest, seconds)
                     self._look_at(shape, number)
 
-                self._push(micro_batches * seconds, look)
+                heappush(self._queue, (micro_batches * seconds, next(self._numbers), look))
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
@@ -335,7 +328,7 @@ class _Search:
                 self._push_mix(shape, job, bound)
                 self._look_at_offloaded(shape, replicas)
 
-        self._push(bound, look)
+        heappush(self._queue, (bound, next(self._numbers), look))
 
     def _look_at_offloaded(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination that does not fit, with the optimizer's state on the host."""
@@ -378,7 +371,7 @@ class _Search:
         for mixed in mixes.ways(self._limit):
             step = Step(mixed, layout, self._machine, self._order)
             bounds.append(max(bound, step.at_least()))
-            self._push(bounds[-1], partial(self._try, shape, mixed, step))
+            heappush(self._queue, (bounds[-1], next(self._numbers), partial(self._try, shape, mixed, step)))
         if each := self._pipelines.get((shape, layout.dp)):
             each.fits, each.bound = True, min(bounds)
 

@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import mul
 from typing import NamedTuple
 
@@ -296,6 +296,7 @@ class Step:
         modes: Sequence[RecomputeMode] = (),
     ) -> None:
         self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
+        self._over = partial(group_seconds, machine.cluster)
         self._fitted = machine.fitted
         self.usual = self._fitted.factors if self._fitted else Factors()
         self._least = self._fitted.least if self._fitted else Factors()
@@ -688,9 +689,6 @@ class Step:
         if zero == 0:
             return reduced
         return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element)
-
-    def _over(self, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
-        return group_seconds(self._cluster, row, collective, payload_bytes, calls)
 
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""

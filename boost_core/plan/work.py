@@ -418,13 +418,11 @@ def layers_per_stage(model: ModelConfig, parallelism: ParallelismConfig, sequenc
 
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas
 def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
-    of_last = range(1, layers - count + 2) if count > 1 else [layers]
-
-    def work(last: int) -> tuple[float, int]:
-        most_of_others = -(-(layers - last) // (count - 1)) if count > 1 else 0
-        return max(most_of_others, last + head_in_blocks), -last
-
-    last = min(of_last, key=work)
+    # The last stage's number of blocks that minimizes the most work of any stage; of equal ones, the largest.
+    last = min(
+        range(1, layers - count + 2) if count > 1 else [layers],
+        key=lambda last: (max(-(-(layers - last) // (count - 1)) if count > 1 else 0, last + head_in_blocks), -last),
+    )
     others, number = layers - last, count - 1  # evenly; the later ones get the extra blocks
     sizes = [others * (index + 1) // number - others * index // number for index in range(number)]
     return stages_of((*sizes, last))
