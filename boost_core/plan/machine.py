@@ -590,7 +590,7 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
 
 
 def captures_steps(job: JobSpec) -> bool:
-    """Whether a job's steps are captured as CUDA graphs, as far as planning can tell; see ``train.step_graph``."""
+    """Whether a job's steps are captured as CUDA graphs, as far as planning can tell; see ``train.state.StepGraph``."""
     on_gpu, parallelism = job.resources.gpus_per_worker > 0, job.parallelism
     by_itself = parallelism.pipeline_parallel_size == parallelism.context_parallel_size == 1
     by_itself = by_itself and job.training.attention is None and not parallelism.keeps_on_host
@@ -604,7 +604,7 @@ def attends_in_one(job: JobSpec) -> bool:
 
 
 def attends_on_device(job: JobSpec) -> bool:
-    """Whether attention on a GPU needs no document lengths on the host; see ``nn.documents``."""
+    """Whether attention on a GPU needs no document lengths on the host."""
     return attends_in_one(job) or flash_takes(job.model, job.training)
 
 

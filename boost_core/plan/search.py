@@ -371,7 +371,8 @@ class _Search:
         for mixed in mixes.ways(self._limit):
             step = Step(mixed, layout, self._machine, self._order)
             bounds.append(max(bound, step.at_least()))
-            heappush(self._queue, (bounds[-1], next(self._numbers), partial(self._try, shape, mixed, step)))
+            look: Callable[[float], object] = partial(self._try, shape, mixed, step)
+            heappush(self._queue, (bounds[-1], next(self._numbers), look))
         if each := self._pipelines.get((shape, layout.dp)):
             each.fits, each.bound = True, min(bounds)
 

@@ -41,7 +41,7 @@ from boost_core.config.training import OptimizerConfig
 from boost_core.plan.activations import PRECISE, BlockSplit
 from boost_core.plan.work import Stage
 
-_BLOCK = 64  # elements; ``optim.flat.BLOCK``
+_BLOCK = 64  # elements; ``optim.group.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
 _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
