@@ -491,6 +491,7 @@ _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
 _NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
+_NODE_DEVICES = {kind: device for kind in _NODE_LINKS if (device := device_named(kind))}
 
 LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
 
@@ -581,12 +582,9 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
     requested = kind_of_gpu(resources)
     kind = requested if requested in _NODE_LINKS else _UNKNOWN_GPU
-    device = device_named(kind)
-    if device is None:
-        raise AssertionError(f"hardware.DEVICES has no {kind}")
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
     board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
-    return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
+    return Machine(Profile.nominal(_NODE_DEVICES[kind], precision), Cluster((board, nodes)))
 
 
 def captures_steps(job: JobSpec) -> bool:

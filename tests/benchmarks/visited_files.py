@@ -5,6 +5,7 @@ called in it, in the order of first calls. Modules are imported before; what run
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
@@ -50,6 +51,8 @@ def main(name: str) -> None:
     functions = visited(FLOWS[name]())
     for file, names in functions.items():
         sys.stdout.write(f"{file}: {', '.join(names)}\n")
+    folders = Counter(file.rpartition("/")[0] for file in functions)
+    sys.stdout.write(", ".join(f"{count} in {folder}" for folder, count in folders.most_common()) + "\n")
     sys.stdout.write(f"{len(functions)} files, {sum(map(len, functions.values()))} functions\n")
 
 
