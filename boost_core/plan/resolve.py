@@ -153,11 +153,6 @@ def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) 
     return step_parts(spec, layout, machine).total
 
 
-def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """Like ``step_parts``, with the pipeline simulated pass by pass. Arguments and errors as there."""
-    return _step(spec, layout, machine).replayed()
-
-
 def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> PredictedCommunication:
     """Return the exposed collectives of a step as predicted for the first pipeline rank, without a correction.
 

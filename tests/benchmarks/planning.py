@@ -24,12 +24,11 @@ from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.machine import NetworkConfig, machine_of
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.resolve import replayed_parts
 from boost_core.plan.search import Choice, largest_part, longer, search
 from boost_core.plan.throughput import ORDER
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.planners import PLANNERS, Question
-from tests.planning_truth import drawn, fastest
+from tests.planning_truth import drawn, fastest, replayed_parts
 
 ASKED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "planning.yaml").read_text())
 _LOOPS = 100_000  # additions of the loop that times are beside

@@ -31,12 +31,12 @@ from boost_core.plan.machine import (
 )
 from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.report import PlanSearch, search_report
-from boost_core.plan.resolve import replayed_parts, step_parts, step_seconds
+from boost_core.plan.resolve import step_parts, step_seconds
 from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.throughput import Step
 from service.cli.main import app
-from tests.planning_truth import drawn, fastest
+from tests.planning_truth import drawn, fastest, replayed_parts
 
 
 def job(preset: str = "3b", batch: int = 32, **changes: Any) -> JobSpec:
