@@ -77,6 +77,11 @@ class GroupBytes:
     passing: int
     copy: int
 
+    @property
+    def state(self) -> int:
+        """Everything that persists."""
+        return self.weights + self.gradients + self.optimizer
+
 
 def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> list[GroupBytes]:
     """Return the bytes of a rank's groups, in the order in which they are created.
@@ -149,7 +154,7 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
     for group in groups:
         peak = max(peak, created + waiting + group.temporary + group.weights)
         waiting -= group.source
-        created += group.weights + group.gradients + group.optimizer
+        created += group.state
         peak = max(peak, created + waiting + group.temporary)
     return peak
 
