@@ -249,9 +249,9 @@ class PipelineRank:
         # Activations once the last of the micro-batches in flight has gone through, and what is in transit to the host.
         saved, in_transit = [], []
         for stage, modes, besides in zip(self._stages, self._runs, fixed.besides_blocks, strict=True):
-            a_token = self._of_blocks(stage.layers, modes)
-            if TRAITS[modes[0][0]].on_host:
-                a_token += self._begins(stage)
+            # A stage keeps its input on the device, whatever its first block keeps.
+            begins = each.stream_start() if stage.first else each.residual * self._element
+            a_token = self._of_blocks(stage.layers, modes) + (begins if TRAITS[modes[0][0]].on_host else 0)
             keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
             alone = self._by_itself(modes) + keep_attention * fixed.remote_tasks
             saved.append(a_token * tokens + alone + besides)
@@ -261,7 +261,7 @@ class PipelineRank:
                     last = begin + count - 1
                     crossed = receives = self._job.model.crosses_into(last)
                     a_token = each.on_host(crossed, receives, mode)
-                    a_token -= self._begins(stage) if last == stage.layers.start else 0
+                    a_token -= begins if last == stage.layers.start else 0
                 begin += count
             in_transit.append(tokens * a_token)
         most = max(_in_flight_bytes(moment, saved, fixed.owed) for moment in fixed.moments)
@@ -390,10 +390,6 @@ class PipelineRank:
             moments=frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches),
             may_capture=captures_steps(job),
         )
-
-    def _begins(self, stage: Stage) -> int:
-        """Bytes per token that a stage keeps of its input, whatever its first block keeps."""
-        return self._each.stream_start() if stage.first else self._each.residual * self._element
 
     def _crossing(self, layer: int) -> int:
         """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
