@@ -223,6 +223,11 @@ class Profile:
         return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
 
 
+def range_of(seconds: float, spread: float) -> tuple[float, float]:
+    """Return the range expected to contain 80 % of step times, given the prediction and its spread."""
+    return seconds * exp(-_TENTH * spread), seconds * exp(_TENTH * spread)
+
+
 def of_cores(cores: float) -> Profile:
     """Return the profile of CPU cores: the rates of one core times their number."""
     return Profile(
@@ -536,10 +541,9 @@ class Machine:
             communication: Seconds of it that are exposed collectives (``StepSeconds.communication``).
         """
         correction = self.correction(job)
-        rest, spread = seconds - communication, _TENTH * correction.spread
-        spread_of_communication = _TENTH * correction.of_communication.spread
-        least = rest * exp(-spread) + communication * exp(-spread_of_communication)
-        return least, rest * exp(spread) + communication * exp(spread_of_communication)
+        low, high = range_of(seconds - communication, correction.spread)
+        least, most = range_of(communication, correction.of_communication.spread)
+        return low + least, high + most
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
