@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from boost_core.config import JobSpec, Layout, load_job
 from boost_core.config.base import in_lines
-from boost_core.plan.devices import at, nothing_fits
+from boost_core.plan.resolve import at, nothing_fits
 from boost_core.train import train
 from boost_core.train.report import ConsoleReporter
 

@@ -59,15 +59,12 @@ class ProjectionGroup:
         Args:
             grouped: Whether the projections share one product.
         """
-        return [range(len(self.wide_outs))] if grouped else self._single
+        count = len(self.wide_outs)
+        return [range(count)] if grouped else [range(index, index + 1) for index in range(count)]
 
     def pieces(self, grouped: bool) -> Sequence[range]:
         """The projections, of equal width, in each batched product of latents with their up-projections."""
-        return self.runs if grouped else self._single
-
-    @property
-    def _single(self) -> Sequence[range]:
-        return [range(index, index + 1) for index in range(len(self.wide_outs))]
+        return self.runs if grouped else self.products(grouped=False)
 
 
 def projection_groups(model: ModelConfig) -> tuple[ProjectionGroup, ...]:
@@ -175,12 +172,12 @@ _STD = 0.02
 
 def model_weights(model: ModelConfig) -> Weights:
     """Every weight of a model by its full name."""
-    found = {f"embedding.{name}": spec for name, spec in embedding_weights(model).items()}
+    weights = {f"embedding.{name}": spec for name, spec in embedding_weights(model).items()}
     for layer in range(model.num_hidden_layers):
         for name, spec in block_weights(model, model.crosses_into(layer)).items():
             published = tuple(f"model.layers.{layer}.{each}" for each in spec.published)
-            found[f"blocks.{layer}.{name}"] = replace(spec, published=published)
-    return found | {f"head.{name}": spec for name, spec in head_weights(model).items()}
+            weights[f"blocks.{layer}.{name}"] = replace(spec, published=published)
+    return weights | {f"head.{name}": spec for name, spec in head_weights(model).items()}
 
 
 def embedding_weights(model: ModelConfig) -> Weights:
@@ -191,11 +188,11 @@ def embedding_weights(model: ModelConfig) -> Weights:
 
 def head_weights(model: ModelConfig) -> Weights:
     """The weights of the final norm and the head."""
-    found = {"scale": _norm_scale(model.hidden_size, "model.norm")}
+    weights = {"scale": WeightSpec((model.hidden_size,), Role.CHANNELS, 1.0, ("model.norm.weight",))}
     if not model.tie_embeddings:
         shape = (model.hidden_size, model.vocab_size)
-        found["weight"] = WeightSpec(shape, Role.HEAD, (_STD,), ("lm_head.weight",), transposed=True)
-    return found
+        weights["weight"] = WeightSpec(shape, Role.HEAD, (_STD,), ("lm_head.weight",), transposed=True)
+    return weights
 
 
 @lru_cache(1024)  # a scheduler asks for the same one with each number of replicas
@@ -206,29 +203,51 @@ def block_weights(model: ModelConfig, crossed: bool) -> Mapping[str, WeightSpec]
         model: The model.
         crossed: Whether latents of the previous block cross into it.
     """
-    found: Weights = {}
+    weights: Weights = {}
     for group in projection_groups(model):
-        found |= {f"{group.name}.{name}": spec for name, spec in group_weights(model, group).items()}
+        weights |= {f"{group.name}.{name}": spec for name, spec in group_weights(model, group).items()}
         if crossed:
-            found |= {f"{group.name}.crossing.{name}": spec for name, spec in crossing_weights(model, group).items()}
-    return found
+            weights |= {f"{group.name}.crossing.{name}": spec for name, spec in crossing_weights(model, group).items()}
+    return weights
 
 
 def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     """The weights of a group's projections and of the norm before them, without crossings."""
-    found = projection_weights(model, group)
+    weights = projection_weights(model, group)
     if group.norm is not None:
-        found["scale"] = _norm_scale(group.wide_in, group.norm)
+        weights["scale"] = WeightSpec((group.wide_in,), Role.CHANNELS, 1.0, (f"{group.norm}.weight",))
     if model.qk_norm and group.name == "query_key_value":
         for name, published in (("query_scale", "q_norm"), ("key_scale", "k_norm")):
             shape, names = (model.head_size,), (f"self_attn.{published}.weight",)
-            found[name] = WeightSpec(shape, Role.HEAD_CHANNELS, 1.0, names)
-    return found
+            weights[name] = WeightSpec(shape, Role.HEAD_CHANNELS, 1.0, names)
+    return weights
 
 
 def projection_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     """The weights of a group's projections alone."""
-    return _dense(group) if model.rank is None else _low_rank(group, model.rank)
+    rank = model.rank
+    if rank is None and group.norm is None:  # what writes to the residual has a single projection
+        shape, names = (group.wide_in, *group.wide_outs), _each(group, range(1), "weight")
+        return {"weight": WeightSpec(shape, Role.DENSE_OUT, (_STD,), names, transposed=True)}
+    if rank is None:  # one matrix per output width
+        return {
+            f"weight_{index}": WeightSpec(
+                (group.wide_in, len(run), group.wide_outs[run.start]), Role.DENSE_IN, (_STD,),
+                _each(group, run, "weight"), axis=1, transposed=True,
+            )
+            for index, run in enumerate(group.runs)
+        }  # fmt: skip
+    # One A for all projections, and one B per output width. CoLA's initial standard deviation of both is
+    # r^(-1/4) (d_in + d_out)^(-1/4) (arXiv 2502.10940).
+    every = range(len(group.wide_outs))
+    stds = tuple(float((rank * (group.wide_in + wide_out)) ** -0.25) for wide_out in group.wide_outs)
+    shape = (group.wide_in, len(every), rank)
+    weights = {"down": WeightSpec(shape, Role.DOWN_PROJECTION, stds, _each(group, every, "cola_a"), axis=1)}
+    for index, run in enumerate(group.runs):
+        shape = (len(run), rank, group.wide_outs[run.start])
+        names = _each(group, run, "cola_b")
+        weights[f"up_{index}"] = WeightSpec(shape, Role.UP_PROJECTION, (stds[run.start],), names, axis=0)
+    return weights
 
 
 @lru_cache(1024)  # a search asks for the same ones with each layout
@@ -260,14 +279,15 @@ def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
         return {}
     count, rank = len(group.published), model.bottleneck_rank
 
-    def of_each(name: str, shape: tuple[int, ...], start: float | tuple[float, ...]) -> WeightSpec:
-        return WeightSpec((count, *shape), Role.LATENT, start, _each(group, range(count), f"crossing.{name}"), axis=0)
-
     # A normal distribution with the variance of Kaiming-uniform: 1/(3n) for a linear map of n inputs.
-    gate = {
-        name: of_each(name, (side, side), (math.sqrt(1 / (3 * side)),)) for name, side in gate_matrices(model).items()
+    of_each: list[tuple[str, tuple[int, ...], float | tuple[float, ...]]] = [
+        (name, (side, side), (math.sqrt(1 / (3 * side)),)) for name, side in gate_matrices(model).items()
+    ]
+    of_each += [("norm_scale", (rank,), 1.0), ("norm_shift", (rank,), 0.0)]
+    return {
+        name: WeightSpec((count, *shape), Role.LATENT, start, _each(group, range(count), f"crossing.{name}"), axis=0)
+        for name, shape, start in of_each
     }
-    return gate | {name: of_each(name, (rank,), start) for name, start in (("norm_scale", 1.0), ("norm_shift", 0.0))}
 
 
 def gate_matrices(model: ModelConfig) -> dict[str, int]:
@@ -284,42 +304,6 @@ def balanced_factors(rank: int) -> tuple[int, int]:
     """The sides a ≤ b of LaX's tensor gate: a·b = rank, as close to each other as possible."""
     shorter = next(width for width in range(math.isqrt(rank), 0, -1) if rank % width == 0)
     return shorter, rank // shorter
-
-
-def _dense(group: ProjectionGroup) -> Weights:
-    """One matrix per output width; groups that write to the residual have a single projection."""
-    if group.norm is None:
-        shape, names = (group.wide_in, *group.wide_outs), _each(group, range(1), "weight")
-        return {"weight": WeightSpec(shape, Role.DENSE_OUT, (_STD,), names, transposed=True)}
-    return {
-        f"weight_{index}": WeightSpec(
-            (group.wide_in, len(run), group.wide_outs[run.start]), Role.DENSE_IN, (_STD,),
-            _each(group, run, "weight"), axis=1, transposed=True,
-        )
-        for index, run in enumerate(group.runs)
-    }  # fmt: skip
-
-
-def _low_rank(group: ProjectionGroup, rank: int) -> Weights:
-    """One A for all projections, and one B per output width."""
-    every = range(len(group.wide_outs))
-    stds = tuple(_cola_std(rank, group.wide_in, wide_out) for wide_out in group.wide_outs)
-    shape = (group.wide_in, len(every), rank)
-    found = {"down": WeightSpec(shape, Role.DOWN_PROJECTION, stds, _each(group, every, "cola_a"), axis=1)}
-    for index, run in enumerate(group.runs):
-        shape = (len(run), rank, group.wide_outs[run.start])
-        names = _each(group, run, "cola_b")
-        found[f"up_{index}"] = WeightSpec(shape, Role.UP_PROJECTION, (stds[run.start],), names, axis=0)
-    return found
-
-
-def _cola_std(rank: int, wide_in: int, wide_out: int) -> float:
-    """CoLA's initial standard deviation of A and B, r^(-1/4) (d_in + d_out)^(-1/4) (arXiv 2502.10940)."""
-    return float((rank * (wide_in + wide_out)) ** -0.25)
-
-
-def _norm_scale(width: int, published: str) -> WeightSpec:
-    return WeightSpec((width,), Role.CHANNELS, 1.0, (f"{published}.weight",))
 
 
 def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tuple[str, ...]:
@@ -415,7 +399,7 @@ def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mod
     return [*exchanges.forward, *exchanges.backward, *again]
 
 
-def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
+def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
     """Elements per token of each whole latent that a block receives between two exchanges.
 
     Args:

@@ -25,6 +25,7 @@ class Device:
         source: The data sheet.
         bandwidth: Memory bandwidth, in bytes per second.
         host_bandwidth: Bandwidth of the link to the host's memory in one direction, in bytes per second.
+        fp8_speedup: Speed of products in fp8 relative to bf16.
         memory: Bytes of memory by Ray's name of each variant, where known. Gigabytes as in NVIDIA's data sheets,
             which are some 6 % less than what drivers report.
     """
@@ -34,12 +35,8 @@ class Device:
     source: str
     bandwidth: float
     host_bandwidth: float
+    fp8_speedup: float
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def fp8_speedup(self) -> float:
-        """Speed of products in fp8 relative to bf16."""
-        return self.tflops["fp8"] / self.tflops["bf16"]
 
 
 # GB/s in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
@@ -54,7 +51,7 @@ def _nvidia(
     source = f"NVIDIA {sheet} data sheet"
     words = words or (sheet.split()[0],)
     rates = {"fp8": fp8, "bf16": bf16, "fp32": fp32}
-    return Device(words, rates, source, terabytes * 1e12, host * 1e9, bytes_of_forms)
+    return Device(words, rates, source, terabytes * 1e12, host * 1e9, fp8 / bf16, bytes_of_forms)
 
 
 # The first match for a name wins, so variants come before the general kind.

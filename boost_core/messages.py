@@ -452,8 +452,8 @@ def line_of(report: Report) -> str:
                 f"unigram entropy of that text {report.unigram_entropy:.4f}{named}"
             )
         case SampleReport():
-            said = (f"{json.dumps(each.prompt + each.text, ensure_ascii=False)}" for each in report.samples)
-            return f"step {report.step}  samples {'; '.join(said)}"
+            samples = (f"{json.dumps(each.prompt + each.text, ensure_ascii=False)}" for each in report.samples)
+            return f"step {report.step}  samples {'; '.join(samples)}"
         case CheckpointReport():
             size = report.bytes / 2**20
             return f"step {report.step}  checkpoint {report.url} ({size:.1f} MiB, {report.seconds:.2f} s)"

@@ -8,10 +8,10 @@ from random import Random
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
-from boost_core.plan.devices import SPARE
-from boost_core.plan.machine import Machine, NetworkConfig, machine_of
+from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
 from boost_core.plan.memory import PipelineRank, lacking, node_bytes
-from boost_core.plan.throughput import Step
+from boost_core.plan.resolve import at
+from boost_core.plan.throughput import Step, StepSeconds
 from boost_core.plan.work import Stage, cut
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
@@ -69,6 +69,11 @@ def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> In
         machine = replace(machine, node_memory_bytes=int(10 ** random.uniform(10.5, 12)))
         job = job.model_copy(update={"training": job.training.model_copy(update={"sequence_length": 16_384})})
     return Instance(job, number, machine, device_bytes)
+
+
+def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine) -> StepSeconds:
+    """A step's seconds, with the pipeline simulated pass by pass."""
+    return Step(at(spec, layout, machine), layout, machine).replayed()
 
 
 def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> float:

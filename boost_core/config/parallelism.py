@@ -344,7 +344,7 @@ class ParallelismConfig(Config):
 
     @property
     def keeps_on_host(self) -> bool:
-        """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``devices.at``)."""
+        """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``resolve.at``)."""
         named = self.recompute
         modes = {named} if isinstance(named, str) else {mode for stage in named for mode, _ in stage.runs}
         return any(mode != "auto" and TRAITS[mode].on_host for mode in modes)

@@ -1,6 +1,10 @@
-"""Deals chunks to ranks, the same number to each: the placements that need no search, and ``place`` for all by name."""
+"""Which context parallel rank holds which chunk of packed documents, and which one computes its attention.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+A ``Window`` is what is partitioned; ``place`` gives each rank as many of its chunks as any other, by one of several
+rules; ``moved_tasks`` has the attention of some chunks computed elsewhere.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial, reduce
@@ -10,14 +14,12 @@ from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
-# Packed documents, cut into chunks of equal size.
-
 
 @dataclass(frozen=True)
 class Window:
     """The tokens of consecutive documents; each sees itself and all or some of the tokens before it in its document.
 
-    Several windows that are dealt to ranks together form one, with the documents of all.
+    Several windows that are partitioned together form one, with the documents of all.
 
     Attributes:
         documents: Tokens of each document, in order; the first and last may be parts of documents.
@@ -63,13 +65,13 @@ class Window:
     @cached_property
     def areas(self) -> Sequence[int]:
         """Query-key pairs of each chunk's queries."""
-        found, start = [0] * self.chunks, 0
+        areas, start = [0] * self.chunks, 0
         for length in self.documents:
             share = self.sparse_share if self.is_sparse(length) else 1
             for chunk, begin, end in self._rows(start, start + length):
-                found[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
+                areas[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
             start += length
-        return tuple(found)
+        return tuple(areas)
 
     @cached_property
     def area(self) -> int:
@@ -103,28 +105,30 @@ class Window:
         """
         keys &= self.needs[queries]
         if self.sees is not None:
-            return sum(self._pairs_of_two(queries, each) for each in self.keys(queries) if keys >> each & 1)
+            leading, (start, rows) = queries * self.chunk_tokens, self._leading[queries]
+
+            def from_token(key: int) -> int:
+                """Pairs of the leading document's queries with its keys, from a position before the chunk on."""
+                return self._seen(leading + rows - key) - self._seen(leading - key)
+
+            pairs = 0
+            for each in self.keys(queries):
+                if not keys >> each & 1:
+                    continue
+                if each == queries:
+                    pairs += self.areas[queries] - from_token(start) + from_token(leading)
+                else:
+                    begin = max(start, each * self.chunk_tokens)
+                    pairs += from_token(begin) - from_token((each + 1) * self.chunk_tokens)
+            return pairs
         start, rows = self._leading[queries]
-        found = 0
+        pairs = 0
         if keys >> queries & 1:
             keys ^= 1 << queries
-            found = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
+            pairs = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
         if keys >> self.first[queries] & 1:
-            found -= rows * (start - self.first[queries] * self.chunk_tokens)
-        return found + rows * self.chunk_tokens * keys.bit_count()
-
-    def _pairs_of_two(self, queries: int, keys: int) -> int:
-        """Pairs of the queries of one chunk and the keys of another, whatever tokens see."""
-        first, (start, rows) = queries * self.chunk_tokens, self._leading[queries]
-
-        def from_token(key: int) -> int:
-            """Pairs of the leading document's queries with its keys, from a position before the chunk on."""
-            return self._seen(first + rows - key) - self._seen(first - key)
-
-        if keys == queries:
-            return self.areas[queries] - from_token(start) + from_token(first)
-        begin = max(start, keys * self.chunk_tokens)
-        return from_token(begin) - from_token((keys + 1) * self.chunk_tokens)
+            pairs -= rows * (start - self.first[queries] * self.chunk_tokens)
+        return pairs + rows * self.chunk_tokens * keys.bit_count()
 
     def _seen(self, tokens: int) -> int:
         """Pairs of the first tokens of a document."""
@@ -137,13 +141,13 @@ class Window:
 
         A document with sparse attention starts with the chunk, since no keys before that are planned for.
         """
-        found, start = [(0, 0)] * self.chunks, 0
+        leading, start = [(0, 0)] * self.chunks, 0
         for length in self.documents:
             for chunk, begin, end in self._rows(start, start + length):
                 if begin == chunk * self.chunk_tokens:
-                    found[chunk] = begin if self.is_sparse(length) else start, end - begin
+                    leading[chunk] = begin if self.is_sparse(length) else start, end - begin
             start += length
-        return tuple(found)
+        return tuple(leading)
 
     def _rows(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
         """The chunks that contain some tokens, each with its part of them."""
@@ -158,7 +162,7 @@ def triangle(tokens: int) -> int:
 
 
 def joined(windows: Sequence[Window]) -> Window:
-    """Join the windows of several replicas into one, to deal them to the ranks of all.
+    """Join the windows of several replicas into one, to partition them over the ranks of all.
 
     Raises:
         ValueError: There are none, or their chunks differ in size, or their tokens in how much they see.
@@ -169,50 +173,41 @@ def joined(windows: Sequence[Window]) -> Window:
     return replace(windows[0], documents=documents)
 
 
-# Deals chunks evenly, to ranks that hold their keys: about half of the traffic of ``heap``, at 3 % of imbalance.
+# The locality placement: chunks go evenly to ranks that hold their keys; about half of the traffic of ``heap``, at 3 %
+# of imbalance.
 #
-# Chunks are dealt by decreasing cost, each to the rank that lacks the fewest of its keys among those that stay
-# balanced;
-# traffic of the busiest rank counts more, because all wait for it. Then chunks are swapped until the largest load is
-# near
-# the mean. Sets of chunks are bits of integers, and all degrees are updated as chunks move, so that 512 chunks on 32
-# ranks take less than a tenth of a second.
+# Chunks are placed by decreasing cost, each on the rank that lacks the fewest of its keys among those that stay
+# balanced; traffic of the busiest rank counts more, because all wait for it. Then chunks are swapped until the largest
+# load is near the mean. Sets of chunks are bits of integers, and all degrees are updated as chunks move, so that 512
+# chunks on 32 ranks take less than a tenth of a second.
 
 EVEN, LOOSE = 103, 200  # percent of the mean load below which no more chunks are swapped
-_STRICTER = (97, 90, 0)  # percent of it allowed per rank when chunks are dealt again, if the result was uneven
+_STRICTER = (97, 90, 0)  # percent of it allowed per rank when chunks are placed again, if the result was uneven
 _BUSY = 115  # percent of the mean traffic above which a rank is busy
 _BUSY_WEIGHT = 3  # penalty for a chunk above that, in chunks
 _WORTH = 16  # a swap moves at least this part of a rank's surplus: a sixteenth
 _CONSIDERED, _COUNTED = 64, 6  # swaps that are considered, and those whose degrees are counted
 
 
-def near(window: Window, ranks: int, even: int = EVEN) -> list[int]:
+def locality_placement(window: Window, ranks: int, even: int = EVEN) -> list[int]:
     """Return the rank of each chunk.
 
     Args:
-        window: The chunks to deal.
+        window: The chunks to place.
         ranks: Number of ranks.
         even: Percent of the mean area that no rank should exceed; larger where links are slow.
     """
     tries = []
     for percent in (even - 1, *_STRICTER):
-        dealt = _Dealt(window, ranks, even)
+        partition = _Partition(window, ranks, even)
         for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
-            dealt.put(chunk, dealt.best(chunk, percent))
-        while dealt.exchange():
+            partition.put(chunk, partition.best(chunk, percent))
+        while partition.exchange():
             pass
-        if dealt.even:
-            return dealt.placement
-        tries.append(dealt)
-    return min(tries, key=lambda dealt: dealt.largest).placement
-
-
-def _bits(chunks: int) -> Iterator[int]:
-    """The members of a bit set."""
-    while chunks:
-        lowest = chunks & -chunks
-        yield lowest.bit_length() - 1
-        chunks ^= lowest
+        if partition.even:
+            return partition.placement
+        tries.append(partition)
+    return min(tries, key=lambda partition: max(partition.load)).placement
 
 
 class _Exchange(NamedTuple):
@@ -231,8 +226,8 @@ class _Exchange(NamedTuple):
     ends_even: bool
 
 
-class _Dealt:
-    """The chunks dealt so far, and what ranks send and receive because of them."""
+class _Partition:
+    """The chunks placed so far, and what ranks send and receive because of them."""
 
     def __init__(self, window: Window, ranks: int, even: int) -> None:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
@@ -240,34 +235,29 @@ class _Dealt:
         self.placement = [-1] * window.chunks
         self._own: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them
-        self._wanted = [0] * window.chunks  # by how many
-        self._load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
-
-    @property
-    def largest(self) -> int:
-        """The largest load."""
-        return max(self._load)
+        self._readers = [0] * window.chunks  # by how many
+        self.load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
 
     @property
     def even(self) -> bool:
-        """Whether that is near the mean."""
-        return self.largest <= self._limit
+        """Whether the largest load is near the mean."""
+        return max(self.load) <= self._limit
 
     def best(self, chunk: int, percent: int) -> int:
         """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
         limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
         room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
-        even = [rank for rank in room if 100 * count * self._load[rank] <= limit]
+        even = [rank for rank in room if 100 * count * self.load[rank] <= limit]
         if not even:
-            return min(room, key=lambda rank: self._load[rank])
+            return min(room, key=lambda rank: self.load[rank])
 
         def cost(rank: int) -> tuple[int, int]:
             want = self._want[rank]
             lacks = (need & ~want).bit_count()
             receives = 100 * count * (self._receives[rank] + lacks - 1) - busy
-            sends = 100 * count * (self._sends[rank] + self._wanted[chunk] - (want >> chunk & 1)) - busy
-            return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self._load[rank]
+            sends = 100 * count * (self._sends[rank] + self._readers[chunk] - (want >> chunk & 1)) - busy
+            return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self.load[rank]
 
         return min(even, key=cost)
 
@@ -275,7 +265,7 @@ class _Dealt:
         """Give a chunk to a rank."""
         self.placement[chunk] = rank
         self._own[rank].append(chunk)
-        self._load[rank] += self._window.areas[chunk]
+        self.load[rank] += self._window.areas[chunk]
         self._see(rank, self._want[rank] | self._window.needs[chunk])
         self._count(rank)
 
@@ -283,35 +273,12 @@ class _Dealt:
         """Swap two chunks of the heaviest rank and another; return whether it was too heavy and some swap helped."""
         if self.even:
             return False
-        heaviest = max(self._ranks, key=lambda rank: self._load[rank])
-        likely = self._likely(heaviest)
-        if likely:
-            best = min(likely, key=lambda each: (Fraction(self._growth(each), each.gain), each))
-            self._swap(best.mine, best.other)
-        return bool(likely)
-
-    def _likely(self, heaviest: int) -> list[_Exchange]:
-        """Swaps of the heaviest rank that gain much, and add little to what the two ranks receive."""
-        found = list(self._gaining(heaviest))
-        enough = 3 * max((exchange.gain for exchange in found), default=0) // 10
-        large = nlargest(_CONSIDERED, (each for each in found if each.gain >= enough or each.ends_even))
-        others = {self.placement[each.other] for each in large}
-        rests = {rank: self._rests(rank) for rank in {heaviest, *others}}
-        needs = self._window.needs
-
-        def received(each: _Exchange) -> tuple[int, int]:
-            there = self.placement[each.other]
-            want_here = rests[heaviest][each.mine] | needs[each.other]
-            want_there = rests[there][each.other] | needs[each.mine]
-            return want_here.bit_count() + want_there.bit_count() - self._want[there].bit_count(), -each.gain
-
-        return nsmallest(_COUNTED, large, key=received)
-
-    def _gaining(self, heaviest: int) -> Iterator[_Exchange]:
-        """Swaps that reduce the larger of two loads by a good part of the surplus."""
-        areas, surplus = self._window.areas, self._load[heaviest] - self._limit
+        heaviest = max(self._ranks, key=lambda rank: self.load[rank])
+        # Swaps that reduce the larger of two loads by a good part of the surplus, and add little to what the two ranks
+        # receive.
+        swaps, areas, surplus = [], self._window.areas, self.load[heaviest] - self._limit
         for rank in self._ranks:
-            apart = self._load[heaviest] - self._load[rank]
+            apart = self.load[heaviest] - self.load[rank]
             most = apart - surplus // _WORTH
             theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
             for mine in self._own[heaviest]:
@@ -319,25 +286,46 @@ class _Dealt:
                 for area, other in theirs:
                     if least < area < most_left:
                         moved = areas[mine] - area
-                        gain = min(moved, apart - moved)
-                        yield _Exchange(gain, mine, other, moved >= surplus and apart - moved >= surplus)
+                        ends_even = moved >= surplus and apart - moved >= surplus
+                        swaps.append(_Exchange(min(moved, apart - moved), mine, other, ends_even))
+        enough = 3 * max((swap.gain for swap in swaps), default=0) // 10
+        large = nlargest(_CONSIDERED, (swap for swap in swaps if swap.gain >= enough or swap.ends_even))
+        others = {self.placement[swap.other] for swap in large}
+        needs = self._window.needs
+        rests = {}  # for each chunk of a rank, the chunks that its other chunks see
+        for rank in {heaviest, *others}:
+            own = self._own[rank]
+            before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
+            after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
+            both = zip(own, before, after[-2::-1], strict=False)
+            rests[rank] = {chunk: earlier | later for chunk, earlier, later in both}
 
-    def _growth(self, exchange: _Exchange) -> int:
-        """The increase of the busiest rank's traffic and of the mean traffic by a swap, times the number of ranks."""
-        before = self._traffic()
-        self._swap(exchange.mine, exchange.other)
-        after = self._traffic()
-        self._swap(exchange.mine, exchange.other)
-        return after - before
+        def received(swap: _Exchange) -> tuple[int, int]:
+            there = self.placement[swap.other]
+            want_here = rests[heaviest][swap.mine] | needs[swap.other]
+            want_there = rests[there][swap.other] | needs[swap.mine]
+            return want_here.bit_count() + want_there.bit_count() - self._want[there].bit_count(), -swap.gain
 
-    def _traffic(self) -> int:
-        return len(self._ranks) * max(*self._receives, *self._sends) + sum(self._receives)
+        def growth(swap: _Exchange) -> int:
+            """The increase of the busiest rank's traffic and of the mean traffic, times the number of ranks."""
+            traffic = []
+            for _ in range(2):
+                busiest = max(*self._receives, *self._sends)
+                traffic.append(len(self._ranks) * busiest + sum(self._receives))
+                self._swap(swap.mine, swap.other)  # there, and back
+            return traffic[1] - traffic[0]
+
+        likely = nsmallest(_COUNTED, large, key=received)
+        if likely:
+            best = min(likely, key=lambda swap: (Fraction(growth(swap), swap.gain), swap))
+            self._swap(best.mine, best.other)
+        return bool(likely)
 
     def _swap(self, one: int, other: int) -> None:
         first, second = self.placement[one], self.placement[other]
         for rank, leaves, comes in ((first, one, other), (second, other, one)):
             self._own[rank][self._own[rank].index(leaves)] = comes
-            self._load[rank] += self._window.areas[comes] - self._window.areas[leaves]
+            self.load[rank] += self._window.areas[comes] - self._window.areas[leaves]
             self.placement[comes] = rank
         for rank in (first, second):
             self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._own[rank])))
@@ -346,9 +334,13 @@ class _Dealt:
 
     def _see(self, rank: int, want: int) -> None:
         """Replace the chunks whose keys a rank sees; counts what their owners send."""
-        for changed, by in ((want & ~self._want[rank], 1), (self._want[rank] & ~want, -1)):
-            for chunk in _bits(changed):
-                self._wanted[chunk] += by
+        for bits, by in ((want & ~self._want[rank], 1), (self._want[rank] & ~want, -1)):
+            changed = bits
+            while changed:
+                lowest = changed & -changed
+                chunk = lowest.bit_length() - 1
+                changed ^= lowest
+                self._readers[chunk] += by
                 if (owner := self.placement[chunk]) >= 0:
                     self._sends[owner] += by
         self._want[rank] = want
@@ -357,14 +349,7 @@ class _Dealt:
         """Update what a rank sends and receives after its own chunks have changed."""
         own = sum(1 << chunk for chunk in self._own[rank])
         self._receives[rank] = (self._want[rank] & ~own).bit_count()
-        self._sends[rank] = sum(self._wanted[chunk] - 1 for chunk in self._own[rank])
-
-    def _rests(self, rank: int) -> dict[int, int]:
-        """For each chunk of a rank, the chunks that its other chunks see."""
-        own, needs = self._own[rank], self._window.needs
-        before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
-        after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
-        return {chunk: earlier | later for chunk, earlier, later in zip(own, before, after[-2::-1], strict=False)}
+        self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._own[rank])
 
 
 Placement = Sequence[int]  # the rank of each chunk
@@ -374,7 +359,7 @@ def place(window: Window, ranks: int, how: str) -> Placement:
     """Return the rank of each chunk.
 
     Args:
-        window: The chunks to deal.
+        window: The chunks to place.
         ranks: Number of ranks.
         how: One of ``PLACEMENTS``.
 
@@ -426,18 +411,18 @@ PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
         "zigzag": zigzag,
         "striped": striped,
         "heap": heap,
-        "near": near,
-        "loose": partial(near, even=LOOSE),
+        "near": locality_placement,
+        "loose": partial(locality_placement, even=LOOSE),
     }
 )
 
 
-# Where the attention of each chunk is computed: where its tokens are, or moved away from ranks with more work.
+# Attention task offloading: the attention of each chunk is computed where its tokens are, or moved away from ranks with
+# more work.
 #
 # A task has all keys of its queries, so its output is final. Moving whole tasks at the grain of chunks is DistCA's rule
 # (arXiv 2510.18121) with another greedy order: from the heaviest rank, the task that moves most work for the keys that
-# it
-# needs.
+# it needs.
 
 SLACK = 3  # percent above the mean that no rank's area may exceed after tasks have moved
 
@@ -457,7 +442,7 @@ class Task:
     rank: int
 
 
-def own_tasks(window: Window, placement: Placement) -> Sequence[Task]:
+def local_tasks(window: Window, placement: Placement) -> Sequence[Task]:
     """Every chunk's task, computed where its tokens are, in the order of chunks."""
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
@@ -483,48 +468,40 @@ def moved_tasks(
         load[rank] += window.areas[chunk]
         here[rank] |= window.needs[chunk]
     most = window.chunks if most is None else most
-    giving, gave, given = set(range(ranks)), [0] * ranks, [0] * ranks
-    while giving:
-        heaviest = max(giving, key=lambda rank: (load[rank], -rank))
+    movable_from, sent, received = set(range(ranks)), [0] * ranks, [0] * ranks
+    mean = window.area // ranks
+    while movable_from:
+        heaviest = max(movable_from, key=lambda rank: (load[rank], -rank))
         if 100 * ranks * load[heaviest] <= (100 + slack) * window.area:
             break
-        takers = [rank for rank in range(ranks) if given[rank] < most and ranks * load[rank] < window.area]
-        move = _best_move(window, placement, at, load, here, heaviest, takers) if gave[heaviest] < most else None
-        if move is None:
-            giving.discard(heaviest)
+        takers = [rank for rank in range(ranks) if received[rank] < most and ranks * load[rank] < window.area]
+        best, worth = None, 0.0
+        if sent[heaviest] < most:
+            for chunk in (chunk for chunk, rank in enumerate(at) if rank == heaviest == placement[chunk]):
+                area, need = window.areas[chunk], window.needs[chunk]
+                for rank in takers:
+                    if load[rank] + area >= load[heaviest]:
+                        continue  # that would make it as heavy
+                    moved = min(area, load[heaviest] - mean, mean - load[rank])
+                    value = moved / ((need & ~here[rank]).bit_count() + 1)  # correctly rounded: the same everywhere
+                    if value > worth:
+                        best, worth = (chunk, rank), value
+        if best is None:
+            movable_from.discard(heaviest)
             continue
-        chunk, rank = move
+        chunk, rank = best
         at[chunk] = rank
-        gave[heaviest] += 1
-        given[rank] += 1
+        sent[heaviest] += 1
+        received[rank] += 1
         load[heaviest] -= window.areas[chunk]
         load[rank] += window.areas[chunk]
         here[rank] |= window.needs[chunk]
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(at)]
 
 
-def _best_move(
-    window: Window, placement: Placement, at: Sequence[int], load: Sequence[int], here: Sequence[int], heaviest: int,
-    takers: Sequence[int],
-) -> tuple[int, int] | None:  # fmt: skip
-    """The task to move from the heaviest rank, and where to; ``None`` if each would make another as heavy."""
-    mean = window.area // len(load)
-    best, worth = None, 0.0
-    for chunk in (chunk for chunk, rank in enumerate(at) if rank == heaviest == placement[chunk]):
-        area, need = window.areas[chunk], window.needs[chunk]
-        for rank in takers:
-            if load[rank] + area >= load[heaviest]:
-                continue
-            moved = min(area, load[heaviest] - mean, mean - load[rank])
-            found = moved / ((need & ~here[rank]).bit_count() + 1)  # a correctly rounded quotient: the same everywhere
-            if found > worth:
-                best, worth = (chunk, rank), found
-    return best
-
-
 def areas(window: Window, tasks: Sequence[Task], ranks: int) -> Sequence[int]:
     """Pairs that each rank computes."""
-    found = [0] * ranks
+    loads = [0] * ranks
     for task in tasks:
-        found[task.rank] += window.areas[task.queries]
-    return found
+        loads[task.rank] += window.areas[task.queries]
+    return loads

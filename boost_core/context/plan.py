@@ -1,4 +1,4 @@
-"""The cost of a plan: balance, bytes by level, rounds, and seconds."""
+"""A context parallel plan: what ranks send each other in which stage, what that costs, and each rank's part of it."""
 
 import math
 from bisect import bisect_right
@@ -81,11 +81,11 @@ class AttentionLayer:
         return 4 * (self.rank or 0) * self.key_size / self.tensor_parallel_size
 
     @property
-    def kept_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
-    def asking_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
+    def request_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
         """Bytes sent per token whose attention is computed elsewhere.
 
         Forward, its queries; backward, also the output's gradient and what is kept. As latents, a share of one either
@@ -93,29 +93,25 @@ class AttentionLayer:
         """
         if moved == "latents":
             return self.share_bytes
-        return 2 * self.query_bytes + self.kept_bytes if backward else self.query_bytes
+        return 2 * self.query_bytes + self.saved_bytes if backward else self.query_bytes
 
-    def answering_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
+    def response_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
         """Bytes sent back per such token: what is kept, or the gradient of its queries; or a share of a latent."""
         if moved == "latents":
             return self.share_bytes
-        return self.query_bytes if backward else self.kept_bytes
+        return self.query_bytes if backward else self.saved_bytes
 
     def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
         """Bytes sent per such token, and sent back."""
-        return self.asking_bytes(backward, moved), self.answering_bytes(backward, moved)
+        return self.request_bytes(backward, moved), self.response_bytes(backward, moved)
 
-    def asking_gathered_bytes(self, backward: bool) -> int:
-        """Bytes that the node's other ranks contribute to what is sent of such a token as latents.
+    def moved_gathered_bytes(self, backward: bool) -> tuple[int, int]:
+        """Bytes that the node's other ranks contribute to the latents that are sent, and to the sum that is sent back.
 
         Backward, the latents of its queries are gathered again.
         """
-        return (2 if backward else 1) * self.answering_summed_bytes
-
-    @property
-    def answering_summed_bytes(self) -> int:
-        """Bytes that they contribute to the sum that is sent back."""
-        return (self.tensor_parallel_size - 1) * self.share_bytes
+        one_way = (self.tensor_parallel_size - 1) * self.share_bytes
+        return (2 if backward else 1) * one_way, one_way
 
     def moved_flops(self, backward: bool) -> float:
         """FLOPs per such token to make queries from latents and latents from outputs.
@@ -125,9 +121,9 @@ class AttentionLayer:
         return (10 if backward else 4) * (self.rank or 0) * self.hidden_size / self.tensor_parallel_size
 
     @property
-    def foreign_bytes(self) -> int:
+    def remote_bytes(self) -> int:
         """Bytes kept per such token where it is computed, if latents travel: what is kept, and a share of latents."""
-        return self.kept_bytes + self.share_bytes
+        return self.saved_bytes + self.share_bytes
 
     def sent_bytes(self, exchange: Exchange) -> int:
         """Bytes of a token that is sent to another node."""
@@ -176,8 +172,7 @@ def efficiency(piece_tokens: float) -> float:
 # The transfers are the edges of a multigraph from senders to receivers. By König's theorem it splits into as many
 # matchings as the busiest rank sends or receives, and no fewer; Kempe's chains find them. Consecutive rounds form a
 # stage, in which a rank thus sends and receives at most as many chunks as the stage has rounds: one uneven all-to-all,
-# in
-# flight while the attention of the previous stage is computed.
+# in flight while the attention of the previous stage is computed.
 
 
 @dataclass(frozen=True, order=True)
@@ -197,8 +192,8 @@ class Transfer:
 
 def key_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Transfer]:
     """The keys that each rank computes with and does not have, each once, in the order of chunks."""
-    wanted = {(chunk, task.rank) for task in tasks for chunk in task.keys}
-    return [Transfer(chunk, placement[chunk], rank) for chunk, rank in sorted(wanted) if placement[chunk] != rank]
+    needed = {(chunk, task.rank) for task in tasks for chunk in task.keys}
+    return [Transfer(chunk, placement[chunk], rank) for chunk, rank in sorted(needed) if placement[chunk] != rank]
 
 
 def query_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Transfer]:
@@ -219,33 +214,33 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     count = busiest(transfers)
     # Senders have their own numbers, receivers -1 minus theirs: each one's transfer by round, and its rounds as bits.
     at: dict[int, dict[int, Transfer]] = defaultdict(dict)
-    taken: dict[int, int] = defaultdict(int)
+    used: dict[int, int] = defaultdict(int)
     for transfer in transfers:
         sender, receiver = _ends(transfer)
-        number = _lowest_free(taken[sender] | taken[receiver])
+        number = _lowest_free(used[sender] | used[receiver])
         if number >= count:
-            number, other = _lowest_free(taken[sender]), _lowest_free(taken[receiver])
-            _swap_chain(at, taken, receiver, number, other)
+            number, other = _lowest_free(used[sender]), _lowest_free(used[receiver])
+            _swap_kempe_chain(at, used, receiver, number, other)
         for end in (sender, receiver):
             at[end][number] = transfer
-            taken[end] |= 1 << number
-    found: list[list[Transfer]] = [[] for _ in range(count)]
+            used[end] |= 1 << number
+    in_rounds: list[list[Transfer]] = [[] for _ in range(count)]
     for end, edges in at.items():
         if end >= 0:
             for number, transfer in edges.items():
-                found[number].append(transfer)
-    return [sorted(each) for each in found]
+                in_rounds[number].append(transfer)
+    return [sorted(each) for each in in_rounds]
 
 
 def _ends(transfer: Transfer) -> tuple[int, int]:
     return transfer.sender, -1 - transfer.receiver
 
 
-def _lowest_free(taken: int) -> int:
-    return (~taken & (taken + 1)).bit_length() - 1
+def _lowest_free(used: int) -> int:
+    return (~used & (used + 1)).bit_length() - 1
 
 
-def _swap_chain(at: dict[int, dict[int, Transfer]], taken: dict[int, int], end: int, one: int, other: int) -> None:
+def _swap_kempe_chain(at: dict[int, dict[int, Transfer]], used: dict[int, int], end: int, one: int, other: int) -> None:
     """Swap two rounds along the chain of transfers that leaves a node in the first, which is then free there.
 
     The chain cannot reach the node at which the first round is already free: the graph is bipartite, and the chain
@@ -260,18 +255,18 @@ def _swap_chain(at: dict[int, dict[int, Transfer]], taken: dict[int, int], end: 
     for end in ends:
         at[end].pop(one, None)
         at[end].pop(other, None)
-        taken[end] &= ~(1 << one | 1 << other)
+        used[end] &= ~(1 << one | 1 << other)
     for transfer, number in chain:
         for end in _ends(transfer):
             at[end][one + other - number] = transfer
-            taken[end] |= 1 << (one + other - number)
+            used[end] |= 1 << (one + other - number)
 
 
 def stages(transfers: Sequence[Transfer], count: int) -> Sequence[Sequence[Transfer]]:
     """The transfers divided into stages of consecutive rounds; the last stages are empty if there are fewer rounds."""
-    found, size = rounds(transfers), -(-busiest(transfers) // count)
+    in_rounds, size = rounds(transfers), -(-busiest(transfers) // count)
     return [
-        sorted(transfer for each in found[stage * size : (stage + 1) * size] for transfer in each)
+        sorted(transfer for each in in_rounds[stage * size : (stage + 1) * size] for transfer in each)
         for stage in range(count)
     ]
 
@@ -282,7 +277,7 @@ class ContextPlan:
 
     Attributes:
         window: The tokens.
-        ranks: Number of ranks to which they are dealt.
+        ranks: Number of ranks over which they are partitioned.
         placement: The rank of each chunk.
         tasks: The attention of each chunk.
         stages: Number of stages in which keys arrive, after the rank's own.
@@ -323,11 +318,11 @@ class ContextPlan:
         for number, sent in enumerate(self.key_stages, start=1):
             for transfer in sent:
                 here[transfer.receiver][number] |= 1 << transfer.chunk
-        found = [[0] * (self.stages + 1) for _ in range(self.ranks)]
+        stage_pairs = [[0] * (self.stages + 1) for _ in range(self.ranks)]
         for task in self.tasks:
             for number, chunks in enumerate(here[task.rank]):
-                found[task.rank][number] += self.window.pairs(task.queries, chunks)
-        return found
+                stage_pairs[task.rank][number] += self.window.pairs(task.queries, chunks)
+        return stage_pairs
 
 
 @dataclass(frozen=True)
@@ -339,7 +334,7 @@ class Figures:
         rounds: Number of chunks of keys that the busiest rank sends or receives.
         node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
         fabric_bytes: The same, between nodes.
-        kept_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
+        saved_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
         forward_seconds: Forward seconds of the slowest rank.
         backward_seconds: Its backward seconds, likewise.
     """
@@ -348,7 +343,7 @@ class Figures:
     rounds: int
     node_bytes: int
     fabric_bytes: int
-    kept_bytes: int
+    saved_bytes: int
     forward_seconds: float
     backward_seconds: float
 
@@ -381,144 +376,79 @@ def figures(
     Raises:
         ValueError: Latents are to be sent, but the layer has none.
     """
-    size = plan.window.chunk_tokens
-    costs = _Costs(layer, rates, exchange, node_ranks, size, moved)
-    crossing = [[costs.crosses(transfer) for transfer in sent] for sent in (plan.keys, plan.queries)]
-    keys, queries = (sum(crosses) for crosses in crossing)
+    size, ranks = plan.window.chunk_tokens, range(plan.ranks)
+
+    def crosses(transfer: Transfer) -> bool:
+        """Whether it goes to another node."""
+        return transfer.sender // node_ranks != transfer.receiver // node_ranks
+
+    # Seconds for which each rank receives, sends and projects keys in each stage.
+    received, sent, projected = ([[0.0] * plan.stages for _ in ranks] for _ in range(3))
+    for number, transfers in enumerate(plan.key_stages):
+        for transfer in transfers:
+            if crosses(transfer):
+                seconds = size * layer.sent_bytes(exchange) / rates.fabric_bytes
+                if exchange == "latents":
+                    seconds += size * layer.gathered_bytes / rates.node_bytes
+                    projected[transfer.receiver][number] += size * layer.projection_flops / rates.flops
+            else:
+                seconds = size * layer.key_bytes / rates.node_bytes
+            sent[transfer.sender][number] += seconds
+            received[transfer.receiver][number] += seconds
+    # Seconds for one byte of each token of moved queries, and the tokens that each rank receives.
+    queries_received, queries_sent, query_tokens = [0.0 for _ in ranks], [0.0 for _ in ranks], [0 for _ in ranks]
+    for transfer in plan.queries:
+        seconds = size / (rates.fabric_bytes if crosses(transfer) else rates.node_bytes)
+        queries_sent[transfer.sender] += seconds
+        queries_received[transfer.receiver] += seconds
+        query_tokens[transfer.receiver] += size
+
+    attention_flops = rates.flops * (efficiency(size) if rates.by_piece else 1.0)
+    slowest = []
+    for backward in (False, True):
+        # The backward pass has two and a half times the products and twice the bytes; projecting again, the latents'
+        # gradients and the weights' are three times the projection.
+        times, ways, projections = (BACKWARD, 2, 3) if backward else (1.0, 1, 1)
+        of_ranks = []
+        for rank in ranks:
+            attended = [times * (layer.flops(area) / attention_flops) for area in plan.stage_areas[rank]]
+            for number, seconds in enumerate(projected[rank], start=1):
+                attended[number] += projections * seconds
+            wires = [ways * max(both) for both in zip(received[rank], sent[rank], strict=True)]
+            byte = max(queries_received[rank], queries_sent[rank])
+            there, back = (width * byte for width in layer.moved_bytes(backward, moved))
+            projecting = 0.0
+            if moved == "latents":
+                in_node = query_tokens[rank] / rates.node_bytes
+                gathered, summed = layer.moved_gathered_bytes(backward)
+                there += gathered * in_node
+                back += summed * in_node
+                projecting = query_tokens[rank] * layer.moved_flops(backward) / rates.flops
+            wires[0] += there
+            hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
+            of_ranks.append(hidden + back + projecting)
+        slowest.append(max(of_ranks))
+
+    keys, queries = (sum(map(crosses, transfers)) for transfers in (plan.keys, plan.queries))
     a_query = size * sum(layer.moved_bytes(backward=False, moved=moved))
-    foreign = max(Counter(transfer.receiver for transfer in plan.queries).values(), default=0)
-    traffic = _traffic_by_rank(plan, costs)
+    remote = max(Counter(transfer.receiver for transfer in plan.queries).values(), default=0)
     return Figures(
         imbalance=max(plan.loads) * plan.ranks / plan.window.area,
         rounds=busiest(plan.keys),
         node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query,
         fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * a_query,
-        kept_bytes=plan.window.tokens // plan.ranks * layer.kept_bytes
-        + (foreign * size * layer.foreign_bytes if moved == "latents" else 0),
-        forward_seconds=max(
-            _seconds(costs, plan.stage_areas[rank], traffic[rank], backward=False) for rank in range(plan.ranks)
-        ),
-        backward_seconds=max(
-            _seconds(costs, plan.stage_areas[rank], traffic[rank], backward=True) for rank in range(plan.ranks)
-        ),
+        saved_bytes=plan.window.tokens // plan.ranks * layer.saved_bytes
+        + (remote * size * layer.remote_bytes if moved == "latents" else 0),
+        forward_seconds=slowest[0],
+        backward_seconds=slowest[1],
     )
-
-
-class _Costs:
-    """Seconds to move and process a chunk."""
-
-    def __init__(
-        self, layer: AttentionLayer, rates: Rates, exchange: Exchange, node_ranks: int, chunk_tokens: int,
-        moved: Exchange,
-    ) -> None:  # fmt: skip
-        self._layer, self._rates, self._exchange, self._node_ranks = layer, rates, exchange, node_ranks
-        self._tokens, self._moved = chunk_tokens, moved
-        self._attention_flops = rates.flops * (efficiency(chunk_tokens) if rates.by_piece else 1.0)
-
-    def crosses(self, transfer: Transfer) -> bool:
-        """Whether it goes to another node."""
-        return transfer.sender // self._node_ranks != transfer.receiver // self._node_ranks
-
-    def key(self, transfer: Transfer) -> float:
-        """Sending it."""
-        if not self.crosses(transfer):
-            return self._tokens * self._layer.key_bytes / self._rates.node_bytes
-        seconds = self._tokens * self._layer.sent_bytes(self._exchange) / self._rates.fabric_bytes
-        if self._exchange == "latents":
-            seconds += self._tokens * self._layer.gathered_bytes / self._rates.node_bytes
-        return seconds
-
-    def query(self, transfer: Transfer) -> float:
-        """Sending a byte of each of its tokens."""
-        return self._tokens / (self._rates.fabric_bytes if self.crosses(transfer) else self._rates.node_bytes)
-
-    def moved(self, queries: "_Stage", backward: bool) -> tuple[float, float, float]:
-        """Seconds to send moved queries, and their outputs back, and to project what a rank receives.
-
-        Args:
-            queries: Seconds for one byte of each token, and the tokens that a rank receives.
-            backward: Whether this is the backward pass.
-        """
-        layer, moved, byte = self._layer, self._moved, queries.wire
-        there, back = (size * byte for size in layer.moved_bytes(backward, moved))
-        if moved == "keys":
-            return there, back, 0.0
-        in_node = queries.tokens / self._rates.node_bytes
-        there += layer.asking_gathered_bytes(backward) * in_node
-        back += layer.answering_summed_bytes * in_node
-        return there, back, queries.tokens * layer.moved_flops(backward) / self._rates.flops
-
-    def projected(self, transfer: Transfer) -> float:
-        """Computing keys and values from the latents received."""
-        if self._exchange == "keys" or not self.crosses(transfer):
-            return 0.0
-        return self._tokens * self._layer.projection_flops / self._rates.flops
-
-    def attention(self, area: int) -> float:
-        """Computing some pairs, forward."""
-        return self._layer.flops(area) / self._attention_flops
-
-
-@dataclass
-class _Stage:
-    """Seconds that a rank receives, sends and projects in a stage, and tokens of moved queries that it receives."""
-
-    received: float = 0.0
-    sent: float = 0.0
-    projected: float = 0.0
-    tokens: int = 0
-
-    @property
-    def wire(self) -> float:
-        return max(self.received, self.sent)
-
-
-@dataclass
-class _RankTraffic:
-    """A rank's keys by stage, and one byte of each token of its moved queries, there and back."""
-
-    stages: list[_Stage]
-    queries: _Stage
-
-
-def _traffic_by_rank(plan: ContextPlan, costs: _Costs) -> Sequence[_RankTraffic]:
-    found = [_RankTraffic([_Stage() for _ in range(plan.stages)], _Stage()) for _ in range(plan.ranks)]
-    for number, sent in enumerate(plan.key_stages):
-        for transfer in sent:
-            seconds = costs.key(transfer)
-            found[transfer.sender].stages[number].sent += seconds
-            found[transfer.receiver].stages[number].received += seconds
-            found[transfer.receiver].stages[number].projected += costs.projected(transfer)
-    for transfer in plan.queries:
-        found[transfer.sender].queries.sent += costs.query(transfer)
-        found[transfer.receiver].queries.received += costs.query(transfer)
-        found[transfer.receiver].queries.tokens += plan.window.chunk_tokens
-    return found
-
-
-def _seconds(costs: _Costs, stage_areas: Sequence[int], traffic: _RankTraffic, backward: bool) -> float:
-    """Seconds of one rank's pass.
-
-    The backward pass has two and a half times the products and twice the bytes; projecting again, the latents'
-    gradients and the weights' are three times the projection.
-    """
-    times, ways, projections = (BACKWARD, 2, 3) if backward else (1.0, 1, 1)
-    attended = [times * costs.attention(area) for area in stage_areas]
-    for number, stage in enumerate(traffic.stages, start=1):
-        attended[number] += projections * stage.projected
-    wires = [ways * stage.wire for stage in traffic.stages]
-    there, back, made = costs.moved(traffic.queries, backward)
-    wires[0] += there
-    hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
-    return hidden + back + made
 
 
 # A context parallel rank's part of a plan, stage by stage: what it sends, receives and attends to.
 #
 # A piece is queries and keys of one document, each a contiguous run of tokens: a kernel call, or a part of one. There
-# are
-# as few as possible: neighbouring chunks form one run, and all keys that a run's queries see without a mask form one
-# piece with them if they are contiguous.
+# are as few as possible: neighbouring chunks form one run, and all keys that a run's queries see without a mask form
+# one piece with them if they are contiguous.
 #
 # Queries of other ranks whose attention a rank computes are kept separately, in order of arrival.
 
@@ -606,22 +536,28 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         rank: The rank.
         nodes: The node of each rank, if latents are sent between nodes; ``None`` if keys and values are.
     """
-    window = plan.window
+    window, nodes = plan.window, nodes or [0] * plan.ranks
     own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
     moved = {transfer.chunk for transfer in plan.queries}
-    come = [each.chunk for each in sorted(plan.queries, key=_by_sender) if each.receiver == rank]
-    queries = _Queries(
-        list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved])),
-        list(_runs(window, list(enumerate(come)))),
-    )
-    nodes = nodes or [0] * plan.ranks
-    stages = [_stage(plan, rank, nodes, own, queries, sent) for sent in plan.key_stages if sent]
-    traffic = _rank_traffic(plan.ranks, rank, own, come, plan.queries)
-    return RankWork(window, own, *queries.pieces(window, own), stages, traffic, come)
+    in_order = sorted(plan.queries, key=lambda transfer: (transfer.sender, transfer.chunk))
+    foreign = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
+    own_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved]))
+    foreign_queries = list(_runs(window, list(enumerate(foreign))))
 
+    def pieces(chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+        """The pieces of both with the keys of some chunks, which are stored one after the other."""
+        keys = list(_runs(window, list(enumerate(chunks))))
+        return list(_pieces(window, own_queries, keys)), list(_pieces(window, foreign_queries, keys))
 
-def _by_sender(transfer: Transfer) -> tuple[int, int]:
-    return transfer.sender, transfer.chunk
+    stages = []
+    for sent in filter(None, plan.key_stages):
+        chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
+        in_node = [transfer for transfer in sent if nodes[transfer.sender] == nodes[transfer.receiver]]
+        between = [transfer for transfer in sent if nodes[transfer.sender] != nodes[transfer.receiver]]
+        keys, latents = (_rank_traffic(plan.ranks, rank, own, chunks, each) for each in (in_node, between))
+        stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
+    traffic = _rank_traffic(plan.ranks, rank, own, foreign, plan.queries)
+    return RankWork(window, own, *pieces(own), stages, traffic, foreign)
 
 
 @dataclass(frozen=True)
@@ -643,37 +579,6 @@ class _Run:
         first, last = self.tokens
         cuts = [first, *(token for token in bounds if first < token < last), last]
         return [_Run(self.document, (begin, end), self.at + begin - first) for begin, end in pairwise(cuts)]
-
-
-@dataclass(frozen=True)
-class _Queries:
-    """Runs of queries whose attention a rank computes.
-
-    Attributes:
-        own: Runs of its own tokens.
-        foreign: Runs of those received.
-    """
-
-    own: Sequence[_Run]
-    foreign: Sequence[_Run]
-
-    def pieces(self, window: Window, chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-        """The pieces of both with the keys of some chunks, which are stored one after the other."""
-        keys = list(_runs(window, list(enumerate(chunks))))
-        return list(_pieces(window, self.own, keys)), list(_pieces(window, self.foreign, keys))
-
-
-def _stage(
-    plan: ContextPlan, rank: int, nodes: Sequence[int], own: Sequence[int], queries: _Queries,
-    sent: Sequence[Transfer],
-) -> StageWork:  # fmt: skip
-    chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
-    near: list[Transfer] = []
-    far: list[Transfer] = []
-    for transfer in sent:
-        (near if nodes[transfer.sender] == nodes[transfer.receiver] else far).append(transfer)
-    keys, latents = (_rank_traffic(plan.ranks, rank, own, chunks, each) for each in (near, far))
-    return StageWork(chunks, keys, latents, *queries.pieces(plan.window, chunks))
 
 
 def _rank_traffic(
@@ -718,34 +623,27 @@ def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> It
     for run in keys:
         of_document[run.document].append(run)
     for run in queries:
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         alike = (product(run.cut(seen.tokens), seen.cut(run.tokens)) for seen in of_document[run.document])
         for part, seen in chain.from_iterable(alike):
-            piece = _piece(part, seen, window.sees)
-            if piece is not None and found and _are_one(found[-1], piece):
-                found[-1] = replace(piece, keys=(found[-1].keys[0], piece.keys[1]))
-            elif piece is not None:
-                found.append(piece)
-        yield from found
-
-
-def _piece(queries: _Run, keys: _Run, sees: int | None) -> Piece | None:
-    """The queries that see some key, and the keys that some query sees; two runs are the same tokens or disjoint."""
-    (first, end), (begin, last) = queries.tokens, keys.tokens
-    lag: int | None = 0
-    if begin > first:
-        return None
-    if begin < first:
-        if sees is not None:
-            begin, end = max(begin, first - sees + 1), min(end, last + sees - 1)
-        if begin >= last or first >= end:
-            return None
-        lag = first - begin if sees is not None and begin < end - sees else None
-    at_query, at_key = queries.at - queries.tokens[0], keys.at - keys.tokens[0]
-    return Piece((at_query + first, at_query + end), (at_key + begin, at_key + last), lag)
-
-
-def _are_one(before: Piece, after: Piece) -> bool:
-    """Whether the keys of two pieces are consecutive, and the same queries see all of them."""
-    masked = before.lag is not None or after.lag is not None
-    return not masked and before.queries == after.queries and before.keys[1] == after.keys[0]
+            # The queries that see some key, and the keys that some query sees; both are the same tokens or disjoint.
+            (first, end), (begin, last) = part.tokens, seen.tokens
+            lag: int | None = 0
+            if begin > first:
+                continue
+            if begin < first:
+                if window.sees is not None:
+                    begin, end = max(begin, first - window.sees + 1), min(end, last + window.sees - 1)
+                if begin >= last or first >= end:
+                    continue
+                lag = first - begin if window.sees is not None and begin < end - window.sees else None
+            at_query, at_key = part.at - part.tokens[0], seen.at - seen.tokens[0]
+            piece = Piece((at_query + first, at_query + end), (at_key + begin, at_key + last), lag)
+            # It is one with the piece before if their keys are consecutive and the same queries see all of them.
+            before = pieces[-1] if pieces else None
+            unmasked = before is not None and before.lag is None and lag is None
+            if before and unmasked and before.queries == piece.queries and before.keys[1] == piece.keys[0]:
+                pieces[-1] = replace(piece, keys=(before.keys[0], piece.keys[1]))
+            else:
+                pieces.append(piece)
+        yield from pieces

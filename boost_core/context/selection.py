@@ -1,18 +1,18 @@
-"""How the trainer deals the tokens of a micro-batch to the ranks of a context parallel group.
+"""How the trainer partitions the tokens of a micro-batch over the ranks of a context parallel group.
 
-It uses the one of three placements with which attention is predicted to be fastest: ``near``, which is balanced;
-``loose``, which sends less; ``contiguous``, which sends least. Which one that is depends on the documents, whose
-lengths no job knows in advance, so it is decided for each micro-batch; ``docs/figures/context_rule.md`` compares this
-with a choice at the job's start. If a job lets tasks move, each placement is considered with and without moved tasks.
-All ranks find the same one: the seconds come from nominal figures, by sums, products and quotients in a fixed order,
-which are identical on every machine.
+It uses the one of three placements with which attention is predicted to be fastest: ``near``, the locality placement,
+which is balanced; ``loose``, which sends less; ``contiguous``, which sends least. Which one that is depends on the
+documents, whose lengths no job knows in advance, so it is decided for each micro-batch;
+``docs/figures/context_rule.md`` compares this with a choice at the job's start. If a job lets tasks move, each
+placement is considered with and without moved tasks. All ranks find the same one: the seconds come from nominal
+figures, by sums, products and quotients in a fixed order, which are identical on every machine.
 
 With sparse attention the keys that long documents need are known only once their heads have chosen, in each layer. Work
-then grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which deals neighbours to
+then grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which places neighbours on
 different ranks, balances both.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
@@ -21,11 +21,11 @@ from boost_core.architecture import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.legality import cannot_send_latents
 from boost_core.config.parallelism import chunk_tokens
-from boost_core.context.placement import Window, moved_tasks, own_tasks, place
+from boost_core.context.placement import Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Figures, Rates, figures
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import Cluster, Machine, Row
-from boost_core.plan.work import dealt_tokens, rank_tokens
+from boost_core.plan.work import rank_tokens, tokens_by_part
 
 # What context parallel ranks send each other: keys and values, or latents; and the same for moved queries.
 
@@ -68,7 +68,7 @@ def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
         """Bytes of all passes and ways, as they are, as latents, and within a node for these."""
         passes = (False, True)
         wide, latents = (sum(sum(layer.moved_bytes(each, how)) for each in passes) for how in _HOW)
-        return wide, latents, sum(layer.asking_gathered_bytes(each) + layer.answering_summed_bytes for each in passes)
+        return wide, latents, sum(sum(layer.moved_gathered_bytes(each)) for each in passes)
 
     return _faster(job, cluster, sizes)
 
@@ -108,8 +108,8 @@ def most_moved(chunks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """How one job's micro-batches are dealt.
+class ContextPlanner:
+    """Plans the context parallelism of one job's micro-batches.
 
     Attributes:
         ranks: Number of ranks of the context parallel group.
@@ -138,8 +138,8 @@ class Dealing:
     moved: Exchange = "keys"
 
     @classmethod
-    def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
-        """Return the dealing of a job at its layout, for the machine that its ranks run on."""
+    def of(cls, job: JobSpec, machine: Machine) -> "ContextPlanner":
+        """Return the planner of a job at its layout, for the machine that its ranks run on."""
         parallelism, levels, length = job.parallelism, machine.cluster.levels, job.training.sequence_length
         ranks, window = parallelism.context_parallel_size, job.model.sliding_window
         _, row = machine.cluster.rows([parallelism.tensor_parallel_size, ranks])
@@ -177,20 +177,15 @@ class Dealing:
         window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)
         some_sparsely = any(window.is_sparse(tokens) for tokens in documents)
         placements = _SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS
-        return min((plan for how in placements for plan in self._placed(window, how)), key=self._seconds)
-
-    def _placed(self, window: Window, how: str) -> Iterator[ContextPlan]:
-        placement = place(window, self.ranks, how)
-        own = ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES)
-        yield own
-        if self.moves_tasks:
-            most = most_moved(window.chunks // self.ranks)
-            moved = replace(own, tasks=moved_tasks(window, placement, self.ranks, most=most))
-            if moved.queries:
-                yield moved
-
-    def _seconds(self, plan: ContextPlan) -> float:
-        return self.figures(plan).seconds
+        plans = []
+        for how in placements:
+            placement = place(window, self.ranks, how)
+            plans.append(ContextPlan(window, self.ranks, placement, local_tasks(window, placement), STAGES))
+            if self.moves_tasks:
+                most = most_moved(window.chunks // self.ranks)
+                moved = replace(plans[-1], tasks=moved_tasks(window, placement, self.ranks, most=most))
+                plans += [moved] if moved.queries else []
+        return min(plans, key=lambda plan: self.figures(plan).seconds)
 
 
 # What a rank receives of a layer's keys, over which links, and how long that takes.
@@ -203,12 +198,12 @@ class Wire:
     Attributes:
         level_bytes: Bytes over the links of each level of the network, innermost first.
         seconds: Total time, one level after the other.
-        made_tokens: Tokens whose latents arrive, and whose keys and values the rank computes itself.
+        projected_tokens: Tokens whose latents arrive, and whose keys and values the rank computes itself.
     """
 
     level_bytes: Sequence[int]
     seconds: float
-    made_tokens: int
+    projected_tokens: int
 
 
 def wire(job: JobSpec, cluster: Cluster, row: Row, exchange: Exchange) -> Wire:
@@ -227,12 +222,12 @@ def wire(job: JobSpec, cluster: Cluster, row: Row, exchange: Exchange) -> Wire:
     others = [tokens * (outer - inner) for inner, outer in pairwise(accumulate(row, mul, initial=1))]
     within = exchange == "latents" and job.parallelism.context.exchange == "latents"
     sizes = [layer.sent_bytes(exchange if level or within else "keys") for level in range(len(others))]
-    made = 0 if exchange == "keys" else sum(others) - (0 if within else others[0])
+    projected = 0 if exchange == "keys" else sum(others) - (0 if within else others[0])
     level_bytes = [came * size for came, size in zip(others, sizes, strict=True)]
-    if made:
-        level_bytes[0] += made * layer.gathered_bytes
+    if projected:
+        level_bytes[0] += projected * layer.gathered_bytes
     seconds = 0.0
     for level, came, size in zip(cluster.levels, others, level_bytes, strict=True):
-        starts = STAGES * len(dealt_tokens(job)) * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
+        starts = STAGES * len(tokens_by_part(job)) * (level.link.base_seconds + level.link.hop_seconds) if came else 0.0
         seconds += starts + size / level.link.bytes_per_second
-    return Wire(level_bytes, seconds, made)
+    return Wire(level_bytes, seconds, projected)

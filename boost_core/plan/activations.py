@@ -2,7 +2,7 @@
 
 Widths are per rank: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
 btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole except the latent, r/p; under
-fullrank w is whole and the rest is split (``architecture.sharding``). Without recomputation a block keeps, in
+fullrank w is whole and the rest is split (``architecture.Sharding``). Without recomputation a block keeps, in
 the compute type,
 
 ==================  ===================================  =========================================================
@@ -31,19 +31,12 @@ fused one, this overestimates by up to one fp32 residual per block; and by 2r fo
 latents from an svd block into which none cross.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, wraps
+from functools import lru_cache, wraps
 from typing import TypeVar, cast
 
-from boost_core.architecture import (
-    Sharding,
-    chosen_sharding,
-    gate_matrices,
-    kept_latents,
-    projection_groups,
-    reads_input,
-)
+from boost_core.architecture import chosen_sharding, gate_matrices, projection_groups, reads_input, saved_latents
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
 
@@ -58,61 +51,87 @@ _OF_OTHERS = {
 _Method = TypeVar("_Method", bound=Callable[..., int])
 
 
-def _worked_out_once(method: _Method) -> _Method:
+def _cached(method: _Method) -> _Method:
     """Cache a method's results: a search asks for the same ones for thousands of layouts."""
 
     @wraps(method)
-    def answer(self: "Activations", *arguments: Hashable) -> int:
-        question = method.__name__, arguments
-        if question not in self.answers:
-            self.answers[question] = method(self, *arguments)
-        return self.answers[question]
+    def cached(self: "Activations", *arguments: Hashable) -> int:
+        key = method.__name__, arguments
+        if key not in self.cache:
+            self.cache[key] = method(self, *arguments)
+        return self.cache[key]
 
-    return cast(_Method, answer)
+    return cast(_Method, cached)
 
 
-@dataclass(frozen=True)
 class Activations:
     """Activations of one model on one rank.
 
-    Attributes:
+    Args:
         model: The model.
         parallelism: How it is split; legal for the model.
         element_bytes: Bytes per element of the compute type.
         kernels: Whether Triton's kernels run, as on a GPU, or their references.
-        answers: Cached results.
+
+    Attributes:
+        sharding: How the tensor parallel strategy splits the model.
+        residual: Width w.
+        latent: Width r; 0 without bottlenecks.
+        query: Width q.
+        key_value: Width k.
+        carried: Bytes per token of the latents that LaX hands from block to block.
+        blocks_ahead: Blocks of which what the host has is fetched ahead: one more where it is then gathered, too.
+        cache: Cached results.
     """
 
-    model: ModelConfig
-    parallelism: ParallelismConfig
-    element_bytes: int
-    kernels: bool
-    answers: dict[tuple[str, Hashable], int] = field(default_factory=dict, compare=False, repr=False)
+    def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, element_bytes: int, kernels: bool) -> None:
+        self.model, self.parallelism, self.element_bytes, self.kernels = model, parallelism, element_bytes, kernels
+        self.cache: dict[tuple[str, Hashable], int] = {}
+        self.sharding = chosen_sharding(model, parallelism)
+        self._size = parallelism.tensor_parallel_size
+        self._split = self._size if self.sharding.wide else 1  # parts into which heads and MLP are split
+        self.residual = model.hidden_size // (self._size if self.sharding.residual else 1)
+        self.latent = (model.rank or 0) // (self._size if self.sharding.latents else 1)
+        self.query, self.key_value = model.hidden_size // self._split, model.key_value_size // self._split
+        self._mlp, self._heads = model.intermediate_size // self._split, model.num_attention_heads // self._split
+        self.blocks_ahead = 2 if self._size > 1 else 1
 
-    @cached_property
-    def sharding(self) -> Sharding:
-        """How the tensor parallel strategy splits the model."""
-        return chosen_sharding(self.model, self.parallelism)
+        groups = projection_groups(model)
+        normed = [group for group in groups if group.norm]
+        self._projections = sum(len(group.wide_outs) for group in groups)
+        self._projections_together = max(len(group.wide_outs) for group in groups)  # with a common input
+        self._normed = sum(len(group.wide_outs) for group in normed)  # projections after a norm
+        # Whether projections with a common input share a product; dense ones always do.
+        self._grouped = parallelism.group_projections or model.rank is None
+        self._products = sum(len(group.products(self._grouped)) for group in normed)  # after a norm
+        # Pieces of equal width (``model.low_rank``) into which their latents are divided.
+        self._normed_pieces = sum(len(group.pieces(self._grouped)) for group in normed)
+        # Widths of inputs, other than the residual, on which groups' outputs depend not through latents alone.
+        self._inputs_read = {
+            group.name: group.wide_in // self._split for group in groups if not group.norm and reads_input(model, group)
+        }
+        # Norms whose statistic only latents are scaled by.
+        self._latent_norms = sum(not reads_input(model, group) for group in normed)
+        # Whether latents are scaled by a norm's statistic after their exchange.
+        self._scaled = self.sharding.residual and parallelism.norm != "sync"
+        self.carried = 0 if model.lax is None else self._projections * self.latent * element_bytes
 
-    @property
-    def residual(self) -> int:
-        """Width w."""
-        return self.model.hidden_size // (self._size if self.sharding.residual else 1)
+        # Statistics are sent with the latents in their type, or in separate collectives; on one rank nothing is sent,
+        # and norms read the residual's own.
+        self._sent_statistics = self._products * (element_bytes if parallelism.norm == "fused" else PRECISE)
+        self._first_squares = PRECISE if self.sharding.residual else 0
+        self._block_statistics = self._first_squares + self._sent_statistics if self._size > 1 else 2 * PRECISE
 
-    @property
-    def latent(self) -> int:
-        """Width r; 0 without bottlenecks."""
-        return (self.model.rank or 0) // (self._size if self.sharding.latents else 1)
-
-    @property
-    def query(self) -> int:
-        """Width q."""
-        return self.model.hidden_size // self._split
-
-    @property
-    def carried(self) -> int:
-        """Bytes per token of the latents that LaX hands from block to block."""
-        return 0 if self.model.lax is None else self._projections * self.latent * self.element_bytes
+        # Queries and keys rotated out of place, where the values next to them keep their inputs alive. Context parallel
+        # ranks copy values.
+        self._rotated = 0
+        if self._grouped and parallelism.context_parallel_size == 1:
+            self._rotated = 2 * self.query if self.query == self.key_value else self.key_value
+        # Torch's norm of whole rows where it has no kernel: an element's copy in fp32, and both of these, the row in
+        # fp32 and the normed row before scaling. The residual itself is freed where such norms keep a copy of it.
+        self._fp32_copy = PRECISE if element_bytes < PRECISE else 0
+        self._composite_norm = PRECISE + self._fp32_copy
+        self._freed = element_bytes if element_bytes < PRECISE else 0
 
     def embedding(self) -> int:
         """Bytes kept by the embedding: with a split vocabulary, the token's index and whether it is in the shard."""
@@ -126,37 +145,32 @@ class Activations:
         itself = self.kernels or self.element_bytes == PRECISE or not self.sharding.residual
         return self.residual * self.element_bytes if itself else 0
 
-    @_worked_out_once
-    def block(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    @_cached
+    def block(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps.
 
         Args:
             crossed: Whether the previous block's latents cross into it.
-            given: Whether it receives them; a recomputed block keeps them in any case, unless they are shared.
+            receives: Whether it receives latents; a recomputed block keeps them in any case, unless they are shared.
             mode: What it keeps.
         """
         traits = TRAITS[mode]
         if traits.again == "nothing":
             return self._whole_block(crossed)
         if traits.again == "all":
-            return self.residual * self.element_bytes + self._first_squares + given * self.carried
+            return self.residual * self.element_bytes + self._first_squares + receives * self.carried
         # Context parallel ranks keep attention's output and log-sum-exps, so that no keys are sent again.
         attended = 0
         if self.parallelism.context_parallel_size > 1:
-            held = "output" in self._inputs_read and not traits.on_host  # with the segments
-            attended = self._heads * PRECISE + (0 if held else self.query * self.element_bytes)
-        return attended + (0 if traits.on_host else self._segments(crossed, given, mode))
+            in_segments = "output" in self._inputs_read and not traits.on_host
+            attended = self._heads * PRECISE + (0 if in_segments else self.query * self.element_bytes)
+        return attended + (0 if traits.on_host else self._segments(crossed, receives, mode))
 
-    def on_host(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    def on_host(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps in the host's memory. Arguments as in ``block``."""
-        return self._segments(crossed, given, mode) if TRAITS[mode].on_host else 0
+        return self._segments(crossed, receives, mode) if TRAITS[mode].on_host else 0
 
-    @property
-    def blocks_ahead(self) -> int:
-        """Blocks of which what the host has is fetched ahead: one more where it is then gathered, too."""
-        return 2 if self._size > 1 else 1
-
-    @_worked_out_once
+    @_cached
     def segment_fetched(self, crossed: bool, mode: RecomputeMode) -> int:
         """Bytes on the device of the segment that is recomputed, beside the blocks fetched ahead of it.
 
@@ -169,30 +183,21 @@ class Activations:
         widest = max(self.residual + self._projections_together * latent, 2 * self.residual + latent)
         return widest * self.element_bytes + self._block_statistics
 
-    @property
-    def _block_statistics(self) -> int:
-        """Bytes of a block's statistics: on one rank nothing is sent, and norms read the residual's own."""
-        return self._first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE
-
-    @property
-    def _first_squares(self) -> int:
-        return PRECISE if self.sharding.residual else 0
-
-    @_worked_out_once
-    def _segments(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    @_cached
+    def _segments(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
-        kept = 2 * self.residual * self.element_bytes + self._block_statistics
-        kept += sum(self._inputs_read.values()) * self.element_bytes
+        saved = 2 * self.residual * self.element_bytes + self._block_statistics
+        saved += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
-            return kept + self.shared(crossed) * self.element_bytes
-        return kept + self._projections * self.latent * self.element_bytes + given * self.carried
+            return saved + self.shared(crossed) * self.element_bytes
+        return saved + self._projections * self.latent * self.element_bytes + receives * self.carried
 
     def shared(self, crossed: bool) -> int:
         """Elements of this rank's slice of a block's latents, and of those that cross into it."""
-        return sum(kept_latents(self.model, self.parallelism, crossed)) // self._size
+        return sum(saved_latents(self.model, self.parallelism, crossed)) // self._size
 
-    @_worked_out_once
-    def block_backward(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    @_cached
+    def block_backward(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Extra bytes of the backward pass through a block: recomputed activations, and gradients of activations.
 
         Approximate: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as in
@@ -206,7 +211,7 @@ class Activations:
         traits = TRAITS[mode]
         if traits.again == "nothing":
             return gradients
-        gradients += self.blocks_ahead * self.on_host(crossed, given, mode)
+        gradients += self.blocks_ahead * self.on_host(crossed, receives, mode)
         if traits.slices and self._size > 1:
             # Gathered latents: of a block and one more segment, while the slices still exist.
             gradients += (
@@ -215,7 +220,7 @@ class Activations:
                 * (self.latent * self.element_bytes)
             )
         segments = traits.again == "segments"
-        again = self._whole_block(crossed) - self.block(crossed, given, "latent" if segments else mode)
+        again = self._whole_block(crossed) - self.block(crossed, receives, "latent" if segments else mode)
         if segments and self.kernels:
             # One segment at a time, between two exchanges.
             attention = (3 if self.model.qk_norm else 2) * (self.query + self.key_value) + 3 * self.latent
@@ -223,25 +228,22 @@ class Activations:
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
 
-    @_worked_out_once
     def fp8_operand(self) -> int:
         """Most bytes of a product's operand in 8 bits: for gate and up together, their gradients."""
         widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
         return widest + PRECISE * self._projections_together
 
-    @_worked_out_once
     def head(self) -> int:
         """Bytes kept by the final norm and the loss, including the last residual."""
         hidden, element = self.model.hidden_size, self.element_bytes
         loss = 8 + 2 * PRECISE  # the target's index, the log-sum-exp, and the norm's statistic
         norm = (self.residual + hidden) * element
         if self.sharding.residual:
-            norm += 0 if self.kernels else self._fp32_copy(self.residual)
+            norm += 0 if self.kernels else self.residual * self._fp32_copy
             # The gathered vectors in fp32, once scaled; on one rank a view with the statistic next to it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
-        return norm + loss + (0 if self.kernels else self._composite_norm(hidden) - self._let_go(hidden))
+        return norm + loss + (0 if self.kernels else hidden * (self._composite_norm - self._freed))
 
-    @_worked_out_once
     def head_norm_backward(self) -> int:
         """Bytes held during the backward pass through the final norm, including all that ``head`` keeps."""
         hidden = self.model.hidden_size
@@ -252,179 +254,81 @@ class Activations:
         return self.head() + (2 * hidden * self.element_bytes if self.kernels else 5 * hidden * PRECISE)
 
     def _whole_block(self, crossed: bool) -> int:
-        widths = 2 * self.residual + 2 * self.query + 2 * self.key_value + 3 * self._mlp
-        kept = widths * self.element_bytes + self._heads * PRECISE + self._norms()
-        kept += self._crossings() if crossed else self._latents()
-        kept += self._head_norms()
-        return kept if self.kernels else kept + self._of_references(crossed)
+        element, width = self.element_bytes, self.residual
+        widths = 2 * width + 2 * self.query + 2 * self.key_value + 3 * self._mlp
+        saved = widths * element + self._heads * PRECISE
 
-    def _norms(self) -> int:
-        """Statistics, and what a norm that is a separate pass keeps."""
-        width, products = self.residual, self._products
+        # Statistics, and what a norm that is a separate pass keeps.
         if not self.sharding.residual:
-            return products * (width * self.element_bytes + PRECISE)
-        if self.parallelism.norm == "fused":
-            return self._sent_statistics() if self._size > 1 else 2 * PRECISE
-        normed = products * (2 * width * self.element_bytes + PRECISE + self._fp32_copy(width))
-        if self.parallelism.norm == "sync":
-            return normed
-        sent = self._sent_statistics() if self._size > 1 else 2 * PRECISE
-        return normed + sent + self._normed * self.latent * PRECISE
+            saved += self._products * (width * element + PRECISE)
+        else:
+            statistics = self._sent_statistics if self._size > 1 else 2 * PRECISE
+            if self.parallelism.norm != "sync":
+                saved += statistics
+            if self.parallelism.norm != "fused":
+                saved += self._products * (2 * width * element + PRECISE + width * self._fp32_copy)
+            if self.parallelism.norm == "online_paper":
+                saved += self._normed * self.latent * PRECISE
 
-    def _head_norms(self) -> int:
-        """Bytes kept by the norms of queries and keys."""
-        if not self.model.qk_norm:
-            return 0
-        width = self.query + self.key_value
-        statistics = PRECISE * width // self.model.head_size
-        if self.kernels:
-            return width * self.element_bytes + statistics
-        # Composed of torch's operations: an input in fp32, which is the projections' output unless that is narrower;
-        # the references already count what the values next to them keep of it.
-        own = (width - self._turned()) * self.element_bytes if self.element_bytes == PRECISE else 0
-        return self._composite_norm(width) + statistics + own
+        # Latents, or those that cross: the gate's output and intermediate results.
+        if crossed:
+            gate = (0, 1, 3)[len(gate_matrices(self.model))]
+            saved += (2 + gate) * self._projections * self.latent * element
+        else:
+            latents = self._normed * (
+                2 if self._scaled or self.model.bottleneck_activation is not Activation.LINEAR else 1
+            )
+            latents += (self._projections - self._normed) * (
+                2 if self.model.bottleneck_activation is not Activation.LINEAR else 1
+            )
+            saved += latents * self.latent * element
 
-    def _sent_statistics(self) -> int:
-        """Sent with the latents in their type, or in separate collectives."""
-        return self._products * (self.element_bytes if self.parallelism.norm == "fused" else PRECISE)
-
-    def _latents(self) -> int:
-        latents = self._normed * (2 if self._scaled or self.model.bottleneck_activation is not Activation.LINEAR else 1)
-        latents += (self._projections - self._normed) * (
-            2 if self.model.bottleneck_activation is not Activation.LINEAR else 1
-        )
-        return latents * self.latent * self.element_bytes
-
-    def _crossings(self) -> int:
-        gate = (0, 1, 3)[len(gate_matrices(self.model))]
-        return (2 + gate) * self._projections * self.latent * self.element_bytes
+        if self.model.qk_norm:
+            width = self.query + self.key_value
+            statistics = PRECISE * width // self.model.head_size
+            if self.kernels:
+                saved += width * element + statistics
+            else:
+                # Composed of torch's operations: an input in fp32, which is the projections' output unless that is
+                # narrower; the references already count what the values next to them keep of it.
+                own = (width - self._rotated) * element if element == PRECISE else 0
+                saved += width * self._composite_norm + statistics + own
+        return saved if self.kernels else saved + self._of_references(crossed)
 
     def _of_references(self, crossed: bool) -> int:
         """What the kernels' references keep beyond the kernels: each of torch's operations keeps its own inputs."""
-        more = self._mlp * self.element_bytes if self.model.mlp_activation is not Activation.LINEAR else 0
-        if self.sharding.residual:
-            more += 2 * self._fp32_copy(self.residual)
-            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
-                more += PRECISE * (self._normed_pieces - (self._sums_let_go if self._size == 1 else 0))
-        else:
-            more += self._products * self._composite_norm(self.residual) - 2 * self._let_go(self.residual)
-        more += self._turned() * self.element_bytes
-        return more + (self._crossed_by_reference() if crossed else self._latents_by_reference())
-
-    def _latents_by_reference(self) -> int:
-        copies, activation = self.element_bytes < PRECISE, self.model.bottleneck_activation is not Activation.LINEAR
-        more = 0
-        if self._scaled:
-            more += PRECISE * self._normed if copies else 0
-            more += PRECISE * self._normed if activation else 0
-            more -= self.element_bytes * self._normed if copies and self._size == 1 else 0
-        elif activation and copies:
-            more += (PRECISE - self.element_bytes) * self._normed
-        if activation and copies:
-            more += (PRECISE - self.element_bytes) * (self._projections - self._normed)
-        return more * self.latent
-
-    def _crossed_by_reference(self) -> int:
-        copies = self.element_bytes < PRECISE
-        steps = PRECISE * self._projections * (3 if self.model.bottleneck_activation is not Activation.LINEAR else 2)
-        arrived = PRECISE * self._normed if self._scaled else 0
-        sent = self.element_bytes * self._normed if copies and self._scaled and self._size > 1 else 0
-        gate = -self._projections * self.element_bytes if gate_matrices(self.model) else 0
-        # The kernel's latents as they arrived are already counted.
-        latents = (steps + arrived + sent + gate - self.element_bytes * self._projections) * self.latent
-        ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
-        return latents + PRECISE * 2 * self._projections + self.element_bytes * ones
-
-    def _turned(self) -> int:
-        """Queries and keys rotated out of place, where the values next to them keep their inputs alive.
-
-        Context parallel ranks copy values.
-        """
-        alike = self.query == self.key_value
-        if not self._grouped or self.parallelism.context_parallel_size > 1:
-            return 0
-        return 2 * self.query if alike else self.key_value
-
-    def _fp32_copy(self, width: int) -> int:
-        return width * PRECISE if self.element_bytes < PRECISE else 0
-
-    def _composite_norm(self, width: int) -> int:
-        """Torch's norm of whole rows where it has no kernel: rows in fp32, and normed rows before scaling."""
-        return width * PRECISE + self._fp32_copy(width)
-
-    def _let_go(self, width: int) -> int:
-        """The residual itself, freed where such norms keep an fp32 copy of it."""
-        return width * self.element_bytes if self.element_bytes < PRECISE else 0
-
-    @cached_property
-    def _inputs_read(self) -> Mapping[str, int]:
-        """Widths of the inputs, other than the residual, on which groups' outputs depend not through latents alone."""
-        groups = (group for group in projection_groups(self.model) if not group.norm)
-        return {group.name: group.wide_in // self._split for group in groups if reads_input(self.model, group)}
-
-    @cached_property
-    def _sums_let_go(self) -> int:
-        """Number of norms whose statistic only latents are scaled by."""
-        return sum(
-            group.norm is not None and not reads_input(self.model, group) for group in projection_groups(self.model)
+        element, copies, activation = (
+            self.element_bytes,
+            self.element_bytes < PRECISE,
+            self.model.bottleneck_activation is not Activation.LINEAR,
         )
-
-    @cached_property
-    def _projections(self) -> int:
-        """Number of projections of a block."""
-        return sum(len(group.wide_outs) for group in projection_groups(self.model))
-
-    @cached_property
-    def _projections_together(self) -> int:
-        """Most projections with a common input."""
-        return max(len(group.wide_outs) for group in projection_groups(self.model))
-
-    @cached_property
-    def _normed(self) -> int:
-        """Number of projections after a norm."""
-        return sum(len(group.wide_outs) for group in projection_groups(self.model) if group.norm)
-
-    @property
-    def _grouped(self) -> bool:
-        """Whether projections with a common input share a product; dense ones always do."""
-        return self.parallelism.group_projections or self.model.rank is None
-
-    @property
-    def _scaled(self) -> bool:
-        """Whether latents are scaled by a norm's statistic after their exchange."""
-        return self.sharding.residual and self.parallelism.norm != "sync"
-
-    @property
-    def _products(self) -> int:
-        """Number of matrix products after a norm."""
-        return sum(len(group.products(self._grouped)) for group in projection_groups(self.model) if group.norm)
-
-    @property
-    def _normed_pieces(self) -> int:
-        """Number of pieces of equal width (``nn.bottleneck``) into which their latents are divided."""
-        return sum(len(group.pieces(self._grouped)) for group in projection_groups(self.model) if group.norm)
-
-    @property
-    def _size(self) -> int:
-        return self.parallelism.tensor_parallel_size
-
-    @property
-    def _split(self) -> int:
-        """Number of parts into which heads and MLP are split."""
-        return self._size if self.sharding.wide else 1
-
-    @property
-    def key_value(self) -> int:
-        """Width k."""
-        return self.model.key_value_size // self._split
-
-    @property
-    def _mlp(self) -> int:
-        return self.model.intermediate_size // self._split
-
-    @property
-    def _heads(self) -> int:
-        return self.model.num_attention_heads // self._split
+        more = self._mlp * element if self.model.mlp_activation is not Activation.LINEAR else 0
+        if self.sharding.residual:
+            more += 2 * self.residual * self._fp32_copy
+            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
+                more += PRECISE * (self._normed_pieces - (self._latent_norms if self._size == 1 else 0))
+        else:
+            more += self.residual * (self._products * self._composite_norm - 2 * self._freed)
+        more += self._rotated * element
+        if crossed:
+            steps = PRECISE * self._projections * (3 if activation else 2)
+            arrived = PRECISE * self._normed if self._scaled else 0
+            sent = element * self._normed if copies and self._scaled and self._size > 1 else 0
+            gate = -self._projections * element if gate_matrices(self.model) else 0
+            # The kernel's latents as they arrived are already counted.
+            latents = (steps + arrived + sent + gate - element * self._projections) * self.latent
+            ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
+            return more + latents + PRECISE * 2 * self._projections + element * ones
+        latents = 0
+        if self._scaled:
+            latents += PRECISE * self._normed if copies else 0
+            latents += PRECISE * self._normed if activation else 0
+            latents -= element * self._normed if copies and self._size == 1 else 0
+        elif activation and copies:
+            latents += (PRECISE - element) * self._normed
+        if activation and copies:
+            latents += (PRECISE - element) * (self._projections - self._normed)
+        return more + latents * self.latent
 
 
 @dataclass(frozen=True)

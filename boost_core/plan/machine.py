@@ -1,4 +1,9 @@
-"""The machine that a job's workers run on, as far as the job specifies it: a device profile and a network."""
+"""The machine that a job's workers run on, as far as the job specifies it.
+
+A network as levels (``Cluster``), the speed of a kind of device (``Profile``), corrections from jobs that have run
+(``Fitted``), and where these come from: data sheets (``machine_for``), measurements (``MeasuredProfile``) or a
+description by people (``NetworkConfig``).
+"""
 
 import math
 import re
@@ -35,10 +40,8 @@ from boost_core.plan.work import Work
 #
 # A level joins units of the level inside it: a node its GPUs, a rack its nodes. Ranks are numbered as in
 # ``Layout.coordinates``, so a group of the innermost size takes adjacent ranks; what a group leaves of a level's
-# fan-out
-# goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column for
-# each
-# level.
+# fan-out goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column
+# for each level.
 
 Row = tuple[int, ...]  # ranks of a group at each level, innermost first; their product is the group's size
 
@@ -98,18 +101,17 @@ class Cluster:
                 f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or describe a larger network"
             )
         room = [level.fan_out for level in self.levels]
-        return [self._row(size, room) for size in sizes]
-
-    def _row(self, size: int, room: list[int]) -> Row:
-        """Return one size's row and take its ranks from the room left at each level."""
-        row, left = [], size
-        for index, places in enumerate(room[:-1]):
-            taken = next(divisor for divisor in range(min(left, places), 0, -1) if left % divisor == 0)
-            row.append(taken)
-            left //= taken
-            # What is left by a group that continues at outer levels is of no use to groups that are spread further.
-            room[index] = 1 if left > 1 else places // taken
-        return (*row, left)
+        rows = []
+        for size in sizes:
+            row, rest = [], size
+            for index, places in enumerate(room[:-1]):
+                ranks = next(divisor for divisor in range(min(rest, places), 0, -1) if rest % divisor == 0)
+                row.append(ranks)
+                rest //= ranks
+                # What a group that continues at outer levels leaves is of no use to groups that are spread further.
+                room[index] = 1 if rest > 1 else places // ranks
+            rows.append((*row, rest))
+        return rows
 
     def level_between(self, row: Row, place: int) -> int:
         """Return the index of the outermost level that separates a place of a group from the next one.
@@ -136,8 +138,7 @@ class Cluster:
 # Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
 # terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
 # reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B
-# and
-# 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
+# and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
 # (``tests/unit/test_published_times.py``).
 
 PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
@@ -239,20 +240,15 @@ def of_cores(cores: float) -> Profile:
 # Correcting predictions by how long earlier jobs took.
 #
 # A device's arithmetic and its links differ from their figures for different reasons, so a step's exposed collectives
-# are
-# corrected apart from the rest of it. Each job that has run in a shape contributes one ratio for each of the two: the
-# measured seconds over those predicted without any correction, so that corrections do not feed back into themselves.
-# For
-# n jobs
+# are corrected apart from the rest of it. Each job that has run in a shape contributes one ratio for each of the two:
+# the measured seconds over those predicted; ratios are always against the uncorrected prediction. For n jobs
 #
 #     factor  = before^(3/(n + 3)) · median^(n/(n + 3))
 #     spread² = (3 · spread before² + Σ (log ratio − log factor)²) / (n + 3)
 #
 # first for a kind of device and a precision, with a prior factor of 1 and the profile's spread; then for each shape
-# that
-# has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their median. A
-# job
-# that has no collectives to wait for, or hardly any by the prediction, says nothing about them.
+# that has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their
+# median. A job that has no collectives to wait for, or hardly any by the prediction, says nothing about them.
 #
 # The rest includes transfers between pipeline stages, which are timed together with waiting for the other stages.
 
@@ -437,8 +433,8 @@ class Fitted(StepCorrection):
     def of(self, job: JobSpec) -> StepCorrection:
         """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
         shape = shape_of(job) if self.shapes else None
-        found = (each for each in self.shapes if each.shape == shape)
-        return next(found, self.model_copy(update={"jobs": 0}))
+        same = (each for each in self.shapes if each.shape == shape)
+        return next(same, self.model_copy(update={"jobs": 0}))
 
     @property
     def least(self) -> Factors:
@@ -451,7 +447,7 @@ def shape_of(job: JobSpec) -> str:
     """Return a digest of everything that a job's step time depends on besides the device.
 
     Args:
-        job: The job in its layout (``devices.at``).
+        job: The job in its layout (``resolve.at``).
     """
     training, resources = job.training, job.resources
     # Without defaults, so that new fields alter no digest; and without the cut, so that cuts can be compared.
@@ -489,11 +485,13 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
+SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choices
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
 _NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
+_NODE_DEVICES = {kind: device for kind in _NODE_LINKS if (device := device_named(kind))}
 
 LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
 
@@ -525,7 +523,7 @@ class Machine:
         """Return the correction of a job's predictions.
 
         Args:
-            job: The job in its layout (``devices.at``).
+            job: The job in its layout (``resolve.at``).
         """
         if self.fitted is None:
             return StepCorrection(jobs=0, factor=1.0, spread=self.profile.spread)
@@ -553,6 +551,12 @@ def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
 
 
+def device_bytes(resources: ResourcesConfig) -> int | None:
+    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind."""
+    kind = kind_of_gpu(resources)
+    return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
+
+
 def kind_of_device(resources: ResourcesConfig) -> str | None:
     """Return the device kind whose jobs correct predictions: the GPU's, or ``CPU``; ``None`` if any GPU will do."""
     return kind_of_gpu(resources) if resources.gpus_per_worker else CPU
@@ -576,26 +580,15 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
-    asked = kind_of_gpu(resources)
-    kind = asked if asked in _NODE_LINKS else _UNKNOWN_GPU
-    device = device_named(kind)
-    if device is None:
-        raise AssertionError(f"hardware.DEVICES has no {kind}")
+    requested = kind_of_gpu(resources)
+    kind = requested if requested in _NODE_LINKS else _UNKNOWN_GPU
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
     board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
-    return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
-
-
-def with_nodes_of(machine: Machine, spec: JobSpec, gpus: int | None) -> Machine:
-    """Return the machine with ``gpus`` GPUs per node, or unchanged if unknown or the job uses no GPUs."""
-    if gpus is None or not spec.resources.gpus_per_worker:
-        return machine
-    node, *outer = machine.cluster.levels
-    return replace(machine, cluster=Cluster((replace(node, fan_out=gpus), *outer)))
+    return Machine(Profile.nominal(_NODE_DEVICES[kind], precision), Cluster((board, nodes)))
 
 
 def captures_steps(job: JobSpec) -> bool:
-    """Whether a job's steps are captured as CUDA graphs, as far as planning can tell; see ``train.step_graph``."""
+    """Whether a job's steps are captured as CUDA graphs, as far as planning can tell; see ``train.state.StepGraph``."""
     on_gpu, parallelism = job.resources.gpus_per_worker > 0, job.parallelism
     by_itself = parallelism.pipeline_parallel_size == parallelism.context_parallel_size == 1
     by_itself = by_itself and job.training.attention is None and not parallelism.keeps_on_host
@@ -609,17 +602,16 @@ def attends_in_one(job: JobSpec) -> bool:
 
 
 def attends_on_device(job: JobSpec) -> bool:
-    """Whether attention on a GPU needs no document lengths on the host; see ``nn.documents``."""
+    """Whether attention on a GPU needs no document lengths on the host."""
     return attends_in_one(job) or flash_takes(job.model, job.training)
 
 
 # A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.
 #
 # Timed samples of work become rates by non-negative least squares of the relative errors, with the terms of
-# ``profile``.
-# Training steps with different numbers of blocks show how much longer a block takes than its work at those rates: the
-# correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which a plan's
-# range is computed.
+# ``Profile``. Training steps with different numbers of blocks show how much longer a block takes than its work at those
+# rates: the correction, by which all rates are divided. What remains between kinds of blocks is the spread, from which
+# a plan's range is computed.
 
 # Wider than anything measured, and narrow enough that no prediction overflows.
 Rate = Annotated[float, Field(ge=1, le=1e20)]
@@ -720,6 +712,10 @@ class MeasuredProfile(Config):
                 f"measure one of {computed_in(precision)}"
             )
         device = device_named(self.device)
+        host_bandwidth = self.host_bandwidth
+        if host_bandwidth is None:
+            known = None if device is None else LINK_EFFICIENCY * device.host_bandwidth
+            host_bandwidth = otherwise.profile.host_bandwidth if known is None else known
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
@@ -727,20 +723,12 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            self._host_bandwidth(otherwise.profile), otherwise.profile.launches_in_turn,
+            host_bandwidth, otherwise.profile.launches_in_turn,
         )  # fmt: skip
-        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster, described))
-
-    def _host_bandwidth(self, otherwise: Profile) -> float:
-        device = device_named(self.device)
-        if self.host_bandwidth is not None:
-            return self.host_bandwidth
-        return otherwise.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth
-
-    def _cluster(self, otherwise: Cluster, described: bool) -> Cluster:
-        links = self.link, None if described else self.between_nodes
-        levels = zip_longest(otherwise.levels, links[: len(otherwise.levels)])
-        return Cluster(tuple(level if found is None else replace(level, link=found.link) for level, found in levels))
+        links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
+        levels = zip_longest(otherwise.cluster.levels, links)
+        cluster = Cluster(tuple(level if link is None else replace(level, link=link.link) for level, link in levels))
+        return replace(otherwise, profile=profile, cluster=cluster)
 
 
 class Basis(Config):
@@ -760,8 +748,12 @@ class Basis(Config):
             ValueError: The profile is of another precision.
         """
         machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
-        machine = with_nodes_of(machine, spec, self.node_gpus)
-        return replace(machine, node_memory_bytes=self.node_memory_bytes if spec.resources.gpus_per_worker else None)
+        if not spec.resources.gpus_per_worker:
+            return replace(machine, node_memory_bytes=None)
+        if self.node_gpus is not None:
+            node, *outer = machine.cluster.levels
+            machine = replace(machine, cluster=Cluster((replace(node, fan_out=self.node_gpus), *outer)))
+        return replace(machine, node_memory_bytes=self.node_memory_bytes)
 
 
 NOMINAL = Basis()  # data sheets
@@ -812,7 +804,12 @@ class NetworkConfig(Config):
 
     def cluster(self) -> Cluster:
         """Return the network as plans use it."""
-        return Cluster(tuple(map(_level, self.levels)))
+        levels = []
+        for level in self.levels:
+            latency, rate = level.microseconds * 1e-6, level.gigabytes_per_second * 1e9
+            link = Link(0.0, latency, rate, f"{level.name}, as described")
+            levels.append(Level(level.name, level.fan_out, link, level.meshed))
+        return Cluster(tuple(levels))
 
     def machine(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Machine:
         """Return the machine that a job runs on.
@@ -828,8 +825,3 @@ class NetworkConfig(Config):
         if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
             return machine
         return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))
-
-
-def _level(given: LevelConfig) -> Level:
-    link = Link(0.0, given.microseconds * 1e-6, given.gigabytes_per_second * 1e9, f"{given.name}, as described")
-    return Level(given.name, given.fan_out, link, given.meshed)

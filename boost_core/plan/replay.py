@@ -14,7 +14,7 @@ Steps of many micro-batches are periodic: after 32 rounds of p micro-batches, ea
 long as the one before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -71,46 +71,34 @@ def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[
         rank: The rank.
         micro_batches: Micro-batches of a step; a multiple of ``size`` unless the schedule is 1f1b.
     """
-    return tuple(
-        _of_one_stage(size, rank, micro_batches)
-        if schedule == "1f1b"
-        else _of_two_stages(size, rank, micro_batches, schedule == "zero_bubble")
-    )
-
-
-def _of_one_stage(size: int, rank: int, micro_batches: int) -> Iterator[Pass]:
-    ahead = _ahead(size, rank, micro_batches)
-    for number in range(micro_batches + ahead):
-        if number < micro_batches:
-            yield Pass(FORWARD, 0, number)
-        # The first backward pass follows the last of the passes that fill the pipeline.
-        if number >= ahead - 1 and number - ahead + 1 < micro_batches:
-            yield Pass(BACKWARD, 0, number - ahead + 1)
-
-
-def _ahead(size: int, rank: int, micro_batches: int) -> int:
-    """Number of forward passes before the first backward pass, under 1f1b."""
-    return min(micro_batches, size - rank)
-
-
-def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> Iterator[Pass]:
-    every = 2 * micro_batches
-    ahead = min(size + (1 if late else 2) * (size - 1 - rank), every)
+    listed: list[Pass] = []
+    if schedule == "1f1b":
+        ahead = min(micro_batches, size - rank)
+        for number in range(micro_batches + ahead):
+            if number < micro_batches:
+                listed.append(Pass(FORWARD, 0, number))
+            # The first backward pass follows the last of the passes that fill the pipeline.
+            if number >= ahead - 1 and number - ahead + 1 < micro_batches:
+                listed.append(Pass(BACKWARD, 0, number - ahead + 1))
+        return tuple(listed)
 
     def at(kind: int, number: int) -> Pass:
         place, turn = number % size, number // size
         chunk = turn % 2 if kind == FORWARD else 1 - turn % 2
         return Pass(kind, chunk, turn // 2 * size + place)
 
+    late, every = schedule == "zero_bubble", 2 * micro_batches
+    ahead = min(size + (1 if late else 2) * (size - 1 - rank), every)
     for number in range(every + ahead):
         if number < every:
-            yield at(FORWARD, number)
+            listed.append(at(FORWARD, number))
         if (done := number - ahead) >= 0:
-            yield at(BACKWARD, done)
+            listed.append(at(BACKWARD, done))
             if late and done >= rank:
-                yield at(WEIGHTS, done - rank)
+                listed.append(at(WEIGHTS, done - rank))
     if late:
-        yield from (at(WEIGHTS, number) for number in range(max(0, every - rank), every))
+        listed += (at(WEIGHTS, number) for number in range(max(0, every - rank), every))
+    return tuple(listed)
 
 
 def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
@@ -135,91 +123,66 @@ def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
 
 def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
     if schedule == "1f1b":
-        return _Waiting([each for (each,) in stages], micro_batches).play()
-    return _of_several(stages, schedule, micro_batches)
+        return _play_one_stage([each for (each,) in stages], micro_batches)
+    return _play_two_stages(stages, schedule, micro_batches)
 
 
-class _Waiting:
-    """1f1b, whose ranks wait for each transfer.
+def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[float]:
+    """Simulate 1f1b, whose ranks wait for each transfer.
 
     A rank's passes are numbered. ``free`` is when it turns to the transfers after a pass. It then posts the transfer of
     that pass's output together with that of the next pass's input.
-
-    Args:
-        stages: The stage of each rank.
-        micro_batches: Micro-batches of a step.
     """
+    size, count = len(stages), 2 * micro_batches
+    ahead = [min(micro_batches, size - rank) for rank in range(size)]
+    numbered = [_numbered(size, rank, micro_batches) for rank in range(size)]
+    ended: list[list[float]] = [[] for _ in stages]
+    free: list[list[float]] = [[] for _ in stages]
 
-    def __init__(self, stages: Sequence[StageSeconds], micro_batches: int) -> None:
-        self._stages, self._count = stages, micro_batches
-        self._size = len(stages)
-        self._ahead = [_ahead(self._size, rank, micro_batches) for rank in range(self._size)]
-        self._passes = [_numbered(self._size, rank, micro_batches)[0] for rank in range(self._size)]
-        self._places = [_numbered(self._size, rank, micro_batches)[1] for rank in range(self._size)]
-        self._ended: list[list[float]] = [[] for _ in stages]
-        self._free: list[list[float]] = [[] for _ in stages]
+    def transferred(rank: int, number: int, receives: bool) -> float | None:
+        """When a pass has its input, or its output has been sent; ``None`` while unknown."""
+        kind, _, micro_batch = numbered[rank][0][number]
+        other = rank - 1 if (kind == FORWARD) == receives else rank + 1
+        if not 0 <= other < size:
+            return 0.0
+        its = numbered[other][1][kind][micro_batch]
+        source, sends, target, receive = (other, its, rank, number) if receives else (rank, number, other, its)
+        there, here = free[source], free[target]
+        if len(there) <= sends or len(here) < receive:
+            return None
+        posted = here[receive - 1] if receive else 0.0
+        return max(there[sends], posted) + stages[min(source, target)].send
 
-    def play(self) -> list[float]:
-        waiting = list(range(self._size))
-        while waiting:
-            for rank in waiting:
-                while self._went_on(rank):
-                    pass
-            waiting = [rank for rank in waiting if len(self._free[rank]) < 2 * self._count]
-        lasts = (self._sent(rank, 2 * self._count - 1) for rank in range(self._size))
-        return [max(free[-1], last or 0.0) for free, last in zip(self._free, lasts, strict=True)]
-
-    def _went_on(self, rank: int) -> bool:
+    def advance(rank: int) -> bool:
         """Compute a rank's next pass, or turn to its transfers, if everything it waits for is known."""
-        free, ended = self._free[rank], self._ended[rank]
-        number = len(free)
-        if number == 2 * self._count:
+        number = len(free[rank])
+        if number == count:
             return False
-        if number == len(ended):
-            return self._computed(rank, number)
-        wait = 0.0 if self._steady(rank, number) or not number else self._sent(rank, number - 1)
-        if wait is None:
-            return False
-        free.append(max(ended[-1], wait))
-        return True
-
-    def _computed(self, rank: int, number: int) -> bool:
-        received = self._received(rank, number)
-        together = number and (self._steady(rank, number) or number == self._ahead[rank])
-        sent = self._sent(rank, number - 1) if together else 0.0
+        steady = ahead[rank] <= number <= count - ahead[rank]  # forward and backward alternate
+        if number < len(ended[rank]):
+            wait = 0.0 if steady or not number else transferred(rank, number - 1, receives=False)
+            if wait is None:
+                return False
+            free[rank].append(max(ended[rank][-1], wait))
+            return True
+        received = transferred(rank, number, receives=True)
+        together = number and (steady or number == ahead[rank])
+        sent = transferred(rank, number - 1, receives=False) if together else 0.0
         if received is None or sent is None:
             return False
-        stage, (kind, _, _) = self._stages[rank], self._passes[rank][number]
-        begun = max(received, sent, self._free[rank][-1] if number else 0.0)
-        self._ended[rank].append(begun + (stage.forward if kind == FORWARD else stage.whole_backward))
+        stage, forward = stages[rank], numbered[rank][0][number].kind == FORWARD
+        begun = max(received, sent, free[rank][-1] if number else 0.0)
+        ended[rank].append(begun + (stage.forward if forward else stage.whole_backward))
         return True
 
-    def _steady(self, rank: int, number: int) -> bool:
-        """Whether a pass is in the steady phase, where forward and backward alternate."""
-        return self._ahead[rank] <= number <= 2 * self._count - self._ahead[rank]
-
-    def _received(self, rank: int, number: int) -> float | None:
-        """When a pass has its input; ``None`` while unknown."""
-        kind, _, micro_batch = self._passes[rank][number]
-        source = rank - 1 if kind == FORWARD else rank + 1
-        if not 0 <= source < self._size:
-            return 0.0
-        return self._transferred(source, self._places[source][kind][micro_batch], rank, number)
-
-    def _sent(self, rank: int, number: int) -> float | None:
-        """When a pass's output has been sent; ``None`` while unknown."""
-        kind, _, micro_batch = self._passes[rank][number]
-        target = rank + 1 if kind == FORWARD else rank - 1
-        if not 0 <= target < self._size:
-            return 0.0
-        return self._transferred(rank, number, target, self._places[target][kind][micro_batch])
-
-    def _transferred(self, source: int, sends: int, target: int, receives: int) -> float | None:
-        there, here = self._free[source], self._free[target]
-        if len(there) <= sends or len(here) < receives:
-            return None
-        posted = here[receives - 1] if receives else 0.0
-        return max(there[sends], posted) + self._stages[min(source, target)].send
+    waiting = list(range(size))
+    while waiting:
+        for rank in waiting:
+            while advance(rank):
+                pass
+        waiting = [rank for rank in waiting if len(free[rank]) < count]
+    lasts = (transferred(rank, count - 1, receives=False) for rank in range(size))
+    return [max(each[-1], last or 0.0) for each, last in zip(free, lasts, strict=True)]
 
 
 @lru_cache(256)
@@ -237,7 +200,7 @@ def _lists(schedule: str, size: int, micro_batches: int) -> Sequence[Sequence[Pa
     return [passes(schedule, size, rank, micro_batches) for rank in range(size)]
 
 
-def _of_several(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
     """Simulate schedules with two stages per rank, which receive ahead and send behind."""
     size = len(stages)
     last = 2 * size - 1

@@ -8,32 +8,40 @@ from typing import Any, get_args
 
 from pydantic import Field
 
-from boost_core.architecture import kept_latents, micro_batch_payloads
+from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
 from boost_core.config.legality import cannot_send_latents, layout_problems
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout
 from boost_core.context.plan import Exchange, Figures
-from boost_core.context.selection import STAGES, Dealing, attention_layer, most_moved, sent_between_nodes, wire
+from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.devices import at, device_bytes, too_large
-from boost_core.plan.machine import Basis, Fitted, Machine, MeasuredProfile, NetworkConfig, kind_of_gpu, machine_of
-from boost_core.plan.memory import host_remedies, kept_on_host, lacking, node_bytes, rank_memory
-from boost_core.plan.resolve import fastest
-from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
-from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts, step_seconds
+from boost_core.plan.machine import (
+    Basis,
+    Fitted,
+    Machine,
+    MeasuredProfile,
+    NetworkConfig,
+    device_bytes,
+    kind_of_gpu,
+    machine_of,
+)
+from boost_core.plan.memory import host_contents, host_remedies, lacking, node_bytes, rank_memory
+from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
+from boost_core.plan.search import other_orders, reasons, search, sensitivities
+from boost_core.plan.throughput import StepSeconds
 from boost_core.plan.work import (
     Work,
     block_matrix_parameters,
     block_modes,
     cut,
-    dealt_tokens,
     layers_per_stage,
     miscounted,
     model_flops_per_token,
     parameter_count,
+    tokens_by_part,
 )
 
 # Explains a job's context parallelism: its size, its chunks, and what the ranks send each other.
@@ -105,83 +113,82 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     if layout.cp == 1:
         return None
     job = at(spec, layout, machine)
-    dealing = Dealing.of(job, machine)
-    sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout, machine)))
-    chunk_sizes = tuple(_chunks(job, dealing, _MOST_CHUNKS // _sizes(spec)))
+    planner, length = ContextPlanner.of(job, machine), job.training.sequence_length
+    counts = (most_moved(tokens // planner.chunk) for tokens in tokens_by_part(job))
+    moved_chunks = sum(counts) if planner.moves_tasks else 0
+
+    sizes = []  # this one, and half and twice the size, with twice and half the replicas where possible
+    others = ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1)))
+    for each in (layout, *(replace(layout, cp=size, dp=replicas) for size, replicas in others)):
+        parallelism, on_gpu = spec.parallelism.at(each), spec.resources.gpus_per_worker
+        if each != layout and (
+            layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
+            or each.world_size > machine.cluster.size
+        ):
+            continue
+        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources)
+        sizes.append(
+            PlannedSize(
+                context_parallel_size=each.cp,
+                world_size=each.world_size,
+                memory_bytes=needed,
+                fits_device=None if device is None else needed <= device,
+                step_seconds=step_seconds(spec, each, machine),
+            )
+        )
+
+    chunk_sizes = []
+    of_layouts = len({(each.tp, each.cp) for each in spec.layouts() if each.cp > 1}) or 1  # each partitions differently
+    most = _MOST_CHUNKS // of_layouts
+    if length // planner.chunk <= most:
+        half = () if planner.chunk % 2 else (planner.chunk // 2,)
+        for size in (planner.chunk, *half, planner.chunk * 2):
+            if length % (size * planner.ranks) == 0 and length // size <= most:
+                cost = _of_one_document(replace(planner, chunk=size), length)
+                chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
+
     exchanges = tuple(_exchanges(job, layout, machine))
+    why = [_why_size(job, sizes), _why_chunk(planner, chunk_sizes), _why_exchange(job, planner, exchanges)]
+    if moved_chunks:
+        layer, tokens = attention_layer(job), moved_chunks * planner.chunk
+        ways = [sum(layer.moved_bytes(backward, planner.moved)) for backward in (False, True)]
+        what = "latents of their queries and outputs" if planner.moves_latents else "their queries and results"
+        why.append(
+            f"the attention of up to {moved_chunks} of a rank's chunks is computed by other ranks where that is "
+            f"faster; {what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
+            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
+        )
     return PlannedContext(
-        chunk_tokens=dealing.chunk,
-        chunks=job.training.sequence_length // layout.cp // dealing.chunk,
+        chunk_tokens=planner.chunk,
+        chunks=length // layout.cp // planner.chunk,
         stages=STAGES,
-        exchange=dealing.exchange,
-        moved_chunks=_moved_chunks(job, dealing),
-        sizes=sizes,
-        chunk_sizes=chunk_sizes,
+        exchange=planner.exchange,
+        moved_chunks=moved_chunks,
+        sizes=tuple(sizes),
+        chunk_sizes=tuple(chunk_sizes),
         exchanges=exchanges,
-        why=(
-            _why_size(job, sizes),
-            _why_chunk(dealing, chunk_sizes),
-            _why_exchange(job, dealing, exchanges),
-            *_why_moved(job, dealing),
-        ),
+        why=tuple(why),
     )
-
-
-def _beside(spec: JobSpec, layout: Layout, machine: Machine) -> Iterator[Layout]:
-    """Half and twice the size, with twice and half the replicas where possible."""
-    for size, replicas in ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1))):
-        other = replace(layout, cp=size, dp=replicas)
-        parallelism = spec.parallelism.at(other)
-        on_gpu = spec.resources.gpus_per_worker
-        legal = not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
-        if legal and other.world_size <= machine.cluster.size:
-            yield other
-
-
-def _size(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedSize:
-    needed, device = rank_memory(at(spec, layout, machine), layout).total, device_bytes(spec.resources)
-    return PlannedSize(
-        context_parallel_size=layout.cp,
-        world_size=layout.world_size,
-        memory_bytes=needed,
-        fits_device=None if device is None else needed <= device,
-        step_seconds=step_seconds(spec, layout, machine),
-    )
-
-
-def _sizes(spec: JobSpec) -> int:
-    """The number of a job's layouts whose sequences are dealt differently."""
-    return len({(layout.tp, layout.cp) for layout in spec.layouts() if layout.cp > 1}) or 1
-
-
-def _chunks(job: JobSpec, dealing: Dealing, most: int) -> Iterator[PlannedChunk]:
-    length = job.training.sequence_length
-    if length // dealing.chunk > most:
-        return
-    half = () if dealing.chunk % 2 else (dealing.chunk // 2,)
-    for size in (dealing.chunk, *half, dealing.chunk * 2):
-        if length % (size * dealing.ranks) == 0 and length // size <= most:
-            found = _of_one_document(replace(dealing, chunk=size), length)
-            yield PlannedChunk(chunk_tokens=size, seconds=found.seconds, imbalance=found.imbalance)
 
 
 @lru_cache(256)  # shared by a job's layouts
-def _of_one_document(dealing: Dealing, tokens: int) -> Figures:
-    plan = dealing.plan((tokens,))
-    return dealing.figures(plan)
+def _of_one_document(planner: ContextPlanner, tokens: int) -> Figures:
+    plan = planner.plan((tokens,))
+    return planner.figures(plan)
 
 
 def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[PlannedExchange]:
-    cluster, layer = machine.cluster, attention_layer(job)
+    """What is sent, and then what may be sent instead."""
+    cluster, layer, context = machine.cluster, attention_layer(job), job.parallelism.context
     _, row = cluster.rows([layout.tp, layout.cp])
     able = not cannot_send_latents(job.model, job.parallelism, job.training)
-    asked = job.parallelism.context.exchange
     apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
-    chosen: Exchange = sent_between_nodes(job, cluster) if apart or asked != "auto" else "keys"
-    kinds: list[Exchange] = [chosen, *(other for other in _KINDS if other != chosen and (able or other == "keys"))]
-    for exchange in kinds:
-        sent = wire(job if exchange == chosen else _asking_for(job, exchange), cluster, row, exchange)
-        made = Work(product_flops=sent.made_tokens * layer.projection_flops)
+    chosen: Exchange = sent_between_nodes(job, cluster) if apart or context.exchange != "auto" else "keys"
+    kinds: tuple[Exchange, ...] = ("keys", "latents")
+    for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
+        requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
+        sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
+        computed = Work(product_flops=sent.projected_tokens * layer.projection_flops)
         yield PlannedExchange(
             exchange=exchange,
             links=tuple(
@@ -190,85 +197,60 @@ def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[Plann
                 if size
             ),
             seconds=sent.seconds,
-            projection_seconds=machine.profile.seconds(made),
+            projection_seconds=machine.profile.seconds(computed),
         )
 
 
-_KINDS: tuple[Exchange, ...] = ("keys", "latents")
+def _why_size(job: JobSpec, sizes: Sequence[PlannedSize]) -> str:
+    needs = []
+    for size in sizes:
+        lacks = ", more than it has" if size.fits_device is False else ""
+        needs.append(
+            f"{size.memory_bytes / _GIGA:.1f} GB per rank{lacks}, and {size.step_seconds:.3g} s per step on "
+            f"{size.world_size:,} ranks"
+        )
+    own = sizes[0].context_parallel_size
+    tokens = job.training.sequence_length // own
+    text = f"cp {own} gives each rank {tokens:,} tokens of a sequence: {needs[0]}"
+    others = zip(sizes[1:], needs[1:], strict=True)
+    return "; ".join([text, *(f"cp {other.context_parallel_size} would take {need}" for other, need in others)])
 
 
-def _asking_for(job: JobSpec, exchange: Exchange) -> JobSpec:
-    context = job.parallelism.context.model_copy(update={"exchange": exchange})
-    return job.with_parallelism(context=context)
-
-
-def _why_size(job: JobSpec, sizes: tuple[PlannedSize, ...]) -> str:
-    own, *others = sizes
-    tokens = job.training.sequence_length // own.context_parallel_size
-    text = f"cp {own.context_parallel_size} gives each rank {tokens:,} tokens of a sequence: {_needs(own)}"
-    return "; ".join([text, *(f"cp {other.context_parallel_size} would take {_needs(other)}" for other in others)])
-
-
-def _needs(size: PlannedSize) -> str:
-    lacks = ", more than it has" if size.fits_device is False else ""
-    return (
-        f"{size.memory_bytes / _GIGA:.1f} GB per rank{lacks}, and {size.step_seconds:.3g} s per step on "
-        f"{size.world_size:,} ranks"
-    )
-
-
-def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
-    text = f"chunks have {dealing.chunk:,} tokens, and their keys arrive in {STAGES} stages"
-    if dealing.sparse_from is not None:
+def _why_chunk(planner: ContextPlanner, sizes: Sequence[PlannedChunk]) -> str:
+    text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
+    if planner.sparse_from is not None:
         text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
     if not sizes:
         return text
     own, *others = (
-        f"{_seconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
+        f"{_milliseconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
     )
-    other_sizes = (
-        f"with chunks of {size.chunk_tokens:,} {taken}" for size, taken in zip(sizes[1:], others, strict=True)
-    )
-    alone = "" if dealing.sparse_from is None else ", without transfers,"
+    other_sizes = (f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(sizes[1:], others, strict=True))
+    alone = "" if planner.sparse_from is None else ", without transfers,"
     return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
 
 
-def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchange, ...]) -> str:
-    own, *others = exchanges
-    where = "everywhere" if dealing.node_ranks == 1 or own.exchange == "keys" else "between nodes"
-    asked = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
-    would = (f"{other.exchange} would take {_takes(other)}" for other in others)
+def _why_exchange(job: JobSpec, planner: ContextPlanner, exchanges: Sequence[PlannedExchange]) -> str:
+    costs = []
+    for each in exchanges:
+        links = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in each.links)
+        compute = each.projection_seconds
+        computing = f", plus {_milliseconds(compute)} to compute keys" if compute else ""
+        costs.append(f"{links} in {_milliseconds(each.seconds)}{computing}")
+    own = exchanges[0].exchange
+    where = "everywhere" if planner.node_ranks == 1 or own == "keys" else "between nodes"
+    requested = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
     at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    others = zip(exchanges[1:], costs[1:], strict=True)
     return "; ".join(
-        [f"{own.exchange} are sent {where}{asked}: a layer's forward pass takes {_takes(own)}{at_most}", *would]
+        [
+            f"{own} are sent {where}{requested}: a layer's forward pass takes {costs[0]}{at_most}",
+            *(f"{other.exchange} would take {cost}" for other, cost in others),
+        ]
     )
 
 
-def _moved_chunks(job: JobSpec, dealing: Dealing) -> int:
-    counts = (most_moved(tokens // dealing.chunk) for tokens in dealt_tokens(job))
-    return sum(counts) if dealing.moves_tasks else 0
-
-
-def _why_moved(job: JobSpec, dealing: Dealing) -> Iterator[str]:
-    """Explain what may be computed on other ranks, and what that costs."""
-    if count := _moved_chunks(job, dealing):
-        layer, tokens = attention_layer(job), count * dealing.chunk
-        ways = [sum(layer.moved_bytes(backward, dealing.moved)) for backward in (False, True)]
-        what = "latents of their queries and outputs" if dealing.moves_latents else "their queries and results"
-        yield (
-            f"the attention of up to {count} of a rank's chunks is computed by other ranks where that is faster; "
-            f"{what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
-            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
-        )
-
-
-def _takes(exchange: PlannedExchange) -> str:
-    links = " and ".join(f"{each.bytes / _GIGA:.3g} GB over the {each.level}" for each in exchange.links)
-    made = f", plus {_seconds(exchange.projection_seconds)} to compute keys" if exchange.projection_seconds else ""
-    return f"{links} in {_seconds(exchange.seconds)}{made}"
-
-
-def _seconds(seconds: float) -> str:
+def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
@@ -426,33 +408,48 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         for layout, each in zip(layouts, planned, strict=True)
         if each.fits_device is not False and each.fits_host is not False
     ]
+    # A master, its gradient and its moments in fp32; the weights are separate from the masters if rounded. Muon's
+    # factors have one moment.
+    parameters, precise, rounded = parameter_count(spec.model), BYTES["fp32"], BYTES[spec.training.precision]
+    bytes_per_parameter = 4 * precise + (rounded if rounded < precise else 0)
+    if spec.optimizer.muon is not None:
+        factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
+        bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
     needed = {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)}
     return Plan(
-        parameters=parameter_count(spec.model),
-        trainable_bytes_per_parameter=_bytes_per_parameter(spec),
+        parameters=parameters,
+        trainable_bytes_per_parameter=bytes_per_parameter,
         flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length, spec.training.attended_share),
-        tokens_per_step=_tokens_per_step(spec),
+        tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_offload_notes(planned), *_host_notes(jobs, planned)),
+        notes=(*_notes(spec, machine, needed), *_host_notes(jobs, planned)),
     )
-
-
-def _bytes_per_parameter(spec: JobSpec) -> int:
-    """A master, its gradient and its moments in fp32; the weights are separate from the masters if rounded."""
-    precise, rounded = BYTES["fp32"], BYTES[spec.training.precision]
-    total = 4 * precise + (rounded if rounded < precise else 0)
-    if spec.optimizer.muon is None:
-        return total
-    factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
-    return round(total - precise * factors / parameter_count(spec.model))
 
 
 def presets() -> PresetList:
     """Return all presets with their parameter counts in each family."""
-    return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
+    listed = []
+    for name, sizes in PRESETS.items():
+        counts = {}
+        for family in get_args(FamilyName):
+            model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
+            counts[family] = parameter_count(model)
+        listed.append(
+            Preset(
+                name=name,
+                hidden_size=sizes["hidden_size"],
+                intermediate_size=sizes["intermediate_size"],
+                num_hidden_layers=sizes["num_hidden_layers"],
+                num_attention_heads=sizes["num_attention_heads"],
+                rank=sizes["rank"],
+                vocab_size=_PRESET_VOCABULARY,
+                parameters=counts,
+            )
+        )
+    return PresetList(presets=tuple(sorted(listed, key=lambda preset: preset.parameters["dense"])))
 
 
 def _planned_shape(
@@ -460,6 +457,19 @@ def _planned_shape(
 ) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
+
+    # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
+    model, parallelism = spec.model, spec.parallelism
+    all_reduces = elements = latents = 0
+    if layout.tp > 1:
+        for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
+            payloads = micro_batch_payloads(model, parallelism, mode)
+            all_reduces += blocks * len(payloads)
+            elements += blocks * sum(payload.total for payload in payloads)
+        for stage in cut(model, parallelism, spec.training.sequence_length):
+            for layer, mode in block_modes(parallelism, stage).items():
+                if TRAITS[mode].slices:
+                    latents += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
@@ -477,40 +487,15 @@ def _planned_shape(
         step_seconds_range=machine.range_of(spec, seconds.total, seconds.communication),
         observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
-        tokens_per_second=_tokens_per_step(spec) / seconds.total,
+        tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
         total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
-        communication=_communication(spec, layout),
+        communication=Communication(
+            all_reduces=all_reduces,
+            elements_per_token=elements,
+            gathered_elements_per_token=latents // layout.tp,
+        ),
         context=context,
     )
-
-
-def _communication(spec: JobSpec, layout: Layout) -> Communication:
-    parallelism = spec.parallelism
-    if layout.tp == 1:
-        return Communication(all_reduces=0, elements_per_token=0, gathered_elements_per_token=0)
-    all_reduces = elements = 0
-    for mode, blocks in parallelism.modes_of_all(spec.model.num_hidden_layers).items():
-        payloads = micro_batch_payloads(spec.model, parallelism, mode)
-        all_reduces += blocks * len(payloads)
-        elements += blocks * sum(payload.total for payload in payloads)
-    return Communication(
-        all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=_gathered(spec)
-    )
-
-
-def _gathered(spec: JobSpec) -> int:
-    """Elements per token of all blocks' kept latents that a rank passes to all-gathers."""
-    model, parallelism = spec.model, spec.parallelism
-    stages = cut(model, parallelism, spec.training.sequence_length)
-    shared = [
-        layer for stage in stages for layer, mode in block_modes(parallelism, stage).items() if TRAITS[mode].slices
-    ]
-    whole = sum(sum(kept_latents(model, parallelism, model.crosses_into(layer))) for layer in shared)
-    return whole // parallelism.tensor_parallel_size
-
-
-def _tokens_per_step(spec: JobSpec) -> int:
-    return spec.training.global_batch_size * spec.training.sequence_length
 
 
 def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> list[str]:
@@ -542,52 +527,27 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
     return notes
 
 
-def _offload_notes(planned: Sequence[PlannedShape]) -> list[str]:
-    """Explain what the layout that needs most keeps in the host's memory, and what that costs."""
+def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> Iterator[str]:
+    """Explain what the layout that needs most keeps in the host's memory, what that costs, and whether it fits."""
     most = max(planned, key=lambda each: each.node_host_bytes)
-    if most.memory.host == 0:
-        return []
-    return [
-        f"{Layout.of(most)}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and "
-        f"activations, which costs {most.offload_seconds:.2g} s per step"
-    ]
-
-
-def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> list[str]:
-    """Explain which layouts need more host memory than nodes have, or that this is unknown."""
-    most = max(planned, key=lambda each: each.node_host_bytes)
+    if most.memory.host > 0:
+        yield (
+            f"{Layout.of(most)}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and "
+            f"activations, which costs {most.offload_seconds:.2g} s per step"
+        )
     spec = jobs[Layout.of(most)]
     if not spec.resources.gpus_per_worker:
-        return []
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {kept_on_host(spec)}"
-    if most.node_memory_bytes is None:
-        return [f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"]
+        return
+    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(spec)}"
     too_many = sum(each.fits_host is False for each in planned)
-    if too_many == 0:
-        return []
-    remedies = ", ".join(host_remedies(spec, Layout.of(most)))
-    return [
-        f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
-        f"that a node has; {Layout.of(most)} needs the most, {needs}; {remedies}"
-    ]
-
-
-def _preset(name: str) -> Preset:
-    sizes = PRESETS[name]
-    counts = {}
-    for family in get_args(FamilyName):
-        model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
-        counts[family] = parameter_count(model)
-    return Preset(
-        name=name,
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["intermediate_size"],
-        num_hidden_layers=sizes["num_hidden_layers"],
-        num_attention_heads=sizes["num_attention_heads"],
-        rank=sizes["rank"],
-        vocab_size=_PRESET_VOCABULARY,
-        parameters=counts,
-    )
+    if most.node_memory_bytes is None:
+        yield f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"
+    elif too_many:
+        remedies = ", ".join(host_remedies(spec, Layout.of(most)))
+        yield (
+            f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
+            f"that a node has; {Layout.of(most)} needs the most, {needs}; {remedies}"
+        )
 
 
 # Report of a search, for people and programs.
@@ -673,45 +633,44 @@ class SearchReport(Config):
     )
 
 
-def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
+def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
     """Search and report.
 
     Args:
         spec: The job.
-        asked: What to search for.
+        request: What to search for.
         fitted: Corrections from jobs, for its profile.
 
     Raises:
         ValueError: The profile is of another precision.
     """
-    device, machine = device_bytes(spec.resources), replace(asked.machine(spec), fitted=fitted)
+    device, machine = device_bytes(spec.resources), replace(request.machine(spec), fitted=fitted)
     limit = inf if device is None else device
-    found = search(spec, asked.gpus, machine, limit, asked.top)
-    first = found.choices[0] if found.choices else None
+    result = search(spec, request.gpus, machine, limit, request.top)
+    first = result.choices[0] if result.choices else None
+    tokens = spec.training.global_batch_size * spec.training.sequence_length
     return SearchReport(
-        choices=tuple(_planned_choice(choice, machine) for choice in found.choices),
-        combinations=found.timed,
+        choices=tuple(
+            PlannedChoice(
+                text=str(choice),
+                patch=choice.patch,
+                world_size=choice.layout.world_size,
+                memory_bytes=choice.needed,
+                node_host_bytes=choice.host,
+                step_seconds=choice.seconds.total,
+                step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
+                step_parts=StepParts(**asdict(choice.seconds)),
+                tokens_per_second=tokens / choice.seconds.total,
+            )
+            for choice in result.choices
+        ),
+        combinations=result.timed,
         device_memory_bytes=device,
         node_memory_bytes=machine.node_memory_bytes,
         # With ``recompute: auto``, each size gets what it needs, as in the search.
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
-        why=tuple(reasons(found, limit, machine)),
-        would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
-        other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
-    )
-
-
-def _planned_choice(choice: Choice, machine: Machine) -> PlannedChoice:
-    training, seconds = choice.job.training, choice.seconds.total
-    return PlannedChoice(
-        text=str(choice),
-        patch=choice.patch,
-        world_size=choice.layout.world_size,
-        memory_bytes=choice.needed,
-        node_host_bytes=choice.host,
-        step_seconds=seconds,
-        step_seconds_range=machine.range_of(choice.job, seconds, choice.seconds.communication),
-        step_parts=StepParts(**asdict(choice.seconds)),
-        tokens_per_second=training.global_batch_size * training.sequence_length / seconds,
+        why=tuple(reasons(result, limit, machine)),
+        would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
+        other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
     )

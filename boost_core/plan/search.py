@@ -1,25 +1,25 @@
 """The best ways to train a job on some GPUs: layouts, micro-batches, schedules, ZeRO's stage and recomputation.
 
 Candidates are all legal combinations of sizes, micro-batch and schedule, with any number of replicas that splits the
-batch, each without recomputation or, where that does not fit, with the least costly mix of memory modes that does
-(``mixes``). The ZeRO stage is 1: a plan with stage 2 holds no less. Candidates are examined in the order of a lower
-bound on their step time: what a replica computes, divided evenly over its stages; then ``throughput.Step.at_least``.
-Those that fit are simulated (``replay``) and ranked by the result. The search ends once none of the rest can be faster
-than what was found. So no candidate is missed, and few are simulated.
+batch, each without recomputation or, where that does not fit, with the least costly recompute mix that does
+(``recompute_mix``). The ZeRO stage is 1: a plan with stage 2 holds no less. Candidates are examined in the order of a
+lower bound on their step time: what a replica computes, divided evenly over its stages; then
+``throughput.Step.at_least``. Those that fit are simulated (``replay``) and ranked by the result. The search ends once
+none of the rest can be faster than the best so far. So no candidate is missed, and few are simulated.
 
 A candidate that does not fit without recomputation is also tried with all of the optimizer's masters and moments in
 the host's memory, if the job is for GPUs and the memory of their hosts is known.
 
-All of this assumes stages of about equal work. Then other cuts (``cuts``) are tried for examined pipelines that some
-cut may make faster than what was found (``throughput.Step.at_least_however_cut``): one for each of the most promising,
-and more for the best of these. The more blocks and stages there are, the fewer pipelines are tried, as cuts take
-longer.
+All of this assumes stages of about equal work. Then other cuts (``recompute_mix.Cuts``) are tried for examined
+pipelines that some cut may make faster than the best so far (``throughput.Step.at_least_however_cut``): one for each of
+the most promising, and more for the best of these. The more blocks and stages there are, the fewer pipelines are tried,
+as cuts take longer.
 
 Tensor parallel groups stay on a node. Choices fit according to ``memory.rank_memory``, with 4 % of the device to spare
 for what that does not count. The model, the batch, the precision and the strategy are those of the job.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from heapq import heappop, heappush, nsmallest
@@ -32,10 +32,9 @@ from boost_core.config.job import JobSpec
 from boost_core.config.legality import layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
-from boost_core.plan.devices import SPARE
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import SPARE, Machine
 from boost_core.plan.memory import RankMemory, lack_in_words, lacking, node_bytes, rank_memory
-from boost_core.plan.mixes import MIXED_LESS, CutPlan, Cuts, Mixes
+from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -114,7 +113,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
@@ -131,7 +130,7 @@ class Found:
 
 def search(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER
-) -> Found:
+) -> SearchResult:
     """Search for the best ways to train a job.
 
     Args:
@@ -146,7 +145,7 @@ def search(
         ValueError: The network has no room for this many GPUs.
     """
     machine.cluster.rows([gpus])
-    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order).found()
+    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order).run()
 
 
 @dataclass(frozen=True, order=True)
@@ -159,11 +158,6 @@ class _Shape:
     micro_batch: int
     schedule: str
     optimizer_offload: float
-
-    @property
-    def way(self) -> "_Shape":
-        """The same, regardless of where the optimizer's state is; only the fastest of these is a choice."""
-        return replace(self, optimizer_offload=0.0)
 
 
 @dataclass
@@ -183,11 +177,6 @@ class _Pipeline:
     bound: float
     fits: bool = False
     played: float = inf
-
-    @property
-    def expected(self) -> float:
-        """Seconds that it takes with the default cut, as far as that is known."""
-        return self.bound if self.played == inf else self.played
 
 
 class _Search:
@@ -209,20 +198,25 @@ class _Search:
         self._timed = 0
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
-    def found(self) -> Found:
+    def run(self) -> SearchResult:
         for shape, replicas, seconds in self._shapes():
             self._push_shape(shape, replicas, seconds)
         while self._queue:
             bound, _, look = heappop(self._queue)
-            if bound > self._slowest_kept():
+            if bound > self._slowest_returned():
                 break
             look(bound)
         self._cut_otherwise()
         choices = [self._choice(job, step, memory) for _, job, step, memory in self._fastest.values()]
         choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
-        return Found(choices[: self._top], self._misfit(choices), self._timed)
+        fastest, misfit = choices[0].seconds.total if choices else inf, None
+        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
+            if bound < fastest and (not choices or step.played() < fastest):
+                misfit = self._choice(job, step, memory)
+                break
+        return SearchResult(choices[: self._top], misfit, self._timed)
 
-    def _slowest_kept(self) -> float:
+    def _slowest_returned(self) -> float:
         """Seconds of the last choice that would be returned now; anything slower is not among them."""
         best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
         return best[-1] if len(best) == self._top else inf
@@ -232,42 +226,34 @@ class _Search:
 
         One cut of each of the most promising comes first; its time decides which of them to pursue.
         """
-        pipelines = self._pipelines.items()  # most of those that do not fit with the default cut do not fit with any
-        in_order = sorted(pipelines, key=lambda item: (not item[1].fits, item[1].expected))
         begun = list[tuple[float, _Shape, int, Cuts]]()
-        for (shape, replicas), pipeline in in_order:
-            if len(begun) < _MOST_BEGUN and self._hopes(pipeline):
+        # Most of those that do not fit with the default cut do not fit with any.
+        expected = {key: each.bound if each.played == inf else each.played for key, each in self._pipelines.items()}
+        in_order = sorted(self._pipelines, key=lambda key: (not self._pipelines[key].fits, expected[key]))
+        for shape, replicas in in_order:
+            pipeline = self._pipelines[shape, replicas]
+            if len(begun) < _MOST_BEGUN and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 layout = Layout.of(pipeline.job.parallelism)
                 cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)
-                begun.append((self._keep(shape, cuts.first()), shape, replicas, cuts))
+                begun.append((self._record(shape, cuts.first()), shape, replicas, cuts))
         effort = 0
         for _, shape, replicas, cuts in sorted(begun, key=lambda each: each[:3]):
             pipeline = self._pipelines[shape, replicas]
-            if effort < _MOST_EFFORT and self._hopes(pipeline):
+            if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
-                self._keep(shape, cuts.best())
+                self._record(shape, cuts.best())
 
-    def _keep(self, shape: _Shape, plan: CutPlan | None) -> float:
-        """Keep a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
+    def _record(self, shape: _Shape, plan: CutPlan | None) -> float:
+        """Record a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
         if plan is None:
             return inf
         layout = Layout.of(plan.job.parallelism)
-        if plan.seconds < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
+        key = replace(shape, optimizer_offload=0.0), layout.dp  # a choice is the fastest, wherever the state is
+        if plan.seconds < self._fastest.get(key, (inf,))[0]:
             memory = rank_memory(plan.job, layout)
             if not self._lacks(memory, layout):
-                self._fastest[shape.way, layout.dp] = plan.seconds, plan.job, plan.step, memory
+                self._fastest[key] = plan.seconds, plan.job, plan.step, memory
         return plan.seconds
-
-    def _hopes(self, pipeline: _Pipeline) -> bool:
-        """Whether some cut may be faster than what was found."""
-        return pipeline.step.at_least_however_cut() <= self._slowest_kept()
-
-    def _misfit(self, choices: Sequence[Choice]) -> Choice | None:
-        fastest = choices[0].seconds.total if choices else inf
-        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
-            if bound < fastest and (not choices or step.played() < fastest):
-                return self._choice(job, step, memory)
-        return None
 
     def _choice(self, job: JobSpec, step: Step, memory: RankMemory) -> Choice:
         layout = Layout.of(job.parallelism)
@@ -288,7 +274,10 @@ class _Search:
         for tensor, micro_batch in product(tensors, _MICRO_BATCHES):
             if batch % micro_batch:
                 continue
-            for context in _contexts(training.sequence_length, gpus // tensor):
+            # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
+            enough = max(1, training.sequence_length // _FEWEST_TOKENS)
+            most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
+            for context in (1 << power for power in range(most_context.bit_length())):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0], spec.parallelism.optimizer_offload)
                 whole = self._step(alone).of_a_micro_batch()
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
@@ -296,9 +285,6 @@ class _Search:
                     replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
-
-    def _push(self, bound: float, look: Callable[[float], object]) -> None:
-        heappush(self._queue, (bound, next(self._numbers), look))
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
         """Queue a combination with the largest of some numbers of replicas; the others follow later."""
@@ -314,13 +300,14 @@ class _Search:
                     self._push_shape(shape, rest, seconds)
                     self._look_at(shape, number)
 
-                self._push(micro_batches * seconds, look)
+                heappush(self._queue, (micro_batches * seconds, next(self._numbers), look))
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination without recomputation, or, where that is known not to fit, with some."""
         job = self._job(shape, replicas)
-        if _problems(job):
+        on_gpu = job.resources.gpus_per_worker
+        if layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu):
             return
         if shape in self._hopeless:
             self._look_at_offloaded(shape, replicas)
@@ -341,7 +328,7 @@ class _Search:
                 self._push_mix(shape, job, bound)
                 self._look_at_offloaded(shape, replicas)
 
-        self._push(bound, look)
+        heappush(self._queue, (bound, next(self._numbers), look))
 
     def _look_at_offloaded(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination that does not fit, with the optimizer's state on the host."""
@@ -357,8 +344,9 @@ class _Search:
             total = step.played()
             if each := self._pipelines.get((shape, layout.dp)):
                 each.fits, each.played = True, min(each.played, total)
-            if total < self._fastest.get((shape.way, layout.dp), (inf,))[0]:
-                self._fastest[shape.way, layout.dp] = total, job, step, memory
+            key = replace(shape, optimizer_offload=0.0), layout.dp
+            if total < self._fastest.get(key, (inf,))[0]:
+                self._fastest[key] = total, job, step, memory
             return True
         self._unfit.append((lacks, bound, job, step, memory))
         if self._hosts_lack(shape, job, memory):
@@ -370,29 +358,23 @@ class _Search:
     def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
         """Queue the least costly mix of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
-        mixes = Mixes(job, layout, self._machine)
-        if not self._may_fit(shape, job, mixes, bound):
+        mixes = RecomputeMixes(job, layout, self._machine)
+        lean, memory = mixes.leanest()
+        hosts_lack = self._hosts_lack(shape, job, memory)
+        if hosts_lack or not mixes.may_fit(self._limit):
+            step = Step(lean, layout, self._machine, self._order)
+            self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
+            if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
+                self._hopeless.add(shape)
             return
         bounds = []
         for mixed in mixes.ways(self._limit):
             step = Step(mixed, layout, self._machine, self._order)
             bounds.append(max(bound, step.at_least()))
-            self._push(bounds[-1], partial(self._try, shape, mixed, step))
+            look: Callable[[float], object] = partial(self._try, shape, mixed, step)
+            heappush(self._queue, (bounds[-1], next(self._numbers), look))
         if each := self._pipelines.get((shape, layout.dp)):
             each.fits, each.bound = True, min(bounds)
-
-    def _may_fit(self, shape: _Shape, job: JobSpec, mixes: Mixes, bound: float) -> bool:
-        """Whether a job may fit with some mix, on devices and hosts."""
-        layout = Layout.of(job.parallelism)
-        lean, memory = mixes.leanest()
-        hosts_lack = self._hosts_lack(shape, job, memory)
-        if mixes.may_fit(self._limit) and not hosts_lack:
-            return True
-        step = Step(lean, layout, self._machine, self._order)
-        self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
-        if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
-            self._hopeless.add(shape)
-        return False
 
     def _hosts_lack(self, shape: _Shape, job: JobSpec, memory: RankMemory) -> bool:
         """Whether nodes' hosts have too little memory for a job, which is then dropped.
@@ -419,27 +401,24 @@ class _Search:
 
     def _job(self, shape: _Shape, replicas: int) -> JobSpec:
         layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
-        return _with(
-            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule,
-            pipeline_layers_per_stage=None, recompute="none", zero_stage=1, optimizer_offload=shape.optimizer_offload,
-        )  # fmt: skip
+        parallelism = self._spec.parallelism.model_copy(
+            update={
+                **layout.sizes,
+                "pipeline_schedule": shape.schedule,
+                "pipeline_layers_per_stage": None,
+                "recompute": "none",
+                "zero_stage": 1,
+                "optimizer_offload": shape.optimizer_offload,
+            }
+        )
+        training = self._spec.training.model_copy(update={"micro_batch_size": shape.micro_batch})
+        return self._spec.model_copy(update={"parallelism": parallelism, "training": training, "elasticity": None})
 
 
 def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
     """Bytes that a job needs at least with its number of replicas, or fewer: these share less of its state."""
     sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
     return memory.weights + sums + memory.activations
-
-
-def _contexts(sequence_length: int, ranks: int) -> list[int]:
-    """Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange."""
-    most = min(ranks, _MOST_CONTEXT, max(1, sequence_length // _FEWEST_TOKENS))
-    return [1 << power for power in range(most.bit_length())]
-
-
-def _problems(job: JobSpec) -> Iterable[object]:
-    on_gpu = job.resources.gpus_per_worker
-    return layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu)
 
 
 @lru_cache(4096)
@@ -450,31 +429,21 @@ def _replicas(portions: int, most: int) -> Sequence[int]:
     return sorted((number for number in numbers if number <= most), reverse=True)
 
 
-def _with(job: JobSpec, micro_batch_size: int, **parallelism: object) -> JobSpec:
-    return job.model_copy(
-        update={
-            "parallelism": job.parallelism.model_copy(update=parallelism),
-            "training": job.training.model_copy(update={"micro_batch_size": micro_batch_size}),
-            "elasticity": None,
-        }
-    )
-
-
-def reasons(found: Found, device_bytes: float, machine: Machine) -> Iterator[str]:
+def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:
     """Explain why the first choice is the best."""
-    if found.choices:
-        first, *others = found.choices
+    if result.choices:
+        first, *others = result.choices
         yield f"most of its step is {largest_part(first)}"
         if others:
             yield f"the next best, {others[0]}, takes {longer(others[0], first)}"
         yield from because_of_hosts(first, device_bytes * (1 - SPARE), machine)
-    if found.misfit is not None:
-        lacks = found.misfit.needed - device_bytes * (1 - SPARE)
+    if result.misfit is not None:
+        lacks = result.misfit.needed - device_bytes * (1 - SPARE)
         if lacks > 0:
             what = f"lacks {lacks / 1e9:.1f} GB of {device_bytes / 1e9:g} GB per GPU ({SPARE:.0%} is kept free)"
         else:
-            what = lack_in_words(found.misfit.host, machine)
-        yield f"{found.misfit} would take {found.misfit.seconds.total:.3g} s, but {what}"
+            what = lack_in_words(result.misfit.host, machine)
+        yield f"{result.misfit} would take {result.misfit.seconds.total:.3g} s, but {what}"
 
 
 def because_of_hosts(
@@ -491,7 +460,7 @@ def because_of_hosts(
     if not choice.job.parallelism.keeps_on_host:
         return
     layout, without = choice.layout, replace(machine, node_memory_bytes=None)
-    otherwise = Mixes(choice.job, layout, without).least_costly(limit)
+    otherwise = RecomputeMixes(choice.job, layout, without).least_costly(limit)
     needed = rank_memory(otherwise, layout).total
     if needed > limit:
         instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"
@@ -526,12 +495,34 @@ def sensitivities(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, change: float = 0.2
 ) -> Iterator[str]:
     """List the inputs that, changed by the share ``change``, would change the first choice, and to what."""
-    first = _first(search(spec, gpus, machine, device_bytes, 1))
-    for name, sign in product(_inputs(machine), (-1, 1)):
-        scaled, memory = _scaled(machine, device_bytes, name, 1 + sign * change)
-        other = _first(search(spec, gpus, scaled, memory, 1))
-        if other != first:
-            yield f"with {name} {sign * change:+.0%}: {other or 'nothing would fit'}"
+    first = search(spec, gpus, machine, device_bytes, 1).choices
+    ways = (_scaled(machine, device_bytes, 1 + sign * change) for sign in (-1, 1))
+    for both in zip(*ways, strict=True):
+        for sign, (name, scaled, memory) in zip((-1, 1), both, strict=True):
+            other = search(spec, gpus, scaled, memory, 1).choices
+            if [*map(str, other)] != [*map(str, first)]:
+                yield f"with {name} {sign * change:+.0%}: {other[0] if other else 'nothing would fit'}"
+
+
+def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tuple[str, Machine, float]]:
+    """The inputs, each with the machine and its devices' memory where this one is multiplied by a factor."""
+    profile, levels = machine.profile, machine.cluster.levels
+    products, attention = profile.product_flops * factor, profile.attention_flops * factor
+    scaled = replace(profile, product_flops=products, attention_flops=attention)
+    yield "the rate of arithmetic", replace(machine, profile=scaled), device_bytes
+    scaled = replace(profile, bandwidth=profile.bandwidth * factor)
+    yield "the memory's bandwidth", replace(machine, profile=scaled), device_bytes
+    for index, level in enumerate(levels):
+        link = replace(level.link, bytes_per_second=level.link.bytes_per_second * factor)
+        others = (*levels[:index], replace(level, link=link), *levels[index + 1 :])
+        cluster = replace(machine.cluster, levels=others)
+        yield f"the link of a {level.name}", replace(machine, cluster=cluster), device_bytes
+    yield "the memory's size", machine, device_bytes * factor
+    if machine.node_memory_bytes is not None:
+        scaled = replace(profile, host_bandwidth=profile.host_bandwidth * factor)
+        yield "the bandwidth of the bus to hosts", replace(machine, profile=scaled), device_bytes
+        hosts = int(machine.node_memory_bytes * factor)
+        yield "the size of hosts' memory", replace(machine, node_memory_bytes=hosts), device_bytes
 
 
 def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
@@ -547,40 +538,3 @@ def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float
                     f"with ranks in the order {', '.join(order)}, which gangs do not support: {other}, "
                     f"{other.seconds.total:.3g} s, {gain:.1%} less"
                 )
-
-
-def _first(found: Found) -> str | None:
-    return str(found.choices[0]) if found.choices else None
-
-
-_ARITHMETIC, _BANDWIDTH, _DEVICES, _BUS, _HOSTS = (
-    "the rate of arithmetic", "the memory's bandwidth", "the memory's size", "the bandwidth of the bus to hosts",
-    "the size of hosts' memory",
-)  # fmt: skip
-
-
-def _inputs(machine: Machine) -> list[str]:
-    links = [f"the link of a {level.name}" for level in machine.cluster.levels]
-    of_hosts = [] if machine.node_memory_bytes is None else [_BUS, _HOSTS]
-    return [_ARITHMETIC, _BANDWIDTH, *links, _DEVICES, *of_hosts]
-
-
-def _scaled(machine: Machine, device_bytes: float, name: str, factor: float) -> tuple[Machine, float]:
-    profile, levels = machine.profile, list(machine.cluster.levels)
-    if name == _DEVICES:
-        return machine, device_bytes * factor
-    if name == _HOSTS:
-        return replace(machine, node_memory_bytes=int((machine.node_memory_bytes or 0) * factor)), device_bytes
-    if name == _ARITHMETIC:
-        products, attention = profile.product_flops * factor, profile.attention_flops * factor
-        profile = replace(profile, product_flops=products, attention_flops=attention)
-    elif name == _BANDWIDTH:
-        profile = replace(profile, bandwidth=profile.bandwidth * factor)
-    elif name == _BUS:
-        profile = replace(profile, host_bandwidth=profile.host_bandwidth * factor)
-    else:
-        index = _inputs(machine).index(name) - 2
-        level = levels[index]
-        link = replace(level.link, bytes_per_second=level.link.bytes_per_second * factor)
-        levels[index] = replace(level, link=link)
-    return replace(machine, profile=profile, cluster=replace(machine.cluster, levels=tuple(levels))), device_bytes

@@ -19,7 +19,7 @@ from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 _NICENESS = 10
 _LONGEST_REASON = 200  # characters
 
-Answer = TypeVar("Answer", bound=Config)
+Result = TypeVar("Result", bound=Config)
 
 
 class TooLong(RuntimeError):
@@ -31,35 +31,39 @@ class SearchFailed(RuntimeError):
 
 
 class SearchTask(Config):
-    """A job and what to search for; without ``asked``, the layouts of a job with ``layouts: auto`` are chosen."""
+    """A job and what to search for; without ``request``, the layouts of a job with ``layouts: auto`` are chosen."""
 
     job: JobSpec
-    asked: PlanSearch | None = None
+    request: PlanSearch | None = None
     basis: Basis = Field(NOMINAL, description="What predictions are based on; a search has its own profile.")
 
 
-class LayoutsAnswer(Config):
+class LayoutsResult(Config):
     """Result of choosing layouts."""
 
     chosen: ChosenLayouts | None = None
     problem: str | None = Field(None, description="Why none could be chosen.")
 
 
-def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None) -> SearchReport:
+def search_apart(
+    job: JobSpec, request: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None
+) -> SearchReport:
     """Search in another process.
 
     Args:
         job: The job.
-        asked: What to search for.
+        request: What to search for.
         timeout_seconds: Seconds after which the search is killed.
-        fitted: Corrections from jobs, for the profile in ``asked``.
+        fitted: Corrections from jobs, for the profile in ``request``.
 
     Raises:
         TooLong: It took longer.
         SearchFailed: It ended without a report, or with numbers that are not finite.
     """
     remedy = "search for fewer GPUs or without explain, or run `boost plan --gpus` yourself"
-    return _apart(SearchTask(job=job, asked=asked, basis=Basis(fitted=fitted)), timeout_seconds, SearchReport, remedy)
+    return _apart(
+        SearchTask(job=job, request=request, basis=Basis(fitted=fitted)), timeout_seconds, SearchReport, remedy
+    )
 
 
 def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) -> ChosenLayouts:
@@ -74,13 +78,13 @@ def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) 
         ValueError: None could be chosen; says why, and what to change.
     """
     remedy = "narrow elasticity.gpus, or list elasticity.layouts"
-    answer = _apart(SearchTask(job=job, basis=basis), timeout_seconds, LayoutsAnswer, remedy)
+    answer = _apart(SearchTask(job=job, basis=basis), timeout_seconds, LayoutsResult, remedy)
     if answer.chosen is None:
         raise ValueError(answer.problem)
     return answer.chosen
 
 
-def _apart(task: SearchTask, timeout_seconds: float, kind: type[Answer], remedy: str) -> Answer:
+def _apart(task: SearchTask, timeout_seconds: float, kind: type[Result], remedy: str) -> Result:
     command = [sys.executable, "-m", "boost_core.plan.search_process"]
     try:
         done = subprocess.run(
@@ -101,15 +105,15 @@ def main() -> None:
     """Run the search given on standard input."""
     os.nice(_NICENESS)
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
-    found = _layouts(task) if task.asked is None else search_report(task.job, task.asked, task.basis.fitted)
-    sys.stdout.write(found.model_dump_json())
-
-
-def _layouts(task: SearchTask) -> LayoutsAnswer:
-    try:
-        return LayoutsAnswer(chosen=choose_layouts(task.job, task.basis))
-    except ValueError as error:
-        return LayoutsAnswer(problem=str(error))
+    result: LayoutsResult | SearchReport
+    if task.request is not None:
+        result = search_report(task.job, task.request, task.basis.fitted)
+    else:
+        try:
+            result = LayoutsResult(chosen=choose_layouts(task.job, task.basis))
+        except ValueError as error:
+            result = LayoutsResult(problem=str(error))
+    sys.stdout.write(result.model_dump_json())
 
 
 if __name__ == "__main__":

@@ -99,14 +99,14 @@ def newest_whole_state(
     Args:
         stores: Snapshots of each owner.
     """
-    found: dict[tuple[int, int], dict[int, tuple[SnapshotIndex, Owner]]] = defaultdict(dict)
+    by_gang: dict[tuple[int, int], dict[int, tuple[SnapshotIndex, Owner]]] = defaultdict(dict)
     for owner, snapshots in stores:
         for index in snapshots:
-            found[index.key.step, index.key.generation].setdefault(index.key.rank, (index, owner))
-    whole = [place for place, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[0].ranks]
+            by_gang[index.key.step, index.key.generation].setdefault(index.key.rank, (index, owner))
+    whole = [place for place, ranks in by_gang.items() if len(ranks) == next(iter(ranks.values()))[0].ranks]
     if not whole:
         return None
-    ranks = found[max(whole)]
+    ranks = by_gang[max(whole)]
     parts = tuple(index for _, (index, _) in sorted(ranks.items()))
     owners = {index.key: owner for index, owner in ranks.values()}
     return MemoryState(parts[0].key.step, parts[0].samples, parts, owners)

@@ -41,7 +41,7 @@ from boost_core.config.training import OptimizerConfig
 from boost_core.plan.activations import PRECISE, BlockSplit
 from boost_core.plan.work import Stage
 
-_BLOCK = 64  # elements; ``optim.flat.BLOCK``
+_BLOCK = 64  # elements; ``optim.group.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
 _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
@@ -56,7 +56,7 @@ class GroupBytes:
         gradients: Sums of their gradients.
         optimizer: Masters, moments, and rounded copies, without what is counted as weights.
         temporary: What also exists while the group is created: everything in fp32, and then its gradients.
-        given: The fp32 weights from which it is created, which are then freed.
+        source: The fp32 weights from which it is created, which are then freed.
         under_way: Gradients being sent, in addition to those that have arrived since.
         ahead: Bytes by which these exceed all gradients before any has arrived since.
         host: Masters and moments in the host's memory.
@@ -69,7 +69,7 @@ class GroupBytes:
     gradients: int
     optimizer: int
     temporary: int
-    given: int
+    source: int
     under_way: int
     ahead: int
     host: int
@@ -98,30 +98,70 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
     embedding = any(stage.first for stage in stages) or (last and spec.model.tie_embeddings)
     tied = embedding and spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1
     counts = len(layers) - crossed, crossed, embedding and not tied, tied, last
-    groups = []
+    layout, zero_stage, rounded = Layout.of(spec.parallelism), spec.parallelism.zero_stage, element_bytes < PRECISE
+    split = BlockSplit.of(spec.parallelism)
+    ranks, groups = layout.same_weights, []
     for kind, parts in weights:
         padded = sum(number * part.padded for number, part in zip(counts, parts, strict=True))
-        if padded:
-            given = sum(number * part.given for number, part in zip(counts, parts, strict=True))
-            groups.append(_group(spec, kind, _Elements(padded, given), element_bytes))
+        elements = sum(number * part.elements for number, part in zip(counts, parts, strict=True))
+        if not padded:
+            continue
+        shared = zero_stage > 0 and not kind.custom_update and ranks > 1
+        parts_of_state = ranks if shared else 1
+        length = _rounded_up(padded, _BLOCK * parts_of_state)
+        own = length // parts_of_state
+        gradients = PRECISE * length
+        if shared or (zero_stage == 2 and ranks > 1):
+            gradients += PRECISE * own
+        under_way = 0
+        if zero_stage == 2 and ranks > 1:
+            sent = PRECISE * min(length, _UNDER_WAY)
+            under_way = sent // parts_of_state if shared else 0
+            under_way += sent if spec.training.micro_batches(layout.dp) > 1 else 0
+            if shared and not spec.resources.gpus_per_worker:
+                under_way += sent  # gloo's copy
+        offloaded = offloaded_elements(own, spec.parallelism.optimizer_offload)
+        quantities = kind.moments + (rounded or shared)
+        host = quantities * PRECISE * offloaded
+        optimizer = quantities * PRECISE * own - host
+        if rounded and shared:
+            optimizer += element_bytes * own
+        factor = _largest_factor(spec.model, split, spec.optimizer) if offloaded else 0
+        staged = staged_elements(kind, offloaded, quantities, factor) if offloaded else 0
+        groups.append(
+            GroupBytes(
+                weights=element_bytes * length,
+                gradients=gradients,
+                optimizer=optimizer,
+                # Everything in fp32 is the master itself, or the weights, unless both are something else.
+                temporary=PRECISE * length if rounded and (shared or offloaded) else 0,
+                source=PRECISE * elements,
+                under_way=under_way,
+                ahead=max(0, under_way - PRECISE * length),
+                host=host,
+                staged=_BUFFERS * PRECISE * staged,
+                passing=2 * host + (PRECISE * offloaded if kind.custom_update and rounded else 0),
+                copy=(1 + kind.moments) * PRECISE * own,
+            )
+        )
     return groups
 
 
 def starting_peak(groups: Iterable[GroupBytes]) -> int:
     """Return the peak while the groups are created, one after the other."""
     groups = list(groups)
-    waiting, held, peak = sum(group.given for group in groups), 0, 0
+    waiting, created, peak = sum(group.source for group in groups), 0, 0
     for group in groups:
-        peak = max(peak, held + waiting + group.temporary + group.weights)
-        waiting -= group.given
-        held += group.state
-        peak = max(peak, held + waiting + group.temporary)
+        peak = max(peak, created + waiting + group.temporary + group.weights)
+        waiting -= group.source
+        created += group.state
+        peak = max(peak, created + waiting + group.temporary)
     return peak
 
 
-def offloaded_elements(kept: int, share: float) -> int:
+def offloaded_elements(elements: int, share: float) -> int:
     """Return the number of elements of a replica's part of a group's state that are in the host's memory."""
-    return int(kept * share) // _BLOCK * _BLOCK
+    return int(elements * share) // _BLOCK * _BLOCK
 
 
 def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: int) -> int:
@@ -157,46 +197,11 @@ class _Elements(NamedTuple):
 
     Attributes:
         padded: With the padding that makes each begin at a multiple of ``_BLOCK``.
-        given: Without padding.
+        elements: Without padding.
     """
 
     padded: int
-    given: int
-
-
-def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: int) -> GroupBytes:
-    """Return one group's bytes."""
-    layout, zero_stage = Layout.of(spec.parallelism), spec.parallelism.zero_stage
-    ranks = layout.same_weights
-    shared = zero_stage > 0 and not kind.custom_update and ranks > 1
-    parts = ranks if shared else 1
-    length = _rounded_up(elements.padded, _BLOCK * parts)
-    own, rounded = length // parts, element_bytes < PRECISE
-    gradients = PRECISE * length
-    if shared or (zero_stage == 2 and ranks > 1):
-        gradients += PRECISE * own
-    under_way = 0
-    if zero_stage == 2 and ranks > 1:
-        sent = PRECISE * min(length, _UNDER_WAY)
-        under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(layout.dp) > 1 else 0)
-        if shared and not spec.resources.gpus_per_worker:
-            under_way += sent  # gloo's copy
-    offloaded = offloaded_elements(own, spec.parallelism.optimizer_offload)
-    quantities = kind.moments + (rounded or shared)
-    host = quantities * PRECISE * offloaded
-    optimizer = quantities * PRECISE * own - host
-    if rounded and shared:
-        optimizer += element_bytes * own
-    # Everything in fp32 is the master itself, or the weights, unless both are something else.
-    temporary = PRECISE * length if rounded and (shared or offloaded) else 0
-    passing = 2 * host + (PRECISE * offloaded if kind.custom_update and rounded else 0)
-    ahead = max(0, under_way - PRECISE * length)
-    factor = _largest_factor(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
-    staged = staged_elements(kind, offloaded, quantities, factor) if offloaded else 0
-    return GroupBytes(
-        element_bytes * length, gradients, optimizer, temporary, PRECISE * elements.given, under_way, ahead, host,
-        _BUFFERS * PRECISE * staged, passing, (1 + kind.moments) * PRECISE * own,
-    )  # fmt: skip
+    elements: int
 
 
 @lru_cache(1024)  # the ranks of a pipeline ask for the same, and so do layouts that split weights alike
@@ -214,12 +219,11 @@ def _weights(
         list(_shards(head_weights(model), model, split.parallelism, optimizer)),
     ]
     kinds = sorted(dict.fromkeys(kind for part in parts for kind, _ in part), key=lambda kind: kind.order)
-    return [(kind, [_elements(size for of, size in part if of == kind) for part in parts]) for kind in kinds]
-
-
-def _elements(sizes: Iterable[int]) -> _Elements:
-    sizes = list(sizes)
-    return _Elements(sum(_rounded_up(size, _BLOCK) for size in sizes), sum(sizes))
+    weights = []
+    for kind in kinds:
+        sizes = [[size for each, size in part if each == kind] for part in parts]
+        weights.append((kind, [_Elements(sum(_rounded_up(size, _BLOCK) for size in of), sum(of)) for of in sizes]))
+    return weights
 
 
 @lru_cache(1024)

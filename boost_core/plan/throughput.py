@@ -8,9 +8,10 @@ for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has t
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
 * arithmetic: what the rank computes and moves of its stages' blocks and the head (``work``), by its device's rates
-  (``profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward, pass;
-* exchange: what ``architecture.sharding`` says that tensor parallel ranks send in each block, and the head's hidden
-  vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
+  (``machine.Profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward,
+  pass;
+* exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, and the head's hidden
+  vectors, over the levels that they are spread over (``machine.Cluster``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
   costs no time. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
   context parallel ranks keys and values, while each attends to those that it has, and computes the other half of a
@@ -21,30 +22,30 @@ The reduction is of gradients in fp32 over the ranks with the same weights, unde
 micro-batch, and the gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked
 at.
 
-Corrections (``fitted``) multiply exchange and reduction by one factor and everything else by another, and idle time
-follows.
+Corrections (``machine.Fitted``) multiply exchange and reduction by one factor and everything else by another, and idle
+time follows.
 
-``replayed_parts`` has the same work played pass by pass instead (``replay``): each rank waits for what it needs, and
+``Step.replayed`` has the same work played pass by pass instead (``replay``): each rank waits for what it needs, and
 reduces its gradients when it is done, whatever the others still do.
 ``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import mul
+from typing import NamedTuple
 
-from boost_core.architecture import Payload, Sharding, block_exchanges, chosen_sharding, kept_latents
+from boost_core.architecture import block_exchanges, chosen_sharding, saved_latents
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
 from boost_core.plan.activations import BlockSplit, activations
-from boost_core.plan.devices import at
-from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, captures_steps, machine_for
+from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, captures_steps
 from boost_core.plan.replay import StageSeconds, at_least, play
 from boost_core.plan.state_memory import state_bytes
 from boost_core.plan.work import Stage, Work, block_parameters, block_work, cut, head_work, rank_tokens
@@ -63,10 +64,9 @@ from boost_core.plan.work import Stage, Work, block_parameters, block_work, cut,
 # The payload is what a rank passes in (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 # Operations in MPICH", 2005).
 #
-# Over several levels (``cluster``) ranks scatter inside, reduce outside and gather inside: one ring per level, whose
-# payload is that of the level inside divided by the ranks there, or multiplied for an all-gather. Alternatively a
-# single
-# ring goes through all levels at the pace of the slowest. The faster of the two is taken.
+# Over several levels (``machine.Cluster``) ranks scatter inside, reduce outside and gather inside: one ring per level,
+# whose payload is that of the level inside divided by the ranks there, or multiplied for an all-gather. Alternatively a
+# single ring goes through all levels at the pace of the slowest. The faster of the two is taken.
 
 
 def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: float, calls: int = 1) -> float:
@@ -98,7 +98,14 @@ def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: fl
     spread = [(level.among(ranks), ranks) for level, ranks in zip(cluster.levels, row, strict=True) if ranks > 1]
     if not spread:
         return 0.0
-    flat = collective_seconds(_slowest(spread), collective, math.prod(row), payload_bytes, calls)
+    # A ring through all levels: in each step some rank waits for the slowest link.
+    slowest = Link(
+        max(link.base_seconds for link, _ in spread),
+        max(link.hop_seconds for link, _ in spread),
+        min(link.bytes_per_second for link, _ in spread),
+        "the slowest of several levels",
+    )
+    flat = collective_seconds(slowest, collective, math.prod(row), payload_bytes, calls)
     if len(spread) == 1:
         return flat
     nested, payload = 0.0, payload_bytes
@@ -106,17 +113,6 @@ def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: fl
         nested += collective_seconds(link, collective, ranks, payload, calls)
         payload *= {"all_gather": ranks, "all_to_all": 1}.get(collective, 1 / ranks)
     return min(nested, flat)
-
-
-def _slowest(spread: Sequence[tuple[Link, int]]) -> Link:
-    """Return the link of a ring through all levels: in each step some rank waits for the slowest."""
-    links = [link for link, _ in spread]
-    return Link(
-        max(link.base_seconds for link in links),
-        max(link.hop_seconds for link in links),
-        min(link.bytes_per_second for link in links),
-        "the slowest of several levels",
-    )
 
 
 def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:
@@ -158,16 +154,11 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
     )
     slope = max(covariance / sum(weight * (x - mean_sent) ** 2 for weight, x in zip(weights, sent, strict=True)), 0.0)
     start = mean_seconds - slope * mean_sent
-    if start < 0:
-        start, slope = 0.0, _proportional(weights, sent, seconds)
+    if start < 0:  # the best-fitting line through the origin
+        along = sum(weight * x * y for weight, x, y in zip(weights, sent, seconds, strict=True))
+        start, slope = 0.0, along / sum(weight * x**2 for weight, x in zip(weights, sent, strict=True))
     rate = 1 / slope if slope else math.inf
     return Link(start, 0.0, rate, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")
-
-
-def _proportional(weights: Sequence[float], sent: Sequence[float], seconds: Sequence[float]) -> float:
-    """Seconds per byte of the best-fitting line through the origin."""
-    along = sum(weight * x * y for weight, x, y in zip(weights, sent, seconds, strict=True))
-    return along / sum(weight * x**2 for weight, x in zip(weights, sent, strict=True))
 
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
@@ -222,8 +213,7 @@ class HostCopies:
     state: float = 0.0
 
 
-@dataclass(frozen=True)
-class _MicroBatch:
+class _MicroBatch(NamedTuple):
     """Seconds of a pipeline rank for a micro-batch."""
 
     arithmetic: float
@@ -240,52 +230,44 @@ class _MicroBatch:
         )
 
 
-def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
-    """Return the predicted seconds of one optimizer step. Arguments as in ``step_parts``."""
-    return step_parts(spec, layout, machine).total
+@dataclass(frozen=True)
+class BlockSeconds:
+    """Seconds of one block in one mode for a micro-batch, without a correction.
 
-
-def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """Return the predicted seconds of one optimizer step by parts.
-
-    Args:
-        spec: The job.
-        layout: One of ``spec.layouts()``.
-        machine: What it runs on; by default what ``machine_for`` returns.
-
-    Raises:
-        ValueError: The layout's groups do not fit into the machine's network.
+    Attributes:
+        forward: Forward pass, with what it does not hide of a copy to the host.
+        backward: Backward pass without weight gradients, with what it does not hide of a copy back.
+        weights: Weight gradients.
+        computed: All three.
+        exchange_forward: Exposed collectives of the forward pass.
+        exchange_backward: Exposed collectives of the backward pass.
+        copy: What the block keeps on the host, over the bus once.
+        exposed_copies: The part of both copies that nothing hides.
+        first_gather: What hides the gathers of other blocks and not those of the one that a backward pass begins with.
     """
-    return _step(spec, layout, machine).parts()
 
+    forward: float
+    backward: float
+    weights: float
+    computed: float
+    exchange_forward: float
+    exchange_backward: float
+    copy: float
+    exposed_copies: float
+    first_gather: float
 
-def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """Like ``step_parts``, with the pipeline simulated pass by pass. Arguments and errors as there."""
-    return _step(spec, layout, machine).replayed()
+    def passes(self, factors: Factors) -> tuple[float, float, float]:
+        """Return the seconds of the forward pass, of the backward pass and of weight gradients, corrected."""
+        return (
+            factors.rest * self.forward + factors.communication * self.exchange_forward,
+            factors.rest * self.backward + factors.communication * self.exchange_backward,
+            factors.rest * self.weights,
+        )
 
-
-def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> PredictedCommunication:
-    """Return the exposed collectives of a step as predicted for the first pipeline rank, without a correction.
-
-    Arguments and errors as in ``step_parts``.
-    """
-    return _step(spec, layout, machine).communication()
-
-
-def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
-    machine = machine or machine_for(spec.resources, spec.training.precision)
-    return Step(at(spec, layout, machine), layout, machine)
-
-
-def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
-    """Return a step's seconds of exposed copies to and from the host's memory, with the correction.
-
-    Arguments as in ``step_parts``.
-    """
-    job = at(spec, layout, machine)
-    if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
-        return 0.0
-    return _step(job, layout, machine).offload_seconds
+    def total(self, factors: Factors) -> float:
+        """Return the seconds of everything, corrected."""
+        exchange = self.exchange_forward + self.exchange_backward
+        return factors.rest * self.computed + factors.communication * exchange
 
 
 class Step:
@@ -296,7 +278,10 @@ class Step:
         layout: Its layout.
         machine: What it runs on.
         order: In which groups take the places of the network, the innermost first. Gangs have ``ORDER``.
-        modes: What blocks may keep besides, for ``of_a_block`` and ``keeping``.
+        modes: What blocks may keep besides, for ``blocks`` and ``keeping``.
+
+    Attributes:
+        usual: Factors that correct shapes that have not run.
 
     Raises:
         ValueError: The layout's groups do not go into the machine's network.
@@ -311,13 +296,15 @@ class Step:
         modes: Sequence[RecomputeMode] = (),
     ) -> None:
         self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
+        self._over = partial(group_seconds, machine.cluster)
         self._fitted = machine.fitted
-        self._usual = self._fitted.factors if self._fitted else Factors()  # of shapes that have not run
+        self.usual = self._fitted.factors if self._fitted else Factors()
         self._least = self._fitted.least if self._fitted else Factors()
         self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
         self._head = head_work(job)
+        self._sharding = chosen_sharding(job.model, job.parallelism)
         self._cut()
         self._block = {mode: block_work(job, mode) for mode in set(modes).union(*self._rank_modes)}
 
@@ -325,16 +312,31 @@ class Step:
         job, size = self._job, self._layout.pp
         stages = cut(job.model, job.parallelism, job.training.sequence_length)
         self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
-        self._rank_modes = [self._modes_of(stages) for stages in self._stages]
-        self._stage_seconds: dict[Factors, list[list[StageSeconds]]] = {}
+        self._rank_modes: list[Mapping[RecomputeMode, int]] = []  # of each rank: how many blocks are in each mode
+        for own in self._stages:
+            if isinstance(job.parallelism.recompute, tuple):
+                counts: Counter[RecomputeMode] = Counter()
+                for stage in own:
+                    for mode, count in job.parallelism.modes(stage.index, len(stage.layers)):
+                        counts[mode] += count
+                self._rank_modes.append(counts)
+            else:
+                self._rank_modes.append(dict(job.parallelism.modes(0, sum(len(stage.layers) for stage in own))))
+        self._cached_stages: dict[Factors, list[list[StageSeconds]]] = {}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:
         self._job, self._layout = job, layout
         sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
         rows = dict(zip(self._order, self._cluster.rows([sizes[name] for name in self._order]), strict=True))
         self._tensor_row, self._context_row, self._pipeline_row = rows["tp"], rows["cp"], rows["pp"]
-        # Those with the same weights, wherever they are.
+        # Those with the same weights, wherever they are; and those that share a weight's update: LORO's and Muon's
+        # factors are whole on each.
         self._same_row = tuple(map(mul, self._context_row, rows["dp"]))
+        shared = job.parallelism.zero_stage > 0 and job.optimizer.kind == "adamw"
+        self._sharers = layout.same_weights if shared else 1
+        self._micro_batches = job.training.micro_batches(layout.dp)
+        levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(layout.pp))
+        self._links = [self._cluster.levels[level].link for level in levels]  # between a pipeline rank and the next
 
     def sharing(self, job: JobSpec, layout: Layout) -> "Step":
         """That of the job with another number of replicas or stage of ZeRO, which changes no pass of a replica."""
@@ -347,7 +349,7 @@ class Step:
     def keeping(self, job: JobSpec) -> "Step":
         """That of the job cut into other stages, or with other modes of those that were named."""
         other = copy(self)
-        for name in ("_rank_weights", "_rank_backwards", "_ranks"):
+        for name in ("_reduced", "_ranks"):
             other.__dict__.pop(name, None)
         other._job = job
         other._cut()
@@ -356,7 +358,7 @@ class Step:
     def replayed(self) -> StepSeconds:
         """The step's seconds, played."""
         factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
-        ranks, stages = [rank.corrected(factors) for rank in self._ranks], self._stages_taking(factors)
+        ranks, stages = [rank.corrected(factors) for rank in self._ranks], self._stage_seconds(factors)
         micro_batches, update = self._micro_batches, factors.rest * self._update
         busiest = max(ranks, key=lambda rank: rank.arithmetic + rank.exchange)
         without_sends = [[replace(stage, send=0.0) for stage in own] for own in stages]
@@ -372,7 +374,7 @@ class Step:
         Corrected by the least factors of any shape, so that it holds for all jobs that share these passes.
         """
         factors, schedule = self._least, self._job.parallelism.pipeline_schedule
-        ended = at_least(self._stages_taking(factors), schedule, self._micro_batches)
+        ended = at_least(self._stage_seconds(factors), schedule, self._micro_batches)
         return self._done(ended, factors) + factors.rest * self._update
 
     def at_least_however_cut(self) -> float:
@@ -386,8 +388,8 @@ class Step:
         model, size, micro_batches = self._job.model, self._layout.pp, self._micro_batches
         (mode,), factors = self._block, self._least
         layers, even = model.num_hidden_layers, -(-model.num_hidden_layers // size)
-        forward, backward, weight_gradients = self._block_passes(mode, factors)
-        block, head = self._of_a_block(mode, factors), self._of_the_head(factors)
+        forward, backward, weight_gradients = self.blocks[mode].passes(factors)
+        block, head = self.blocks[mode].total(factors), self.of_the_head(factors)
         whole = layers * block + head
         sends = [factors.rest * self._between(place, 0) for place in range(size - 1)]
         schedule = self._job.parallelism.pipeline_schedule
@@ -397,7 +399,7 @@ class Step:
         else:
             before = forward + backward + (0.0 if schedule == "zero_bubble" else weight_gradients)
             ended = micro_batches * whole / size + before * (size - 1) / 2
-        behind = layers * sum(self._block_passes(mode, Factors())[1:])
+        behind = layers * sum(self.blocks[mode].passes(Factors())[1:])
         alone, share = (self._weights([Stage(1, range(number), False, False)]) for number in (1, even))
         busiest = micro_batches * (even * block + (min(sends) if schedule == "1f1b" else 0.0))
         least, most = (factors.communication * self._reduction(weights, behind) for weights in (alone, share))
@@ -407,13 +409,14 @@ class Step:
     def played(self) -> float:
         """All of ``replayed``, in half its time."""
         factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
-        ended = play(self._stages_taking(factors), schedule, self._micro_batches)
+        ended = play(self._stage_seconds(factors), schedule, self._micro_batches)
         return self._done(ended, factors) + factors.rest * self._update
 
     def _done(self, ended: Sequence[float], factors: Factors) -> float:
         """When all ranks have reduced their gradients, each after its last pass."""
-        reductions = zip(ended, self._reductions, strict=True)
-        return max(end + factors.communication * reduction for end, reduction in reductions)
+        reductions = {rank: self._reduction(*rank) for rank in set(self._reduced)}  # many are alike
+        ranks = zip(ended, self._reduced, strict=True)
+        return max(end + factors.communication * reductions[rank] for end, rank in ranks)
 
     def of_a_micro_batch(self) -> float:
         """What all pipeline ranks together compute and exchange for a micro-batch at least, as ``at_least`` has it."""
@@ -424,12 +427,14 @@ class Step:
         """The step's seconds, by the formula."""
         factors, micro_batches = self._factors, self._micro_batches
         slowest, others = self._slowest_and_others(factors)
+        idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
+        weights, backwards = zip(*self._reduced, strict=True)
         return StepSeconds(
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
-            self._idle_share * others.total,
-            factors.communication * self._reduction(max(self._rank_weights), max(self._rank_backwards)),
+            idle_share * others.total,
+            factors.communication * self._reduction(max(weights), max(backwards)),
             factors.rest * self._update,
         )
 
@@ -437,11 +442,13 @@ class Step:
         """The exposed collectives of the first pipeline rank, without a correction."""
         none, micro_batches = Factors(), self._micro_batches
         slowest, others = self._slowest_and_others(none)
-        reduction = self._reduction(max(self._rank_weights), max(self._rank_backwards))
+        idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
+        weights, backwards = zip(*self._reduced, strict=True)
+        reduction = self._reduction(max(weights), max(backwards))
         rest = micro_batches * (slowest.arithmetic + slowest.sends) + self._update
-        rest += self._idle_share * (others.arithmetic + others.sends)
-        along = micro_batches * slowest.exchange + self._idle_share * others.exchange + reduction
-        own = micro_batches * self._ranks[0].exchange + self._reduction(self._rank_weights[0], self._rank_backwards[0])
+        rest += idle_share * (others.arithmetic + others.sends)
+        along = micro_batches * slowest.exchange + idle_share * others.exchange + reduction
+        own = micro_batches * self._ranks[0].exchange + self._reduction(*self._reduced[0])
         return PredictedCommunication(own, along / (along + rest))
 
     def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
@@ -459,65 +466,45 @@ class Step:
         return self._fitted.of(self._job).factors if self._fitted else Factors()
 
     @property
-    def _idle_share(self) -> float:
-        return _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
-
-    @property
-    def _micro_batches(self) -> int:
-        return self._job.training.micro_batches(self._layout.dp)
-
-    @property
     def _update(self) -> float:
-        on_device = self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
-        return on_device + self._offload
+        most = max(weights for weights, _ in self._reduced)
+        on_device = self._profile.update_seconds(most / self._sharers, self._element)
+        return on_device + self._state_copies
 
     @property
-    def offload_seconds(self) -> float:
-        """Seconds of exposed copies between device and host, of the optimizer's state and of blocks' activations."""
-        copies = self.host_copies
-        return copies.state + copies.exposed
-
-    @property
-    def host_copies(self) -> "HostCopies":
+    def host_copies(self) -> HostCopies:
         """A step's copies to and from the host's memory; those of what blocks keep on the rank with most of each."""
-        rest, stages = self._factors.rest, self._stages
-        waits = [sum(map(self._copies_before_backward, own)) for own in stages]
+        rest, blocks = self._factors.rest, self.blocks
+        waits = [sum(self._before_backward(stage)[1] for stage in own) for own in self._stages]
         exposed = [
-            wait + sum(count * sum(self._copies[mode]) for mode, count in modes.items())
+            wait + sum(count * blocks[mode].exposed_copies for mode, count in modes.items())
             for wait, modes in zip(waits, self._rank_modes, strict=True)
         ]
         crossing = [
-            sum(2 * count * self._copy_of(mode) for mode, count in modes.items() if TRAITS[mode].on_host)
+            sum(2 * count * blocks[mode].copy for mode, count in modes.items() if TRAITS[mode].on_host)
             for modes in self._rank_modes
         ]
         of_a_step = rest * self._micro_batches
-        return HostCopies(of_a_step * max(crossing), of_a_step * max(exposed), rest * self._offload)
+        return HostCopies(of_a_step * max(crossing), of_a_step * max(exposed), rest * self._state_copies)
 
     @property
-    def _offload(self) -> float:
-        """The same as data sheets have it: both directions one after the other, hidden by nothing."""
+    def _state_copies(self) -> float:
+        """Seconds of copies of the optimizer's state, uncorrected: both ways one after the other, hidden by nothing."""
         if self._job.parallelism.optimizer_offload == 0:
             return 0.0
         ranks = (state_bytes(self._job, stages, self._element) for stages in self._stages)
         return max(sum(group.passing for group in groups) for groups in ranks) / self._profile.host_bandwidth
 
-    @property
-    def _reductions(self) -> list[float]:
-        ranks = list(zip(self._rank_weights, self._rank_backwards, strict=True))
-        seconds = {rank: self._reduction(*rank) for rank in set(ranks)}  # many are alike
-        return [seconds[rank] for rank in ranks]
-
     @cached_property
-    def _rank_weights(self) -> list[float]:
-        return [self._weights(stages) for stages in self._stages]
-
-    @cached_property
-    def _rank_backwards(self) -> list[float]:
-        """What the backward pass of each rank's blocks computes."""
+    def _reduced(self) -> list[tuple[float, float]]:
+        """Each rank's weights, and the seconds of its blocks' backward pass, which hides a part of their reduction."""
         seconds = {
             mode: self._profile.seconds(each.backward + each.weight_gradients) for mode, each in self._block.items()
         }
-        return [sum(count * seconds[mode] for mode, count in modes.items()) for modes in self._rank_modes]
+        return [
+            (self._weights(stages), sum(count * seconds[mode] for mode, count in modes.items()))
+            for stages, modes in zip(self._stages, self._rank_modes, strict=True)
+        ]
 
     @cached_property
     def _ranks(self) -> list[_MicroBatch]:
@@ -525,173 +512,127 @@ class Step:
         ranks = []
         for stages, modes in zip(self._stages, self._rank_modes, strict=True):
             last = any(stage.last for stage in stages)
-            arithmetic = sum(count * self._computed(mode) for mode, count in modes.items()) + last * head
-            arithmetic += sum(self._copies_before_backward(stage) for stage in stages)
-            exchange = sum(count * sum(self._exchanges[mode]) for mode, count in modes.items()) + last * head_exchange
-            exchange += sum(self._gathers_before_backward(stage) for stage in stages)
-            ranks.append(_MicroBatch(arithmetic, exchange, sum(self._send(stage) for stage in stages)))
+            before = [self._before_backward(stage) for stage in stages]
+            arithmetic = sum(count * self.blocks[mode].computed for mode, count in modes.items()) + last * head
+            arithmetic += sum(copy for _, copy in before)
+            exchange = sum(
+                count * (self.blocks[mode].exchange_forward + self.blocks[mode].exchange_backward)
+                for mode, count in modes.items()
+            )
+            exchange += last * head_exchange
+            exchange += sum(gather for gather, _ in before)
+            sends = 0.0
+            for stage in stages:  # a stage's input, and its output's gradient
+                place, size = stage.index % self._layout.pp, self._layout.pp
+                received = 0.0 if stage.first else self._between((stage.index - 1) % size, stage.layers.start)
+                sends += received + (0.0 if stage.last else self._between(place, stage.layers.stop))
+            ranks.append(_MicroBatch(arithmetic, exchange, sends))
         return ranks
 
-    def _stages_taking(self, factors: Factors) -> list[list[StageSeconds]]:
+    def _stage_seconds(self, factors: Factors) -> list[list[StageSeconds]]:
         """What each stage takes, pass by pass, corrected; all of a rank's passes take what ``_ranks`` says."""
-        if factors not in self._stage_seconds:
-            self._stage_seconds[factors] = [[self._passes_of(stage, factors) for stage in own] for own in self._stages]
-        return self._stage_seconds[factors]
+        if factors in self._cached_stages:
+            return self._cached_stages[factors]
+        seconds, (head_forward, head_backward) = self._profile.seconds, self._head_exchanges
+        ranks = []
+        for own in self._stages:
+            taking = []
+            for stage in own:
+                forward, weights = 0.0, 0.0
+                gather, host_copy = self._before_backward(stage)
+                backward = factors.communication * gather
+                backward += factors.rest * host_copy
+                for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
+                    of_forward, of_backward, of_weights = self.blocks[mode].passes(factors)
+                    forward += count * of_forward
+                    backward += count * of_backward
+                    weights += count * of_weights
+                if stage.last:
+                    forward += factors.rest * seconds(self._head.forward) + factors.communication * head_forward
+                    backward += factors.rest * seconds(self._head.backward) + factors.communication * head_backward
+                    weights += factors.rest * seconds(self._head.weight_gradients)
+                sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
+                taking.append(StageSeconds(forward, backward, weights, factors.rest * sent))
+            ranks.append(taking)
+        self._cached_stages[factors] = ranks
+        return ranks
 
-    def _passes_of(self, stage: Stage, factors: Factors) -> StageSeconds:
-        forward, weights = 0.0, 0.0
-        backward = factors.communication * self._gathers_before_backward(stage)
-        backward += factors.rest * self._copies_before_backward(stage)
-        for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
-            of_forward, of_backward, of_weights = self._block_passes(mode, factors)
-            forward += count * of_forward
-            backward += count * of_backward
-            weights += count * of_weights
-        if stage.last:
-            exchange_forward, exchange_backward = self._head_exchanges
-            seconds = self._profile.seconds
-            forward += factors.rest * seconds(self._head.forward) + factors.communication * exchange_forward
-            backward += factors.rest * seconds(self._head.backward) + factors.communication * exchange_backward
-            weights += factors.rest * seconds(self._head.weight_gradients)
-        sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
-        return StageSeconds(forward, backward, weights, factors.rest * sent)
-
-    def _block_passes(self, mode: RecomputeMode, factors: Factors) -> tuple[float, float, float]:
-        """Seconds of a block's forward pass, of its backward pass and of its weight gradients, corrected."""
-        forward, backward, weights = self._computed_passes[mode]
-        exchange_forward, exchange_backward = self._exchanges[mode]
-        return (
-            factors.rest * forward + factors.communication * exchange_forward,
-            factors.rest * backward + factors.communication * exchange_backward,
-            factors.rest * weights,
-        )
-
-    @cached_property
-    def _computed_passes(self) -> dict[RecomputeMode, tuple[float, float, float]]:
-        """The same in each mode without exchanges and without a correction."""
-        seconds, found = self._profile.seconds, {}
-        for mode, block in self._block.items():
-            slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
-            copy_forward, copy_backward = self._copies[mode]
-            found[mode] = (
-                slower * seconds(block.forward) + copy_forward,
-                slower * seconds(block.backward) + copy_backward,
-                slower * seconds(block.weight_gradients),
-            )
-        return found
-
-    def _modes_of(self, stages: Sequence[Stage]) -> Mapping[RecomputeMode, int]:
-        """How many blocks of some stages keep what."""
-        if not isinstance(self._job.parallelism.recompute, tuple):
-            return dict(self._job.parallelism.modes(0, sum(len(stage.layers) for stage in stages)))
-        counts: Counter[RecomputeMode] = Counter()
-        for stage in stages:
-            for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
-                counts[mode] += count
-        return counts
-
-    def of_the_head(self) -> float:
-        """Seconds of one micro-batch in the head, corrected as in shapes that have not run."""
-        return self._of_the_head(self._usual)
-
-    def _of_the_head(self, factors: Factors) -> float:
-        return factors.rest * self._profile.seconds(self._head.all) + factors.communication * sum(self._head_exchanges)
-
-    def of_a_block(self, mode: RecomputeMode) -> float:
-        """Seconds of one micro-batch in one block, corrected as ``of_the_head``."""
-        return self._of_a_block(mode, self._usual)
-
-    def _of_a_block(self, mode: RecomputeMode, factors: Factors) -> float:
-        return factors.rest * self._computed(mode) + factors.communication * sum(self._exchanges[mode])
-
-    def _computed(self, mode: RecomputeMode) -> float:
-        return self._block_seconds[mode] + sum(self._copies[mode])
-
-    @cached_property
-    def _copies(self) -> dict[RecomputeMode, tuple[float, float]]:
-        """One block's to the host and back in each mode, as far as its passes do not hide them."""
-        return {mode: self._copies_of(mode) for mode in self._block}
-
-    def _copies_of(self, mode: RecomputeMode) -> tuple[float, float]:
-        if not TRAITS[mode].on_host:
-            return 0.0, 0.0
-        copy, block = self._copy_of(mode), self._block[mode]
-        forward, backward = block.forward, block.backward + block.weight_gradients
-        return max(0.0, copy - self._profile.seconds(forward)), max(0.0, copy - self._profile.seconds(backward))
-
-    def _copy_of(self, mode: RecomputeMode) -> float:
-        """What a block keeps on the host, over the bus once."""
-        job = self._job
-        each = activations(job.model, BlockSplit.of(job.parallelism), self._element, job.resources.gpus_per_worker > 0)
-        crossed = given = job.model.lax is not None
-        return self._tokens * each.on_host(crossed, given, mode) / self._profile.host_bandwidth
-
-    @cached_property
-    def _block_seconds(self) -> dict[RecomputeMode, float]:
-        captured = captures_steps(self._job)
-        return {mode: self._profile.of_a_block(each.all, captured) for mode, each in self._block.items()}
-
-    @cached_property
-    def _exchanges(self) -> dict[RecomputeMode, tuple[float, float]]:
-        """One block's in each mode, forward and backward, as far as nothing hides them."""
-        return {mode: self._exchanges_in(mode) for mode in self._block}
-
-    def _exchanges_in(self, mode: RecomputeMode) -> tuple[float, float]:
-        parallelism, profile, block = self._job.parallelism, self._profile, self._block[mode]
-        exchanges = block_exchanges(self._job.model, parallelism)
-        forward, backward = self._all_reduces(exchanges.forward), self._all_reduces(exchanges.backward)
-        if TRAITS[mode].again == "all":
-            backward += forward
-        if self._sharding.residual:
-            backward = profile.exposed(backward, profile.seconds(block.weight_gradients))
-        if parallelism.split_micro_batch and self._layout.cp == 1:  # else turns end where keys are exchanged
-            forward = profile.exposed(forward, profile.seconds(block.forward) / 2)
-        if TRAITS[mode].slices:
-            backward += profile.exposed(self._gathers, self._behind_gathers(mode))
-        keys_forward, keys_backward = self._keys(mode)
-        return forward + keys_forward, backward + keys_backward
-
-    @cached_property
-    def _gathers(self) -> float:
-        """Of the latents of which ranks have kept slices: a block's, and as many where some cross into it."""
-        latents = kept_latents(self._job.model, self._job.parallelism, crossed=self._job.model.lax is not None)
-        slices = self._tokens * self._element * sum(latents) / self._layout.tp
-        return self._over(self._tensor_row, "all_gather", slices, len(latents))
-
-    def first_gather(self, mode: RecomputeMode) -> float:
-        """What hides the gathers of other blocks and not those of the one that the backward pass begins with.
-
-        Corrected as ``of_the_head``.
-        """
-        return self._usual.communication * self._first_gather(mode)
-
-    def first_copy(self, mode: RecomputeMode) -> float:
-        """What a backward pass of a stage that is not last waits for: the first block's tensors from the host.
-
-        Corrected as ``of_the_head``.
-        """
-        return self._usual.rest * self._copy_of(mode)
-
-    def _first_gather(self, mode: RecomputeMode) -> float:
-        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers(mode))
-
-    def _gathers_before_backward(self, stage: Stage) -> float:
-        """Gathers that a backward pass waits for before its first block."""
-        modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
-        return max((self._first_gather(mode) for mode in modes if TRAITS[mode].slices), default=0.0)
-
-    def _copies_before_backward(self, stage: Stage) -> float:
-        """Copies from the host's memory that a backward pass waits for before its first block.
+    def _before_backward(self, stage: Stage) -> tuple[float, float]:
+        """Seconds of gathers, and of copies from the host, that a backward pass waits for before its first block.
 
         A last stage's follows its own forward pass, so that this block's tensors are still on the device.
         """
         modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
-        return max((self._copy_of(mode) for mode in modes if TRAITS[mode].on_host and not stage.last), default=0.0)
+        gathers = (self.blocks[mode].first_gather for mode in modes if TRAITS[mode].slices)
+        copies = (self.blocks[mode].copy for mode in modes if TRAITS[mode].on_host and not stage.last)
+        return max(gathers, default=0.0), max(copies, default=0.0)
 
-    def _behind_gathers(self, mode: RecomputeMode) -> float:
-        """The backward pass of a block, which hides the gathers of the one before it."""
-        block = self._block[mode]
-        return self._profile.seconds(block.backward + block.weight_gradients)
+    def of_the_head(self, factors: Factors | None = None) -> float:
+        """Return the seconds of one micro-batch in the head, by default corrected as in shapes that have not run."""
+        factors = factors or self.usual
+        return factors.rest * self._profile.seconds(self._head.all) + factors.communication * sum(self._head_exchanges)
+
+    @cached_property
+    def blocks(self) -> dict[RecomputeMode, BlockSeconds]:
+        """One block's seconds in each mode."""
+        job, profile, seconds = self._job, self._profile, self._profile.seconds
+        captured, exchanges = captures_steps(job), block_exchanges(job.model, job.parallelism)
+        reduced_forward, reduced_backward = (
+            self._over(
+                self._tensor_row,
+                "all_reduce",
+                self._tokens * self._element * sum(payload.total for payload in payloads),
+                len(payloads),
+            )
+            for payloads in (exchanges.forward, exchanges.backward)
+        )
+        blocks = {}
+        for mode, block in self._block.items():
+            traits = TRAITS[mode]
+            behind = seconds(block.backward + block.weight_gradients)  # hides what comes for the next block
+
+            # Of what is kept on the host, what the passes do not hide.
+            bus = copy_forward = copy_backward = 0.0
+            if traits.on_host:
+                on_gpu, crossed = job.resources.gpus_per_worker > 0, job.model.lax is not None
+                each = activations(job.model, BlockSplit.of(job.parallelism), self._element, on_gpu)
+                bus = self._tokens * each.on_host(crossed, crossed, mode) / profile.host_bandwidth
+                copy_forward, copy_backward = max(0.0, bus - seconds(block.forward)), max(0.0, bus - behind)
+
+            # Collectives, as far as nothing hides them.
+            forward, backward = reduced_forward, reduced_backward
+            if traits.again == "all":
+                backward += forward
+            if self._sharding.residual:
+                backward = profile.exposed(backward, seconds(block.weight_gradients))
+            if job.parallelism.split_micro_batch and self._layout.cp == 1:  # else turns end where keys are exchanged
+                forward = profile.exposed(forward, seconds(block.forward) / 2)
+            first_gather = 0.0
+            if traits.slices:
+                # Of the latents of which ranks have slices: a block's, and as many where some cross into it.
+                latents = saved_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
+                slices = self._tokens * self._element * sum(latents) / self._layout.tp
+                gathers = self._over(self._tensor_row, "all_gather", slices, len(latents))
+                exposed = profile.exposed(gathers, behind)
+                backward += exposed
+                first_gather = gathers - exposed
+            keys_forward, keys_backward = self._keys(mode)
+
+            launched = profile.of_a_block(block.all, captured)
+            slower = launched / seconds(block.all)  # as kernels are launched more slowly than they run
+            exposed_copies = copy_forward + copy_backward
+            blocks[mode] = BlockSeconds(
+                slower * seconds(block.forward) + copy_forward,
+                slower * seconds(block.backward) + copy_backward,
+                slower * seconds(block.weight_gradients),
+                launched + exposed_copies,
+                forward + keys_forward,
+                backward + keys_backward,
+                bus,
+                exposed_copies,
+                first_gather,
+            )
+        return blocks
 
     def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
@@ -703,21 +644,17 @@ class Step:
         if self._layout.cp == 1:
             return 0.0, 0.0
         sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
-        made = Work(product_flops=sent.made_tokens * attention_layer(self._job).projection_flops)
-        projected = self._profile.seconds(made)
+        projecting = Work(product_flops=sent.projected_tokens * attention_layer(self._job).projection_flops)
+        projected = self._profile.seconds(projecting)
         again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
-        def seconds(ways: int, times: int, each: Work) -> float:
+        exposed = []
+        for ways, times, each in ((1, 1, block.forward), (2 + again, 3 + again, block.backward)):
             meanwhile = self._profile.seconds(Work(attention_flops=each.attention_flops))
             if self._job.parallelism.split_micro_batch:
                 meanwhile += (self._profile.seconds(each) - meanwhile) / 2
-            return times * projected + self._profile.exposed(ways * sent.seconds, meanwhile)
-
-        return seconds(1, 1, block.forward), seconds(2 + again, 3 + again, block.backward)
-
-    def _all_reduces(self, payloads: Sequence[Payload]) -> float:
-        payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)
-        return self._over(self._tensor_row, "all_reduce", payload_bytes, len(payloads))
+            exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile))
+        return exposed[0], exposed[1]
 
     @cached_property
     def _head_exchanges(self) -> tuple[float, float]:
@@ -728,12 +665,6 @@ class Step:
         gathered = self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
         return gathered, self._over(self._tensor_row, "reduce_scatter", hidden)
 
-    def _send(self, stage: Stage) -> float:
-        """A stage's input, and its output's gradient."""
-        before, after = (stage.index - 1) % self._layout.pp, stage.index % self._layout.pp
-        received = 0.0 if stage.first else self._between(before, stage.layers.start)
-        return received + (0.0 if stage.last else self._between(after, stage.layers.stop))
-
     def _between(self, place: int, layer: int) -> float:
         """What goes from one pipeline rank to the next, before a block."""
         model = self._job.model
@@ -742,12 +673,6 @@ class Step:
             width += 7 * model.bottleneck_rank
         link = self._links[place]
         return link.base_seconds + link.hop_seconds + self._tokens * width * self._element / link.bytes_per_second
-
-    @cached_property
-    def _links(self) -> list[Link]:
-        """Between each pipeline rank and the next."""
-        levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(self._layout.pp))
-        return [self._cluster.levels[level].link for level in levels]
 
     def _reduction(self, weights: float, backward: float) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated.
@@ -765,27 +690,12 @@ class Step:
             return reduced
         return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element)
 
-    def _over(self, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
-        return group_seconds(self._cluster, row, collective, payload_bytes, calls)
-
-    @property
-    def _sharding(self) -> Sharding:
-        return chosen_sharding(self._job.model, self._job.parallelism)
-
-    @property
-    def _sharers(self) -> int:
-        """Ranks that share a weight's update; LORO's and Muon's factors are whole on each."""
-        shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.kind == "adamw"
-        return self._layout.same_weights if shared else 1
-
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""
-        return sum(self._weights_of(stages)) / self._layout.tp
-
-    def _weights_of(self, stages: Sequence[Stage]) -> Iterator[int]:
-        model = self._job.model
+        model, weights = self._job.model, 0
         for stage in stages:
             crossed = sum(map(model.crosses_into, stage.layers))
-            yield crossed * block_parameters(model, crossed=True)
-            yield (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
-            yield (stage.first + stage.last) * model.vocab_size * model.hidden_size
+            weights += crossed * block_parameters(model, crossed=True)
+            weights += (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
+            weights += (stage.first + stage.last) * model.vocab_size * model.hidden_size
+        return weights / self._layout.tp

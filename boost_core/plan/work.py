@@ -26,7 +26,6 @@ from itertools import accumulate
 from boost_core.architecture import (
     MATRICES,
     Role,
-    Sharding,
     WeightSpec,
     block_weights,
     chosen_sharding,
@@ -141,8 +140,8 @@ def rank_tokens(job: JobSpec) -> int:
     return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
 
 
-def dealt_tokens(job: JobSpec) -> Sequence[int]:
-    """Tokens that a context parallel rank has of each part dealt by itself: a micro-batch, or its halves."""
+def tokens_by_part(job: JobSpec) -> Sequence[int]:
+    """Return a context parallel rank's tokens of each part with its own partition: a micro-batch, or its halves."""
     sequences = job.training.micro_batch_size
     parts = (-(-sequences // 2), sequences // 2) if job.parallelism.split_micro_batch else (sequences,)
     return [part * job.training.sequence_length // job.parallelism.context_parallel_size for part in parts]
@@ -175,7 +174,29 @@ def _block_work(
     width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
     attention_forward = Work(attention_flops=4 * width * tokens * pairs)
     attention_backward = Work(attention_flops=10 * width * tokens * pairs)
-    forward_passes, backward_passes = _passes(model, parallelism, sharding)
+
+    # Elements per token that are read and written outside of products.
+    size, split = parallelism.tensor_parallel_size, parallelism.tensor_parallel_size if sharding.wide else 1
+    residual = model.hidden_size // (size if sharding.residual else 1)
+    turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
+    norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
+    forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
+    backward_passes = 6 * residual + 8 * norm + 2 * turned + 5 * mlp
+    groups = projection_groups(model)
+    scaled = 0  # channels that the block's projections scale one by one
+    for group in groups:
+        weights_of_group = projection_weights(model, group).values()
+        scaled += sum(math.prod(spec.shape) for spec in weights_of_group if spec.role is Role.CHANNELS)
+    scaled //= split
+    forward_passes, backward_passes = forward_passes + 3 * scaled, backward_passes + 4 * scaled
+    if model.qk_norm:
+        forward_passes, backward_passes = forward_passes + 4 * turned, backward_passes + 8 * turned
+    if model.bottleneck_activation is not Activation.LINEAR or (sharding.residual and parallelism.norm != "sync"):
+        latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
+        crossings = 3 if model.lax is not None else 1  # sum and norm besides
+        forward_passes += 2 * crossings * latents
+        backward_passes += 3 * crossings * latents
+
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
     backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
@@ -187,58 +208,23 @@ def _block_work(
 def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: int) -> list[Product]:
     """All products of a block's forward pass on one rank."""
     sharding = chosen_sharding(model, parallelism)
-    return [
-        product
-        for spec in block_weights(model, crossed=True).values()
-        if (product := _product(spec, sharding, parallelism, tokens, model.rank or 0))
-    ]
-
-
-def _product(
-    spec: WeightSpec, sharding: Sharding, parallelism: ParallelismConfig, tokens: int, rank: int
-) -> Product | None:
-    """Return the product with a weight; ``None`` for norms."""
-    shape, axis = list(spec.shape), sharding.axes.get(spec.role)
-    if axis is not None:
-        shape[axis] //= parallelism.tensor_parallel_size
-    if spec.role is Role.LATENT and len(shape) > 2:  # LaX's gate, whose rows are pieces of a latent
-        count, side, _ = shape
-        return Product(spec.role, tokens * rank // side, side, side, count, count, 1)
-    if spec.role not in MATRICES:
-        return None
-    if spec.role is Role.UP_PROJECTION:  # a latent for each projection
-        count, inner, outer = shape
-        return Product(spec.role, tokens, inner, outer, count, count, 1 if parallelism.group_projections else count)
-    inner, outer, count = shape[0], shape[-1], shape[1] if len(shape) > 2 else 1
-    times = 1 if parallelism.group_projections else count
-    return Product(spec.role, tokens, inner, outer, times, count, times)
-
-
-def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Sharding) -> tuple[int, int]:
-    """Return the elements per token that are read and written outside of products, forward and backward."""
-    size = parallelism.tensor_parallel_size
-    split = size if sharding.wide else 1
-    residual = model.hidden_size // (size if sharding.residual else 1)
-    turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
-    fused = sharding.residual and parallelism.norm == "fused"
-    norm = 0 if fused else residual
-    forward, backward = 6 * residual + 4 * norm + 2 * turned + 3 * mlp, 6 * residual + 8 * norm + 2 * turned + 5 * mlp
-    scaled = _scaled_channels(model) // split
-    forward, backward = forward + 3 * scaled, backward + 4 * scaled
-    if model.qk_norm:
-        forward, backward = forward + 4 * turned, backward + 8 * turned
-    if model.bottleneck_activation is not Activation.LINEAR or (sharding.residual and parallelism.norm != "sync"):
-        groups = projection_groups(model)
-        latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
-        crossings = 3 if model.lax is not None else 1  # sum and norm besides
-        forward, backward = forward + 2 * crossings * latents, backward + 3 * crossings * latents
-    return forward, backward
-
-
-def _scaled_channels(model: ModelConfig) -> int:
-    """Return the number of channels that a block's projections scale one by one."""
-    weights = (projection_weights(model, group).values() for group in projection_groups(model))
-    return sum(math.prod(spec.shape) for each in weights for spec in each if spec.role is Role.CHANNELS)
+    products = []
+    for spec in block_weights(model, crossed=True).values():
+        shape, axis = list(spec.shape), sharding.axes.get(spec.role)
+        if axis is not None:
+            shape[axis] //= parallelism.tensor_parallel_size
+        if spec.role is Role.LATENT and len(shape) > 2:  # LaX's gate, whose rows are pieces of a latent
+            count, side, _ = shape
+            products.append(Product(spec.role, tokens * (model.rank or 0) // side, side, side, count, count, 1))
+        elif spec.role is Role.UP_PROJECTION:  # a latent for each projection
+            count, inner, outer = shape
+            starts = 1 if parallelism.group_projections else count
+            products.append(Product(spec.role, tokens, inner, outer, count, count, starts))
+        elif spec.role in MATRICES:
+            inner, outer, count = shape[0], shape[-1], shape[1] if len(shape) > 2 else 1
+            times = 1 if parallelism.group_projections else count
+            products.append(Product(spec.role, tokens, inner, outer, times, count, times))
+    return products
 
 
 def head_work(job: JobSpec) -> Passes:
@@ -432,14 +418,14 @@ def layers_per_stage(model: ModelConfig, parallelism: ParallelismConfig, sequenc
 
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas
 def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
-    of_last = range(1, layers - count + 2) if count > 1 else [layers]
-
-    def work(last: int) -> tuple[float, int]:
-        most_of_others = -(-(layers - last) // (count - 1)) if count > 1 else 0
-        return max(most_of_others, last + head_in_blocks), -last
-
-    last = min(of_last, key=work)
-    return stages_of((*_even(layers - last, count - 1), last))
+    # The last stage's number of blocks that minimizes the most work of any stage; of equal ones, the largest.
+    last = min(
+        range(1, layers - count + 2) if count > 1 else [layers],
+        key=lambda last: (max(-(-(layers - last) // (count - 1)) if count > 1 else 0, last + head_in_blocks), -last),
+    )
+    others, number = layers - last, count - 1  # evenly; the later ones get the extra blocks
+    sizes = [others * (index + 1) // number - others * index // number for index in range(number)]
+    return stages_of((*sizes, last))
 
 
 @lru_cache(1024)
@@ -449,8 +435,3 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
         Stage(index, range(end - size, end), index == 0, index == len(sizes) - 1)
         for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
     )
-
-
-def _even(layers: int, stages: int) -> list[int]:
-    """Distribute blocks evenly over stages; the later ones get the extra blocks."""
-    return [layers * (index + 1) // stages - layers * index // stages for index in range(stages)]

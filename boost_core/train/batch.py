@@ -17,7 +17,7 @@ from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import LatentRoute
 from boost_core.context.partition import integers
 from boost_core.context.plan import ContextPlan
-from boost_core.context.selection import Dealing
+from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
 from boost_core.data.sampler import Sequences
@@ -207,7 +207,7 @@ class Dealer:
         self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
         self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
-        self._dealing = Dealing.of(spec, machine)
+        self._dealing = ContextPlanner.of(spec, machine)
         # How latents travel between nodes; ``None`` if none do, or all ranks are on one node.
         self._route: LatentRoute | None = None
         sends_latents, moves_latents = self._dealing.exchange != "keys", self._dealing.moves_latents

@@ -15,10 +15,9 @@ from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.config.legality import door_problems
 from boost_core.config.storage import StorageOptions, giving_up_soon
-from boost_core.plan.devices import nothing_fits
 from boost_core.plan.machine import Basis, Fitted, Machine
 from boost_core.plan.report import Plan, plan
-from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.resolve import ChosenLayouts, nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob

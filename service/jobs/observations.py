@@ -32,7 +32,6 @@ from sqlalchemy import (
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import ComparisonReport
-from boost_core.plan.devices import at
 from boost_core.plan.machine import (
     NODE_GPUS,
     Basis,
@@ -47,6 +46,7 @@ from boost_core.plan.machine import (
     plausible,
     shape_of,
 )
+from boost_core.plan.resolve import at
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 

@@ -16,10 +16,9 @@ from types import MappingProxyType
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resolve
-from boost_core.plan.devices import device_bytes, needed_bytes, node_host_bytes
-from boost_core.plan.machine import NOMINAL, Basis, Machine, kind_of_gpu, required_labels
+from boost_core.plan.machine import NOMINAL, Basis, Machine, device_bytes, kind_of_gpu, required_labels
 from boost_core.plan.memory import lacking
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.resolve import needed_bytes, node_host_bytes, step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from textwrap import wrap
 
-from boost_core.context.placement import PLACEMENTS, Window, areas, moved_tasks, own_tasks, place
+from boost_core.context.placement import PLACEMENTS, Window, areas, local_tasks, moved_tasks, place
 from boost_core.context.plan import (
     AttentionLayer,
     ContextPlan,
@@ -60,7 +60,7 @@ def balance() -> Iterator[list[str]]:
 
 def _balance(window: Window, ranks: int, how: str) -> tuple[float, float, float]:
     placement = place(window, ranks, "contiguous" if how == MOVED else how)
-    tasks = moved_tasks(window, placement, ranks) if how == MOVED else own_tasks(window, placement)
+    tasks = moved_tasks(window, placement, ranks) if how == MOVED else local_tasks(window, placement)
     sent = key_transfers(tasks, placement)
     most = max(areas(window, tasks, ranks))
     of_a_ring = window.chunks * (ranks - 1)
@@ -74,7 +74,7 @@ def planning_milliseconds() -> list[float]:
         window = Window(documents_of(kind, LONGEST, draw), 1024)
         begun = time.process_time()
         placement = place(window, 32, "near")
-        stages(key_transfers(own_tasks(window, placement), placement), 4)
+        stages(key_transfers(local_tasks(window, placement), placement), 4)
         found.append(1000 * (time.process_time() - begun))
     return found
 
@@ -102,7 +102,7 @@ def plans(documents: Sequence[int], ranks: int, chunk_tokens: Sequence[int]) -> 
     for size, how in product(chunk_tokens, (*PLACEMENTS, MOVED)):
         window = Window(tuple(documents), size)
         placement = place(window, ranks, "contiguous" if how == MOVED else how)
-        tasks = moved_tasks(window, placement, ranks) if how == MOVED else own_tasks(window, placement)
+        tasks = moved_tasks(window, placement, ranks) if how == MOVED else local_tasks(window, placement)
         for count in STAGES:
             yield ContextPlan(window, ranks, placement, tasks, count)
 

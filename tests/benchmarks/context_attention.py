@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.context.attention import ContextAttention
-from boost_core.context.placement import Window, areas, own_tasks, place
+from boost_core.context.placement import Window, areas, local_tasks, place
 from boost_core.context.plan import ContextPlan
 from boost_core.model.attention import one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
@@ -49,7 +49,7 @@ class Measured:
 
 def planned(window: Window, how: str, ranks: int) -> ContextPlan:
     placement = place(window, ranks, how)
-    return ContextPlan(window, ranks, placement, own_tasks(window, placement), 2)
+    return ContextPlan(window, ranks, placement, local_tasks(window, placement), 2)
 
 
 def measure(window: Window) -> dict[str, Measured]:

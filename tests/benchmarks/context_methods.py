@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from boost_core.context.placement import Window, areas, joined, own_tasks, place, triangle
+from boost_core.context.placement import Window, areas, joined, local_tasks, place, triangle
 from boost_core.context.plan import (
     BACKWARD,
     AttentionLayer,
@@ -151,7 +151,7 @@ def wlb(work: Work) -> Taken:
         size = 2 * work.group
         filled = (*documents, -sum(documents) % size) if sum(documents) % size else tuple(documents)
         whole = Window(filled, sum(filled) // size)
-        loads = areas(whole, own_tasks(whole, place(whole, work.group, "zigzag")), work.group)
+        loads = areas(whole, local_tasks(whole, place(whole, work.group, "zigzag")), work.group)
         best = min(work.attention(max(loads), whole.chunk_tokens), _per_document(work, whole))
         gathered = work.sending((work.group - 1) * (window.tokens - left) / work.group)
         attention.append(best)
@@ -173,7 +173,7 @@ def fcp(work: Work) -> Taken:
 def _heap(work: Work, chunk_tokens: int, stages: Callable[[int], int]) -> Figures:
     window = Window(work.together.documents, chunk_tokens)
     placement = place(window, work.ranks, "heap")
-    tasks = own_tasks(window, placement)
+    tasks = local_tasks(window, placement)
     count = stages(busiest(key_transfers(tasks, placement)))
     return figures(ContextPlan(window, work.ranks, placement, tasks, count), work.layer, work.rates)
 

@@ -12,9 +12,9 @@ from itertools import product
 from textwrap import wrap
 
 from boost_core.config.parallelism import chunk_tokens
-from boost_core.context.placement import Window, own_tasks, place
+from boost_core.context.placement import Window, local_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates, figures
-from boost_core.context.selection import Dealing
+from boost_core.context.selection import ContextPlanner
 from boost_core.hardware import LINKS, LOOPBACK, device_named
 from boost_core.plan.machine import Profile, of_cores
 from tests.benchmarks.figures import FIGURES, provenance, table
@@ -69,10 +69,10 @@ class Case:
         rates = replace(self.rates, by_piece=by_piece)
         return figures(plan, self.layer, rates, self.exchange, self.node_ranks).seconds
 
-    def dealing(self) -> Dealing:
+    def dealing(self) -> ContextPlanner:
         """What the trainer does."""
         rates, size = replace(self.rates, by_piece=False), chunk_tokens(self.tokens, self.ranks)
-        return Dealing(self.ranks, size, None, self.layer, rates, self.exchange, self.node_ranks)
+        return ContextPlanner(self.ranks, size, None, self.layer, rates, self.exchange, self.node_ranks)
 
 
 CASES = (
@@ -101,7 +101,7 @@ def ways(case: Case, documents: tuple[int, ...]) -> Iterator[tuple[Way, ContextP
         for stages in STAGES:
             yield (
                 (how, chunks, stages),
-                ContextPlan(window, case.ranks, placement, own_tasks(window, placement), stages),
+                ContextPlan(window, case.ranks, placement, local_tasks(window, placement), stages),
             )
 
 

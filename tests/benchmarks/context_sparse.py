@@ -16,7 +16,7 @@ from boost_core.config.model import BLOCK
 from boost_core.config.parallelism import chunk_tokens
 from boost_core.context.placement import Window, place
 from boost_core.context.plan import BACKWARD, AttentionLayer, Exchange, Rates, figures
-from boost_core.context.selection import STAGES, Dealing, head_groups
+from boost_core.context.selection import STAGES, ContextPlanner, head_groups
 from tests.benchmarks.context import FABRICS, FLOPS, LAYERS, NODE
 from tests.benchmarks.figures import FIGURES, provenance, table
 
@@ -138,7 +138,7 @@ def dense_seconds(layer: AttentionLayer, fabric: float) -> float:
     exchanges: Sequence[Exchange] = ("keys", "latents") if layer.rank else ("keys",)
     found = []
     for exchange in exchanges:
-        plan = Dealing(RANKS, chunk_tokens(TOKENS, RANKS), None, layer, rates, exchange).plan((TOKENS,))
+        plan = ContextPlanner(RANKS, chunk_tokens(TOKENS, RANKS), None, layer, rates, exchange).plan((TOKENS,))
         found.append(figures(plan, layer, rates, exchange).seconds)
     return min(found)
 

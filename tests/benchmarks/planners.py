@@ -12,8 +12,7 @@ from random import Random
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
-from boost_core.plan.devices import SPARE
-from boost_core.plan.machine import Cluster, Factors, Machine
+from boost_core.plan.machine import SPARE, Cluster, Factors, Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.search import search
 from boost_core.plan.throughput import Step
@@ -128,11 +127,11 @@ class Question:
             step = Step(job, Layout.of(job.parallelism), self.machine)
             rounds = job.training.micro_batches(job.parallelism.data_parallel_size) + pipeline - 1
             above = [1 if link == self.machine.cluster.levels[0].link else 2 for link in step._links]
-            loads, stages = [], step._stages_taking(Factors())
+            loads, stages = [], step._stage_seconds(Factors())
             for rank, (stage,) in enumerate(stages):
                 sent = stage.send * above[rank] + (stages[rank - 1][0].send * above[rank - 1] if rank else 0)
                 loads.append(stage.forward + stage.whole_backward + sent)
-            cost = max(loads) * rounds + step._reductions[0]
+            cost = max(loads) * rounds + step._reduction(*step._reduced[0])
             if cost < best[0] and self._fits(way):
                 best = cost, job
         return best[1]

@@ -19,15 +19,16 @@ from typing import Any
 import yaml
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.legality import layout_problems
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.machine import NetworkConfig, machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.search import Choice, largest_part, longer, search
-from boost_core.plan.throughput import ORDER, replayed_parts
+from boost_core.plan.throughput import ORDER
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.planners import PLANNERS, Question
-from tests.planning_truth import drawn, fastest
+from tests.planning_truth import drawn, fastest, replayed_parts
 
 ASKED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "planning.yaml").read_text())
 _LOOPS = 100_000  # additions of the loop that times are beside
@@ -137,7 +138,13 @@ def memory_times() -> float:
         each
         for shape, replicas, _ in seen._shapes()
         for recompute in ("none", "latent", "full")
-        if not searching._problems(each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute))
+        if not layout_problems(
+            (each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute)).model,
+            each.parallelism,
+            each.training,
+            each.optimizer,
+            each.resources.gpus_per_worker,
+        )
     ]
     begun = time.process_time()
     for each in jobs:

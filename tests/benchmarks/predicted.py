@@ -37,7 +37,6 @@ from boost_core.bench.rank import RunShape
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Provenance
 from boost_core.parallel.communicator import CommunicationLedger, Pending
-from boost_core.plan.devices import at
 from boost_core.plan.machine import (
     Basis,
     Factors,
@@ -51,7 +50,8 @@ from boost_core.plan.machine import (
     model_of,
     shape_of,
 )
-from boost_core.plan.throughput import StepSeconds, step_parts
+from boost_core.plan.resolve import at, step_parts
+from boost_core.plan.throughput import StepSeconds
 from boost_core.train import train
 from boost_core.train.membership import Membership, StepTimes
 from tests.benchmarks.figures import FIGURES, provenance, table

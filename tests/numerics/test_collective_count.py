@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from boost_core.architecture import block_exchanges, kept_latents
+from boost_core.architecture import block_exchanges, saved_latents
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.parallel.communicator import Entry, Totals
 from boost_core.parallel.recompute import PURPOSE
@@ -93,7 +93,7 @@ def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, s
     latents = [
         width
         for layer in range(config.num_hidden_layers if parallelism.recompute == "shared" else 0)
-        for width in kept_latents(config, parallelism, config.crosses_into(layer))
+        for width in saved_latents(config, parallelism, config.crosses_into(layer))
     ]
     assert sum(line.calls for line in gathers) == len(latents)
     assert sum(line.bytes for line in gathers) == 4 * sum(latents) * sequences * LENGTH // 2

@@ -19,7 +19,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import chunk_tokens
 from boost_core.context.attention import ContextAttention
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
-from boost_core.context.selection import STAGES, Dealing, attention_layer, sent_between_nodes
+from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, sent_between_nodes
 from boost_core.data.corpus import TokenStream
 from boost_core.data.sampler import EvaluationSet, Sequences
 from boost_core.hardware import LINKS
@@ -203,7 +203,7 @@ def rounded(cases: list[Case], alone: bool) -> list[Found]:
     in_bf16 = [
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
     ]
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
         return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
@@ -263,7 +263,7 @@ def plans_of(case: Case) -> Iterator[ContextPlan]:
     for begin in range(0, BATCH, case.dealt_at_a_time):
         rows = Drawn(case.documents).tokens[begin : begin + case.dealt_at_a_time, :-1]
         lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
-        yield Dealing.of(case.spec(case.layout), two_nodes(case)).plan(lengths)
+        yield ContextPlanner.of(case.spec(case.layout), two_nodes(case)).plan(lengths)
 
 
 # What is sent, and the ranks of a node: of one layout each.
@@ -323,7 +323,7 @@ MOVED = [
 
 def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
     """Of the plans that a job may have, by those that move most tasks, whatever they take."""
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
         return stepped(cases, alone)
 
 
@@ -355,10 +355,10 @@ SHORT = 35
 def in_some_micro_batches(case: Case, layout: Layout) -> tuple[list[float], int]:
     """As ``after_steps``, where tasks move if the first document is short."""
 
-    def seconds(_: Dealing, plan: ContextPlan) -> int:
+    def seconds(_: ContextPlanner, plan: ContextPlan) -> int:
         return len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1)
 
-    with patch.object(Dealing, "_seconds", seconds):
+    with patch.object(ContextPlanner, "_seconds", seconds):
         return after_steps(case, layout)
 
 
@@ -388,7 +388,7 @@ def test_a_step_of_halves_that_take_turns_is_that_of_one_rank(ranks: Ranks) -> N
     """As above; each half has its own plan."""
     for case, sent in steps_with_moved_tasks(ranks, HALVES):
         layer = replace(attention_layer(case.spec(case.layout)), element_bytes=8)
-        with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+        with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
             tokens = sum(len(plan.keys) * plan.window.chunk_tokens for plan in plans_of(case))
         what = "keys" if case.exchange == "keys" else "key latents"
         size = tokens * case.layout.tp * case.blocks * layer.sent_bytes(case.exchange)  # type: ignore[arg-type]
@@ -448,7 +448,7 @@ def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, 
 def planned_of_moved(case: Case) -> dict[str, int]:
     """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
     layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
         for plan in plans_of(case):
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
@@ -458,10 +458,10 @@ def planned_of_moved(case: Case) -> dict[str, int]:
         ways |= {"output latent gradients": moved, "query latent gradients": moved}
         return {purpose: tokens * layer.share_bytes for purpose, tokens in ways.items()}
     return {
-        "queries": forward * layer.asking_bytes(backward=False),
-        "outputs": forward * layer.answering_bytes(backward=False),
-        "queries and output gradients": moved * layer.asking_bytes(backward=True),
-        "query gradients": moved * layer.answering_bytes(backward=True),
+        "queries": forward * layer.request_bytes(backward=False),
+        "outputs": forward * layer.response_bytes(backward=False),
+        "queries and output gradients": moved * layer.request_bytes(backward=True),
+        "query gradients": moved * layer.response_bytes(backward=True),
     }
 
 
@@ -478,7 +478,7 @@ def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
 
 def most_moved_on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As both say."""
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
         return on_two_nodes(cases, alone)
 
 
@@ -527,9 +527,9 @@ def test_attention_that_is_kept_holds_nothing_when_a_step_breaks(ranks: Ranks) -
 def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
     """When plans are made in three steps, and whether they are those of lengths that the device has."""
     state, drawn, order, alike = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END), Drawn(3), [], []
-    plan, values, deal = Dealing.plan, StepClock.values, Dealer.deal
+    plan, values, deal = ContextPlanner.plan, StepClock.values, Dealer.deal
 
-    def planned(dealing: Dealing, documents: Sequence[int], densely: bool) -> ContextPlan:
+    def planned(dealing: ContextPlanner, documents: Sequence[int], densely: bool) -> ContextPlan:
         order.append("plan")
         return plan(dealing, documents, densely)
 
@@ -544,7 +544,7 @@ def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
         return deal(dealer, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
 
     with (
-        patch.object(Dealing, "plan", planned), patch.object(StepClock, "values", waited),
+        patch.object(ContextPlanner, "plan", planned), patch.object(StepClock, "values", waited),
         patch.object(Dealer, "deal", dealt),
     ):  # fmt: skip
         for _ in range(3):

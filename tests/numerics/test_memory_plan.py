@@ -24,7 +24,7 @@ from triton.runtime.jit import KernelInterface
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
-from boost_core.context.selection import Dealing, attention_layer
+from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import Implementation, always
 from boost_core.optim import group as group_module
@@ -32,7 +32,7 @@ from boost_core.optim.group import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
 from boost_core.plan.activations import Activations
-from boost_core.plan.memory import PipelineRank, in_hand, kept_bytes, moved_tokens, rank_memory
+from boost_core.plan.memory import PipelineRank, in_hand, moved_tokens, rank_memory, saved_task_bytes
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import block_modes, cut
 from boost_core.train.batch import Batch
@@ -566,7 +566,7 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     """By plans that move as many tasks as they may: a step's peak; what a forward pass leaves; and tokens that come."""
     sequences = RandomTokens(spec).sequences()[:1]
     batch = Batch.of(sequences, None, CPU)
-    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
+    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
         state = TrainState.initial(spec, CPU, draw_weights)
         training_step(state, RandomTokens(spec))
         own = state.dealer.deal(batch, sequences)
@@ -597,9 +597,9 @@ def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recomp
     layer = attention_layer(spec)
     most = max(tokens for _, _, tokens in found)
     assert most == sum(moved_tokens(spec)) > 0
-    assert most * layer.foreign_bytes == kept_bytes(spec)
+    assert most * layer.remote_bytes == saved_task_bytes(spec)
     for (_, still, _), (_, moving, tokens) in zip(kept["latents", "none"], kept["latents", "tasks"], strict=True):
-        assert moving - still == pytest.approx(3 * tokens * layer.foreign_bytes, rel=0.05)
+        assert moving - still == pytest.approx(3 * tokens * layer.remote_bytes, rel=0.05)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from boost_core.config.model import BLOCK, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention
-from boost_core.context.placement import Window, own_tasks, place
+from boost_core.context.placement import Window, local_tasks, place
 from boost_core.context.plan import ContextPlan
 from boost_core.context.sparse import Lines, SparseAttention, Tally, find_lines
 from boost_core.context.sparse_parallel import SparseContextAttention, SparseIndex
@@ -44,7 +44,7 @@ class Case:
     def plan(self) -> ContextPlan:
         window = Window(self.documents, self.chunk, None, self.config.from_length, self.budget)
         placement = place(window, self.ranks, self.how)
-        return ContextPlan(window, self.ranks, placement, own_tasks(window, placement), 3)
+        return ContextPlan(window, self.ranks, placement, local_tasks(window, placement), 3)
 
     def drawn(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """Queries, keys and values that lean to some keys, and a gradient."""
@@ -162,7 +162,7 @@ def traffic(case: Case) -> tuple[int, int, float | None]:
     """Bytes that this rank sends for a pass forward and backward, and for a dense one as trainers plan it; density."""
     window = Window(case.documents, case.chunk)
     placement = place(window, case.ranks, "near")
-    plan, ledger = ContextPlan(window, case.ranks, placement, own_tasks(window, placement), 4), CommunicationLedger()
+    plan, ledger = ContextPlan(window, case.ranks, placement, local_tasks(window, placement), 4), CommunicationLedger()
     dense = ContextAttention(plan, Communicator(dist.group.WORLD, "cp", ledger), CPU)
     *inputs, gradient = (case.own(x, dense.chunks) for x in case.drawn(torch.float32))
     attended(dense, *(x.requires_grad_() for x in inputs)).backward(gradient)

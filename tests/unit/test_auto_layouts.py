@@ -14,12 +14,19 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
-from boost_core.plan.machine import Basis
+from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.resolve import ChosenLayouts, NothingFits, best, choose_layouts
+from boost_core.plan.resolve import (
+    ChosenLayouts,
+    NothingFits,
+    at,
+    best,
+    choose_layouts,
+    needed_bytes,
+    nothing_fits,
+    step_seconds,
+)
 from boost_core.plan.search_process import TooLong, layouts_apart
-from boost_core.plan.throughput import step_seconds
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.jobs.patch import JobPatch, apply, changed_spec

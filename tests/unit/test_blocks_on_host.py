@@ -9,13 +9,19 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, ComparisonReport
-from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
-from boost_core.plan.machine import Basis, MeasuredProfile, shape_of
+from boost_core.plan.machine import SPARE, Basis, MeasuredProfile, shape_of
 from boost_core.plan.memory import RankMemory, node_bytes, rank_memory
 from boost_core.plan.report import plan
-from boost_core.plan.resolve import NothingFits, choose_layouts
+from boost_core.plan.resolve import (
+    NothingFits,
+    at,
+    choose_layouts,
+    needed_bytes,
+    nothing_fits,
+    offload_seconds,
+    step_seconds,
+)
 from boost_core.plan.search import largest_part, reasons, search, sensitivities
-from boost_core.plan.throughput import offload_seconds, step_seconds
 from service.gang.control import port
 from service.gang.resources import bytes_to_keep
 from service.gang.status import Orders

@@ -6,9 +6,9 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import ContextConfig
-from boost_core.context.placement import Window, moved_tasks, own_tasks, place
+from boost_core.context.placement import Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, busiest, efficiency, figures
-from boost_core.context.selection import Dealing
+from boost_core.context.selection import ContextPlanner
 from boost_core.plan.machine import machine_for
 from tests.benchmarks.lengths import documents_of
 
@@ -22,14 +22,14 @@ ENDS, HOW = ("sender", "receiver"), ("latents", "keys")
 def one_document(ranks: int, stages: int = 1, chunks: int = 2) -> ContextPlan:
     window = Window((ranks * chunks * CHUNK,), CHUNK)
     placement = place(window, ranks, "contiguous")
-    return ContextPlan(window, ranks, placement, own_tasks(window, placement), stages)
+    return ContextPlan(window, ranks, placement, local_tasks(window, placement), stages)
 
 
 def test_a_layer_in_bytes_and_flops() -> None:
     assert LAYER.key_bytes == 2 * 4096 * 2 // 8
     assert LAYER.latent_bytes * 4 == LAYER.key_bytes  # r = d/4: a quarter
     assert LAYER.gathered_bytes == 7 * LAYER.latent_bytes
-    assert LAYER.kept_bytes == 4096 * 2 // 8 + 4 * 32 // 8
+    assert LAYER.saved_bytes == 4096 * 2 // 8 + 4 * 32 // 8
     assert LAYER.flops(10) == 10 * 4 * 512
     # Attention of 32K tokens a rank is hidden by so many FLOPs a byte: d_kv/(d T) of them, as long as all is needed.
     tokens = 8000
@@ -46,7 +46,7 @@ def test_two_ranks_by_hand() -> None:
     assert found.rounds == 2
     assert found.fabric_bytes == 2 * CHUNK * LAYER.key_bytes
     assert found.node_bytes == 0
-    assert found.kept_bytes == 2 * CHUNK * LAYER.kept_bytes
+    assert found.saved_bytes == 2 * CHUNK * LAYER.saved_bytes
     # Rank 1 attends to its own keys, a triangle, while those of rank 0 come, and then to these, a square.
     own, others = (LAYER.flops(area) / RATES.flops for area in (8192 * 8193 // 2, 8192**2))
     wire = found.fabric_bytes / RATES.fabric_bytes
@@ -79,7 +79,7 @@ def test_moved_queries_go_and_outputs_come_back() -> None:
     plan = ContextPlan(window, 2, placement, tasks, 1)
     assert {each.sender for each in plan.queries} == {0, 1}  # a large one goes, and small ones come
     found = figures(plan, LAYER, RATES)
-    moved = len(plan.queries) * (LAYER.query_bytes + LAYER.kept_bytes)
+    moved = len(plan.queries) * (LAYER.query_bytes + LAYER.saved_bytes)
     assert found.fabric_bytes == CHUNK * (len(plan.keys) * LAYER.key_bytes + moved)
     # Where computing takes no time: the longer ways of keys and queries, and then the way of the outputs back. Backward
     # twice the keys, and queries with what their gradients take; these come back.
@@ -89,7 +89,7 @@ def test_moved_queries_go_and_outputs_come_back() -> None:
         for rank in range(2)
         for sent in (plan.keys, plan.queries)
     ]
-    query, kept = LAYER.query_bytes, LAYER.kept_bytes
+    query, kept = LAYER.query_bytes, LAYER.saved_bytes
     on_wires = figures(plan, LAYER, Rates(instant, slow, slow))
     for times, of_moved, seconds in (
         (1, query + kept, on_wires.forward_seconds), (2, 3 * query + kept, on_wires.backward_seconds),
@@ -111,7 +111,7 @@ def test_moved_tasks_as_latents_send_a_share_each_way_and_keep_what_they_compute
     assert latents.fabric_bytes - of_keys == CHUNK * len(plan.queries) * 2 * share
     assert wide.fabric_bytes - of_keys == CHUNK * len(plan.queries) * (2 * 4096 * 2 // 8 + 4 * 32 // 8)
     foreign = max(sum(each.receiver == rank for each in plan.queries) for rank in range(2))
-    assert latents.kept_bytes - wide.kept_bytes == foreign * CHUNK * (LAYER.kept_bytes + share)
+    assert latents.saved_bytes - wide.saved_bytes == foreign * CHUNK * (LAYER.saved_bytes + share)
     # Where computing takes no time: on the wires, shares; and the other ranks' in the node, as often backward again for
     # the queries' latents. Where wires take none, two products forward, five backward.
     slow, instant = 1e6, 1e30
@@ -145,7 +145,7 @@ def test_queries_may_travel_as_latents_where_few_heads_of_keys_do_not() -> None:
         ({"strategy": "vanilla"}, ("keys", "keys")),
     ):
         job = JobSpec.model_validate(spec | {"parallelism": spec["parallelism"] | changes})
-        found = Dealing.of(job, machine_for(job.resources, "bf16"))
+        found = ContextPlanner.of(job, machine_for(job.resources, "bf16"))
         assert (found.exchange, found.moved) == sent
         assert found.moves_latents == (sent[1] == "latents")
 
@@ -161,8 +161,8 @@ def test_the_rate_of_pieces() -> None:
     assert 0.25 < efficiency(1024) < 0.9
 
 
-def dealing(rates: Rates = RATES, layer: AttentionLayer = GROUPED) -> Dealing:
-    return Dealing(8, 2048, None, layer, replace(rates, by_piece=False))
+def dealing(rates: Rates = RATES, layer: AttentionLayer = GROUPED) -> ContextPlanner:
+    return ContextPlanner(8, 2048, None, layer, replace(rates, by_piece=False))
 
 
 def test_what_is_even_is_taken_where_links_are_fast_and_what_sends_least_where_they_are_slow() -> None:
@@ -195,7 +195,7 @@ def test_tasks_move_where_that_takes_less_time_and_a_quarter_of_a_ranks_chunks_a
 def test_kernels_that_take_pieces_together_have_their_full_rate_on_short_ones() -> None:
     window = Window((4 * 512,), 512)
     placement = place(window, 1, "contiguous")
-    alone = ContextPlan(window, 1, placement, own_tasks(window, placement), 1)
+    alone = ContextPlan(window, 1, placement, local_tasks(window, placement), 1)
     by_piece, together = (figures(alone, LAYER, replace(RATES, by_piece=each)).seconds for each in (True, False))
     assert by_piece == pytest.approx(4 * together)
     assert together == pytest.approx(3.5 * LAYER.flops(window.area) / RATES.flops)
@@ -210,8 +210,8 @@ def test_jobs_deal_by_their_machine_and_their_nodes() -> None:
     }  # fmt: skip
     job = JobSpec.model_validate(spec)
     machine = machine_for(job.resources, "bf16")
-    found = Dealing.of(job, machine)
+    found = ContextPlanner.of(job, machine)
     assert (found.ranks, found.chunk, found.sees, found.exchange, found.node_ranks) == (4, 4096, 65536, "latents", 2)
     assert found.rates == Rates(machine.profile.attention_flops, 240e9, 20e9, by_piece=False)
     everywhere = job.parallelism.model_copy(update={"context": ContextConfig(exchange="latents")})
-    assert Dealing.of(job.model_copy(update={"parallelism": everywhere}), machine).node_ranks == 1
+    assert ContextPlanner.of(job.model_copy(update={"parallelism": everywhere}), machine).node_ranks == 1

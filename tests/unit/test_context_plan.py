@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
 
-from boost_core.context.placement import PLACEMENTS, Task, Window, _Dealt, areas, joined, moved_tasks, own_tasks, place
+from boost_core.context.placement import (
+    PLACEMENTS,
+    Task,
+    Window,
+    _Partition,
+    areas,
+    joined,
+    local_tasks,
+    moved_tasks,
+    place,
+)
 from boost_core.context.plan import (
     ContextPlan,
     Piece,
@@ -53,7 +63,7 @@ def plans(draw: st.DrawFn) -> ContextPlan:
     how = draw(st.sampled_from(["drawn", *PLACEMENTS]))
     placement = drawn if how == "drawn" else place(window, ranks, how)
     moved = draw(st.booleans())
-    tasks = moved_tasks(window, placement, ranks) if moved else own_tasks(window, placement)
+    tasks = moved_tasks(window, placement, ranks) if moved else local_tasks(window, placement)
     return ContextPlan(window, ranks, placement, tasks, draw(st.integers(1, 4)))
 
 
@@ -131,7 +141,7 @@ def test_each_rank_has_as_many_chunks_and_heap_and_near_are_even(given_: tuple[i
         placement = place(window, ranks, how)
         assert Counter(placement) == dict.fromkeys(range(ranks), window.chunks // ranks)
         assert place(window, ranks, how) == placement
-        loads = areas(window, own_tasks(window, placement), ranks)
+        loads = areas(window, local_tasks(window, placement), ranks)
         if how == "heap":
             assert max(loads) - min(loads) <= max(window.areas)
         if how == "near":
@@ -141,21 +151,21 @@ def test_each_rank_has_as_many_chunks_and_heap_and_near_are_even(given_: tuple[i
 @given(st.integers(2, 6).flatmap(lambda ranks: st.tuples(st.just(ranks), windows(ranks))))
 def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(given_: tuple[int, Window]) -> None:
     ranks, window = given_
-    dealt = _Dealt(window, ranks, even=100)
+    dealt = _Partition(window, ranks, even=100)
     for chunk in range(window.chunks):
         dealt.put(chunk, dealt.best(chunk, 100))
     exchanged = True
     while exchanged:
-        sent = key_transfers(own_tasks(window, dealt.placement), dealt.placement)
+        sent = key_transfers(local_tasks(window, dealt.placement), dealt.placement)
         degrees = Counter(each.sender for each in sent), Counter(each.receiver for each in sent)
         assert [dealt._sends, dealt._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
-        assert dealt._load == list(areas(window, own_tasks(window, dealt.placement), ranks))
+        assert dealt.load == list(areas(window, local_tasks(window, dealt.placement), ranks))
         exchanged = dealt.exchange()
 
 
 @given(plans())
 def test_moved_tasks_make_no_rank_heavier_than_the_heaviest(plan: ContextPlan) -> None:
-    before = max(areas(plan.window, own_tasks(plan.window, plan.placement), plan.ranks))
+    before = max(areas(plan.window, local_tasks(plan.window, plan.placement), plan.ranks))
     for most in (None, 1):
         moved = moved_tasks(plan.window, plan.placement, plan.ranks, most=most)
         assert moved == moved_tasks(plan.window, plan.placement, plan.ranks, most=most)
@@ -174,7 +184,7 @@ def test_zigzag_is_torchs(chunks: int, ranks: int) -> None:
 def test_zigzag_is_even_for_one_document_and_not_for_several() -> None:
     def imbalance(*documents: int) -> float:
         window = Window(documents, 1)
-        return max(areas(window, own_tasks(window, place(window, 4, "zigzag")), 4)) * 4 / window.area
+        return max(areas(window, local_tasks(window, place(window, 4, "zigzag")), 4)) * 4 / window.area
 
     assert imbalance(1024) == 1.0
     # Rank 3 has the last quarter of the long document, 385 + … + 512 pairs, and sixteen short ones of 36.
@@ -189,7 +199,7 @@ def test_windows_of_real_lengths_are_even_and_near(kind: str) -> None:
         window = Window(documents_of(kind, 2**19, seed), 1024)
         for how in ("heap", "near"):
             placement = place(window, 32, how)
-            tasks = own_tasks(window, placement)
+            tasks = local_tasks(window, placement)
             sent = key_transfers(tasks, placement)
             moved[how] += len(sent)
             rounds_[how] += busiest(sent)
@@ -210,8 +220,8 @@ def test_stragglers_among_replicas_are_evened_out(kind: str, replicas: int) -> N
     ranks = replicas * 4
     own = place(together, ranks, "contiguous")
     loads = {
-        "alone": areas(together, own_tasks(together, own), ranks),
-        "dealt": areas(together, own_tasks(together, place(together, ranks, "near")), ranks),
+        "alone": areas(together, local_tasks(together, own), ranks),
+        "dealt": areas(together, local_tasks(together, place(together, ranks, "near")), ranks),
         "moved": areas(together, moved_tasks(together, own, ranks), ranks),
     }
     uneven = {name: max(load) * ranks / together.area for name, load in loads.items()}
@@ -222,7 +232,7 @@ def test_stragglers_among_replicas_are_evened_out(kind: str, replicas: int) -> N
 
 def test_own_tasks_send_no_queries() -> None:
     window = Window((6, 2), 2)
-    tasks = own_tasks(window, [0, 1, 0, 1])
+    tasks = local_tasks(window, [0, 1, 0, 1])
     assert tasks[2] == Task(2, range(3), 0)
     assert not query_transfers(tasks, [0, 1, 0, 1])
 

@@ -9,7 +9,6 @@ import pytest
 from boost_core.config import JobSpec, Layout
 from boost_core.config.model import SparseAttentionConfig
 from boost_core.config.parallelism import StageModes
-from boost_core.plan.devices import at
 from boost_core.plan.machine import (
     LEAST_SHARE,
     NOMINAL,
@@ -28,13 +27,14 @@ from boost_core.plan.machine import (
     range_of,
     shape_of,
 )
-from boost_core.plan.mixes import BlockCosts, legal_modes
+from boost_core.plan.recompute_mix import BlockCosts, legal_modes
 from boost_core.plan.report import PlanSearch, plan, search_report
-from boost_core.plan.resolve import choose_layouts
+from boost_core.plan.resolve import at, choose_layouts, predicted_communication, step_parts
 from boost_core.plan.search import search
-from boost_core.plan.throughput import ORDER, Step, StepSeconds, predicted_communication, replayed_parts, step_parts
+from boost_core.plan.throughput import ORDER, Step, StepSeconds
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job
+from tests.planning_truth import replayed_parts
 
 JOB = tiny_job(
     "corpus", "checkpoints", elasticity={"data_parallel_size": {"min": 1, "max": 1}, "layouts": [[1, 1], [2, 1]]}

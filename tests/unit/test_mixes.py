@@ -14,8 +14,8 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import StageModes
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import lacking, node_bytes, rank_memory
-from boost_core.plan.mixes import Mixes, legal_modes
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
+from boost_core.plan.resolve import step_seconds
 from boost_core.plan.work import cut
 
 
@@ -66,7 +66,7 @@ def mixed(
     least, most = bounds(spec)
     limit = least + share * (most - least)
     own = job(*spec)
-    return Mixes(own, Layout.of(own.parallelism), machine(own, host, bandwidth)).least_costly(limit), limit
+    return RecomputeMixes(own, Layout.of(own.parallelism), machine(own, host, bandwidth)).least_costly(limit), limit
 
 
 def every_mix(spec: JobSpec, on: Machine) -> list[tuple[float, int, int]]:

@@ -6,14 +6,12 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, chunk_tokens
-from boost_core.context.selection import Dealing, attention_layer
+from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.hardware import DEVICE_BYTES
-from boost_core.plan.devices import nothing_fits
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, plan, presets
-from boost_core.plan.resolve import fastest
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.resolve import fastest, nothing_fits, step_seconds
 from boost_core.plan.work import model_flops_per_token
 
 
@@ -227,7 +225,7 @@ def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> Non
     assert 4 * latents["fabric"] == keys["fabric"]  # r = d/4
     assert latents["node"] == keys["node"] + 3 * latents["fabric"]  # three other tensor parallel ranks' shares
     # The rank that is sent most by the trainer's plan of one document, by its nodes of two context parallel ranks.
-    dealing = Dealing.of(spec, machine_for(spec.resources, "bf16"))
+    dealing = ContextPlanner.of(spec, machine_for(spec.resources, "bf16"))
     received = [[0, 0] for _ in range(16)]
     for sent in dealing.plan((524288,)).keys:
         received[sent.receiver][sent.sender // 2 != sent.receiver // 2] += dealing.chunk

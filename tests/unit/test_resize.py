@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import DEVICES, LINKS, LOOPBACK
 from boost_core.plan.machine import machine_for
-from boost_core.plan.resolve import best, fastest, fits, legal, own_slots, place, why_not
-from boost_core.plan.throughput import collective_seconds, step_parts, step_seconds
+from boost_core.plan.resolve import best, fastest, fits, legal, own_slots, place, step_parts, step_seconds, why_not
+from boost_core.plan.throughput import collective_seconds
 from boost_core.plan.work import pairs_of_token
 from tests.jobs import tiny_job
 

@@ -19,14 +19,24 @@ from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, Layout
 from boost_core.plan import search as module
-from boost_core.plan.machine import Correction, Fitted, Machine, NetworkConfig, ShapeCorrection, machine_of, shape_of
+from boost_core.plan.machine import (
+    SPARE,
+    Correction,
+    Fitted,
+    Machine,
+    NetworkConfig,
+    ShapeCorrection,
+    machine_of,
+    shape_of,
+)
 from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.report import PlanSearch, search_report
-from boost_core.plan.search import SPARE, Choice, other_orders, reasons, search, sensitivities
+from boost_core.plan.resolve import step_parts, step_seconds
+from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
-from boost_core.plan.throughput import Step, replayed_parts, step_parts, step_seconds
+from boost_core.plan.throughput import Step
 from service.cli.main import app
-from tests.planning_truth import drawn, fastest
+from tests.planning_truth import drawn, fastest, replayed_parts
 
 
 def job(preset: str = "3b", batch: int = 32, **changes: Any) -> JobSpec:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from boost_core.config import JobSpec, legality
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan import devices, memory, report, throughput, work
+from boost_core.plan import memory, report, resolve, work
 from boost_core.plan.activations import activations
 from boost_core.plan.memory import _of_two_stages
 from boost_core.plan.report import plan
@@ -35,7 +35,7 @@ CLUSTER = [
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
     memory._alike_with_lax, activations, work._block_work, demand._remembered,
-    demand._known, devices._resolved,
+    demand._known, resolve._resolved,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
@@ -88,7 +88,7 @@ def source(random: random.Random, paths: int) -> dict[str, Any]:
 def check(content: dict[str, Any]) -> JobSpec:
     """What the door and one pass of the scheduler do with a spec."""
     spec = JobSpec.model_validate(content)
-    if devices.nothing_fits(spec) is None:
+    if resolve.nothing_fits(spec) is None:
         decide([WAITING.model_copy(update={"spec": spec})], CLUSTER)
     return spec
 
@@ -107,9 +107,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted_call)
 
-    for module in (devices, report):
+    for module in (resolve, report):
         count(module, "rank_memory")
-    for module in (report, throughput):
+    for module in (report, resolve):
         count(module, "step_parts")
     count(legality, "layout_problems")
     return counted

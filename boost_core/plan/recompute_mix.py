@@ -1,4 +1,4 @@
-"""Choosing what blocks keep where memory decides (``recompute: auto``): the least costly mix of modes that fits.
+"""Recompute mixes: the modes in which blocks keep their activations, where memory decides (``recompute: auto``).
 
 Each pipeline rank has its own mix, as the first ranks have the most micro-batches in flight. A mix combines two modes
 and at most one block of a third; the least costly one that fits is found by bisection, as a rank holds less the more of
@@ -9,6 +9,13 @@ Where the memory of the nodes' hosts is known, some blocks may keep their tensor
 which all others can have the same mode, or, if the host has too little room for that, as many as it has room for, with
 a mix of the others. Then single blocks get cheaper modes, as long as the rank fits.
 ``tests/unit/test_mixes.py`` compares the mixes with an exhaustive search.
+
+A search chooses the number of blocks of each pipeline stage together with the mixes (``Cuts``). Where memory is short,
+the first ranks recompute more, which makes them the slowest; with fewer blocks they need not. So blocks are moved one
+at a time, from a rank that does not fit, or else from one of the two slowest ranks, to any other stage, as long as the
+simulated step gets shorter; each rank uses the least costly mix that fits with its blocks. Only the few moves that are
+best by the formula (``throughput``) are simulated. ``tests/planning_truth.py`` compares the result with an exhaustive
+search of all cuts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +34,7 @@ from boost_core.plan.memory import (
     PipelineRank,
     RankMemory,
     lacking,
-    memory_in_each,
+    memory_by_mode,
     node_bytes,
     pipeline_ranks,
     room_of_a_rank,
@@ -58,8 +65,8 @@ def legal_modes(job: JobSpec, machine: Machine) -> list[RecomputeMode]:
     ]
 
 
-class Mixes:
-    """What the blocks of a job at a layout may keep.
+class RecomputeMixes:
+    """The recompute mixes that a job may have at a layout.
 
     Args:
         job: The job; what it recomputes does not matter.
@@ -74,7 +81,7 @@ class Mixes:
         self._layout, self._machine = layout, machine
         self._modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=self._modes[0])
-        self._memory = memory_in_each(self._job, layout, self._modes)
+        self._memory = memory_by_mode(self._job, layout, self._modes)
         self.lightest = min(self._memory.values(), key=lambda memory: memory.total)
 
     def leanest(self) -> tuple[JobSpec, RankMemory]:
@@ -82,12 +89,9 @@ class Mixes:
 
         A mode for which hosts have too little memory comes last.
         """
-
-        def lacks(mode: RecomputeMode) -> tuple[int, int]:
-            memory = self._memory[mode]
-            return lacking(node_bytes(memory, self._layout, self._machine), self._machine), memory.total
-
-        mode = min(self._modes, key=lacks)
+        layout, machine = self._layout, self._machine
+        lacks = {mode: lacking(node_bytes(memory, layout, machine), machine) for mode, memory in self._memory.items()}
+        mode = min(self._modes, key=lambda mode: (lacks[mode], self._memory[mode].total))
         return self._job.with_parallelism(recompute=mode), self._memory[mode]
 
     def may_fit(self, limit: float) -> bool:
@@ -106,81 +110,16 @@ class Mixes:
 
         If nothing fits, as ``leanest``. What costs a rank less may still lengthen the step, where others wait for it.
         """
-        found = self._mixed(limit) if self.may_fit(limit) else []
-        return [self._job.with_parallelism(recompute=in_one(stages)) for stages in found] or [self.leanest()[0]]
-
-    def _mixed(self, limit: float) -> list[list[StageModes]]:
+        if not self.may_fit(limit):
+            return [self.leanest()[0]]
         costs = BlockCosts.of_job(self._job, self._layout, self._machine)
-        room = room_of_a_rank(self._memory[self._modes[0]].copies, self._machine)
-        both = []
+        room, mixes = room_of_a_rank(self._memory[self._modes[0]].copies, self._machine), list[LeastCostly]()
         for rank in pipeline_ranks(self._job, self._layout, range(self._layout.pp)):
-            both.append(RankMix(rank, costs, limit, room).least_costly())
-            if both[-1].least is None:
-                return []
-        return list(in_each_way(both, self._job.parallelism.stages))
-
-
-def in_each_way(ranks: "Sequence[LeastCostly]", stages: int) -> Iterator[list[StageModes]]:
-    """Yield all stages' modes: with each rank's mix on its device, and with the host's memory if any differs."""
-    size = len(ranks)
-    alone = [rank.on_device for rank in ranks]
-    least = [rank.least for rank in ranks]
-    for mixes in [alone] if alone == least else [alone, least]:
-        found = [mix for mix in mixes if mix is not None]
-        if len(found) == size:
-            yield [found[index % size][index // size] for index in range(stages)]
-
-
-def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
-    """Return the mode of all blocks if they share one, or else those of each stage."""
-    used = {mode for stage in stages for mode, _ in stage.runs}
-    return used.pop() if len(used) == 1 else tuple(stages)
-
-
-class BlockCosts:
-    """Seconds that a micro-batch takes in a block of each mode.
-
-    Args:
-        step: The job's step, with these modes.
-        modes: The legal modes, those that keep more first.
-        launched: The same where steps are not captured as graphs, as with blocks on the host; ``None`` if none are.
-    """
-
-    def __init__(self, step: Step, modes: Sequence[RecomputeMode], launched: "BlockCosts | None" = None) -> None:
-        self._of_block = {mode: step.of_a_block(mode) for mode in modes}
-        self.modes = sorted(modes, key=lambda mode: (self._of_block[mode], modes.index(mode)))
-        sliced = [mode for mode in modes if TRAITS[mode].slices]
-        self._first_gather = step.first_gather(sliced[0]) if sliced else 0.0
-        self._first_copy = step.first_copy(_ON_HOST) if _ON_HOST in modes else 0.0
-        self.with_host = launched or self
-
-    @classmethod
-    def of_job(cls, job: JobSpec, layout: Layout, machine: Machine) -> "BlockCosts":
-        """Return those of all modes that a job may have at a layout; it is in the one that keeps most."""
-        modes = legal_modes(job, machine)
-        launched = None
-        if _ON_HOST in modes and captures_steps(job):
-            off = job.model_copy(update={"training": job.training.model_copy(update={"cuda_graphs": "off"})})
-            launched = cls(Step(off, layout, machine, ORDER, modes), modes)
-        return cls(Step(job, layout, machine, ORDER, modes), modes, launched)
-
-    def of_block(self, mode: RecomputeMode) -> float:
-        """Return the seconds of one block."""
-        return self._of_block[mode]
-
-    def of(self, stages: Sequence[StageModes], last: bool) -> float:
-        """Return the seconds of a rank's stages.
-
-        Args:
-            stages: What their blocks keep.
-            last: Whether the last of them is the model's last, whose backward pass waits for no copy.
-        """
-        away = [stage.offload > 0 for stage in stages]
-        if any(away) and self.with_host is not self:
-            return self.with_host.of(stages, last)
-        blocks = sum(count * self._of_block[mode] for stage in stages for mode, count in stage.runs)
-        blocks += self._first_copy * sum(away[:-1] if last else away)
-        return blocks + self._first_gather * sum(stage.shared + stage.offload > 0 for stage in stages)
+            mixes.append(RankMix(rank, costs, limit, room).least_costly())
+            if mixes[-1].least is None:
+                return [self.leanest()[0]]
+        ways = in_each_way(mixes, self._job.parallelism.stages)
+        return [self._job.with_parallelism(recompute=in_one(stages)) for stages in ways]
 
 
 class LeastCostly(NamedTuple):
@@ -193,6 +132,71 @@ class LeastCostly(NamedTuple):
 
     on_device: list[StageModes] | None
     least: list[StageModes] | None
+
+
+def in_each_way(ranks: Sequence[LeastCostly], stages: int) -> Iterator[list[StageModes]]:
+    """Yield all stages' modes: with each rank's mix on its device, and with the host's memory if any differs."""
+    size = len(ranks)
+    on_device, least = [rank.on_device for rank in ranks], [rank.least for rank in ranks]
+    for way in [on_device] if on_device == least else [on_device, least]:
+        mixes = [mix for mix in way if mix is not None]
+        if len(mixes) == size:
+            yield [mixes[index % size][index // size] for index in range(stages)]
+
+
+def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
+    """Return the mode of all blocks if they share one, or else those of each stage."""
+    used = {mode for stage in stages for mode, _ in stage.runs}
+    return used.pop() if len(used) == 1 else tuple(stages)
+
+
+class BlockCosts:
+    """Seconds that a micro-batch takes in a block of each mode, corrected as in shapes that have not run.
+
+    Args:
+        step: The job's step, with these modes.
+        modes: The legal modes, those that keep more first.
+        launched: The same where steps are not captured as graphs, as with blocks on the host; ``None`` if none are.
+
+    Attributes:
+        of_block: Seconds of one block in each mode.
+        modes: The modes, the cheapest first.
+        on_device: Those that keep nothing on the host, the cheapest first.
+        with_host: The costs where some blocks are on the host.
+    """
+
+    def __init__(self, step: Step, modes: Sequence[RecomputeMode], launched: "BlockCosts | None" = None) -> None:
+        self.of_block = {mode: step.blocks[mode].total(step.usual) for mode in modes}
+        self.modes = sorted(modes, key=lambda mode: (self.of_block[mode], modes.index(mode)))
+        self.on_device = [mode for mode in self.modes if mode != _ON_HOST]
+        sliced = [mode for mode in modes if TRAITS[mode].slices]
+        self._first_gather = step.usual.communication * step.blocks[sliced[0]].first_gather if sliced else 0.0
+        self._first_copy = step.usual.rest * step.blocks[_ON_HOST].copy if _ON_HOST in modes else 0.0
+        self.with_host = launched or self
+
+    @classmethod
+    def of_job(cls, job: JobSpec, layout: Layout, machine: Machine) -> "BlockCosts":
+        """Return those of all modes that a job may have at a layout; it is in the one that keeps most."""
+        modes = legal_modes(job, machine)
+        launched = None
+        if _ON_HOST in modes and captures_steps(job):
+            off = job.model_copy(update={"training": job.training.model_copy(update={"cuda_graphs": "off"})})
+            launched = cls(Step(off, layout, machine, ORDER, modes), modes)
+        return cls(Step(job, layout, machine, ORDER, modes), modes, launched)
+
+    def of(self, stages: Sequence[StageModes], last: bool) -> float:
+        """Return the seconds of a rank's stages.
+
+        Args:
+            stages: What their blocks keep.
+            last: Whether the last of them is the model's last, whose backward pass waits for no copy.
+        """
+        offloads = [stage.offload > 0 for stage in stages]
+        if any(offloads) and self.with_host is not self:
+            return self.with_host.of(stages, last)
+        blocks = sum(count * self.of_block[mode] for stage in stages for mode, count in stage.runs)
+        blocks += self._first_copy * sum(offloads[:-1] if last else offloads)
+        return blocks + self._first_gather * sum(stage.shared + stage.offload > 0 for stage in stages)
 
 
 class RankMix:
@@ -214,145 +218,134 @@ class RankMix:
 
     def least_costly(self) -> LeastCostly:
         """Return the least costly mixes that fit."""
-        self._mix_others(self._costs, 0)
+        self._mix_on_device(self._costs, 0)
         on_device = self._best
-        if _ON_HOST in self._costs.modes and (most := self._most_away()):
-            captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
-            self._mix_with_host(most)
-            if captured:
-                self._mix_others(self._costs, 1)  # enough to spare the memory of a graph
-            if most < self._blocks:
-                self._mix_others(self._costs, most)
-            if self._best is not on_device:
-                self._exchange(most)
+        if _ON_HOST not in self._costs.modes or not (most := self._most_on_host()):
+            return LeastCostly(on_device, on_device)
+        captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
+        self._mix_with_host(most)
+        if captured:
+            self._mix_on_device(self._costs, 1)  # enough to spare the memory of a graph
+        if most < self._blocks:
+            self._mix_on_device(self._costs, most)
+        counts: Counts | None = None if self._best is on_device else self._counts
+        while counts is not None:  # one block after the other gets a cheaper mode, beginning with those that save most
+            before, counts = counts, None
+            saving = sorted(
+                (self._costs.of_block[after] - self._costs.of_block[mode], mode, after)
+                for mode, after in product(before, self._costs.modes)
+                if before[mode] and (after != _ON_HOST or before.get(_ON_HOST, 0) < most)
+            )
+            for seconds, mode, after in saving:
+                mix = {**before, mode: before[mode] - 1, after: before.get(after, 0) + 1}
+                if seconds < 0 and self._fits(mix):
+                    self._consider(mix)
+                    counts = mix
+                    break
         return LeastCostly(on_device, self._best)
 
-    def _most_away(self) -> int:
+    def _most_on_host(self) -> int:
         """Most blocks for which the host has room."""
-        other = self._others(self._costs)[0]
         if self._cheapest_with(1) >= self._least:
             return 0
-
-        def has_room(count: int) -> bool:
-            return self._memory({_ON_HOST: count, other: self._blocks - count}).host <= self._room
-
-        if has_room(self._blocks):
-            return self._blocks
-        enough, too_many = 0, self._blocks
+        enough, too_many, count = 0, self._blocks + 1, self._blocks  # first whether there is room for all
         while too_many - enough > 1:
+            counts: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
+            if self._memory(counts).host <= self._room:
+                enough = count
+            else:
+                too_many = count
             count = (enough + too_many) // 2
-            enough, too_many = (count, too_many) if has_room(count) else (enough, count)
         return enough
 
     def _mix_with_host(self, most: int) -> None:
-        """For each other mode, and perhaps one block of a third: take the mix with the fewest blocks on the host."""
-        costs, others = self._costs, self._others(self._costs)
-        for mode in others:
+        """For each other mode, and perhaps one block of a third: consider the mix with the fewest blocks on the host.
+
+        Args:
+            most: Most blocks on the host.
+        """
+        costs = self._costs
+        for mode in costs.on_device:
             if self._at_least(costs, 0, mode, _ON_HOST) >= self._least or self._fits({mode: self._blocks}):
                 break  # those that are costlier are not needed either
             pair = self._fewest({}, mode, _ON_HOST, most)
             if pair is None:
                 continue
-            self._take(pair)
-            for third in others:
-                if third != mode and costs.of_block(third) < costs.of_block(_ON_HOST):
+            self._consider(pair)
+            for third in costs.on_device:
+                if third != mode and costs.of_block[third] < costs.of_block[_ON_HOST]:
                     mixed = {**pair, _ON_HOST: pair[_ON_HOST] - 1, third: 1}
                     if pair[_ON_HOST] and self._fits(mixed):
-                        self._take(mixed)
+                        self._consider(mixed)
 
-    def _exchange(self, most: int) -> None:
-        """Give one block of the best mix after the other a cheaper mode, with at most ``most`` on the host."""
-        counts: Counts | None = self._counts
-        while counts is not None:
-            counts = next(filter(self._fits, self._one_cheaper(counts, most)), None)
-            if counts is not None:
-                self._take(counts)
-
-    def _one_cheaper(self, counts: Counts, most: int) -> Iterator[Counts]:
-        """Mixes in which one block has a cheaper mode, beginning with those that save most."""
-        saving = sorted(
-            (self._costs.of_block(after) - self._costs.of_block(before), before, after)
-            for before, after in product(counts, self._costs.modes)
-            if counts[before] and (after != _ON_HOST or counts.get(_ON_HOST, 0) < most)
-        )
-        for saved, before, after in saving:
-            if saved < 0:
-                yield {**counts, before: counts[before] - 1, after: counts.get(after, 0) + 1}
-
-    @staticmethod
-    def _others(costs: BlockCosts) -> list[RecomputeMode]:
-        return [mode for mode in costs.modes if mode != _ON_HOST]
-
-    def _cheapest_with(self, away: int) -> float:
-        """Return a lower bound on the seconds with ``away`` blocks on the host."""
-        costs, others = self._costs.with_host, self._others(self._costs.with_host)
-        return away * costs.of_block(_ON_HOST) + (self._blocks - away) * costs.of_block(others[0])
-
-    def _take(self, counts: Counts) -> None:
-        stages = [StageModes(**dict(runs)) for runs in self._runs(counts)]
-        if (cost := self._costs.of(stages, self._rank.ends)) < self._least:
-            self._best, self._least, self._counts = stages, cost, counts
-
-    def _mix_others(self, costs: BlockCosts, away: int) -> None:
-        """For each pair of modes, and perhaps one block of a third: take the mix with the fewest of the costlier.
+    def _mix_on_device(self, costs: BlockCosts, on_host: int) -> None:
+        """For each pair of modes, and perhaps one block of a third: consider the mix with the fewest of the costlier.
 
         Args:
             costs: What blocks take.
-            away: Blocks on the host besides.
+            on_host: Blocks on the host besides.
         """
-        modes, blocks = self._others(costs), self._blocks - away
-        fixed: Counts = {_ON_HOST: away} if away else {}
-        if away and self._cheapest_with(away) >= self._least:
+        modes, blocks = costs.on_device, self._blocks - on_host
+        fixed: Counts = {_ON_HOST: on_host} if on_host else {}
+        if on_host and self._cheapest_with(on_host) >= self._least:
             return
         fitting = [mode for mode in modes if self._fits({**fixed, mode: blocks})]
         if modes[0] in fitting:
-            self._take({**fixed, modes[0]: blocks})
+            self._consider({**fixed, modes[0]: blocks})
             return
         for cheaper, dearer in combinations(modes, 2):
             if cheaper in fitting:
                 continue  # alone it costs less than with the other
-            if self._at_least(costs, away, cheaper, dearer) >= self._least:
+            if self._at_least(costs, on_host, cheaper, dearer) >= self._least:
                 continue
             pair = self._fewest(fixed, cheaper, dearer, blocks)
             if pair is not None:
-                self._take(pair)
+                self._consider(pair)
             for third in modes:
                 if third in (cheaper, dearer):
                     continue
                 one: Counts = {**fixed, third: 1}
                 if pair is None:
                     mixed = self._fewest(one, cheaper, dearer, blocks - 1)
-                elif costs.of_block(third) < costs.of_block(dearer):  # in place of a block of the dearer
+                elif costs.of_block[third] < costs.of_block[dearer]:  # in place of a block of the dearer
                     counts = {**one, cheaper: pair[cheaper], dearer: pair[dearer] - 1}
                     mixed = counts if pair[dearer] and self._fits(counts) else None
                 else:
                     mixed = self._fewest(one, cheaper, dearer, pair[dearer] - 1)
                 if mixed is not None:
-                    self._take(mixed)
+                    self._consider(mixed)
 
-    def _at_least(self, costs: BlockCosts, away: int, cheaper: RecomputeMode, dearer: RecomputeMode) -> float:
+    def _cheapest_with(self, on_host: int) -> float:
+        """Return a lower bound on the seconds with ``on_host`` blocks on the host."""
+        costs = self._costs.with_host
+        cheapest = costs.of_block[costs.on_device[0]]
+        return on_host * costs.of_block[_ON_HOST] + (self._blocks - on_host) * cheapest
+
+    def _at_least(self, costs: BlockCosts, on_host: int, cheaper: RecomputeMode, dearer: RecomputeMode) -> float:
         """Lower bound on the seconds of a pair with one block of the dearer, and perhaps one of the cheapest mode."""
-        others = self._blocks - away - 2
-        pair = costs.of_block(dearer) + costs.of_block(self._others(costs)[0]) + others * costs.of_block(cheaper)
-        return pair + (away * costs.of_block(_ON_HOST) if away else 0.0)
+        others = self._blocks - on_host - 2
+        pair = costs.of_block[dearer] + costs.of_block[costs.on_device[0]] + others * costs.of_block[cheaper]
+        return pair + (on_host * costs.of_block[_ON_HOST] if on_host else 0.0)
 
     def _fewest(self, fixed: Counts, cheaper: RecomputeMode, dearer: RecomputeMode, most: int) -> Counts | None:
         """Return the mix of two modes, besides fixed blocks, with the fewest of the dearer that fits, or ``most``."""
         rest = self._blocks - sum(fixed.values())
-
-        def mix(count: int) -> Counts:
-            return {**fixed, dearer: count, cheaper: rest - count}
-
-        if most < 0 or not self._fits(mix(most)):
+        if most < 0 or not self._fits({**fixed, dearer: most, cheaper: rest - most}):
             return None
         too_few, enough = -1, most
         while enough - too_few > 1:
             count = (too_few + enough) // 2
-            if self._fits(mix(count)):
+            if self._fits({**fixed, dearer: count, cheaper: rest - count}):
                 enough = count
             else:
                 too_few = count
-        return mix(enough)
+        return {**fixed, dearer: enough, cheaper: rest - enough}
+
+    def _consider(self, counts: Counts) -> None:
+        """Make this mix the best if it costs less."""
+        stages = [StageModes(**dict(runs)) for runs in self._runs(counts)]
+        if (cost := self._costs.of(stages, self._rank.ends)) < self._least:
+            self._best, self._least, self._counts = stages, cost, counts
 
     def _fits(self, counts: Counts) -> bool:
         return self._memory(counts).total <= self._limit
@@ -362,33 +355,24 @@ class RankMix:
 
     def _runs(self, counts: Counts) -> list[ModeRuns]:
         """Distribute modes over the rank's stages: those that keep least go to the first."""
-        left, stages = dict(counts), []
+        rest, stages = dict(counts), []
         for size in self._rank.sizes:
             runs: list[tuple[RecomputeMode, int]] = []
             for mode in reversed(MODES):
-                if taken := min(left.get(mode, 0), size):
-                    runs.append((mode, taken))
-                    left[mode] -= taken
-                    size -= taken
+                if count := min(rest.get(mode, 0), size):
+                    runs.append((mode, count))
+                    rest[mode] -= count
+                    size -= count
             stages.append(tuple(runs))
         return stages
 
 
-# Choosing the number of blocks of each pipeline stage together with what the blocks keep.
-#
-# The first ranks have the most micro-batches in flight. Where memory is short they recompute more, which makes them the
-# slowest; with fewer blocks they need not. So blocks are moved one at a time, from a rank that does not fit, or else
-# from
-# one of the two slowest ranks, to any other stage, as long as the simulated step gets shorter; each rank uses the least
-# costly mix of modes that fits with its blocks (``mixes``). Only the few moves that are best by the formula
-# (``throughput``) are simulated. ``tests/planning_truth.py`` compares the result with an exhaustive search of all cuts.
-
-_PLAYED = 3  # moves simulated in each round
+_SIMULATED = 3  # moves of a block in each round
 
 
 @dataclass(frozen=True)
 class CutPlan:
-    """A cut that fits.
+    """A cut into stages that fits.
 
     Attributes:
         job: The job with this cut and the modes of its blocks.
@@ -423,7 +407,7 @@ class Cuts:
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
         modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=modes[0])
-        self._layout, self._machine = layout, machine
+        self._machine = machine
         self._size, self._limit, self._modes = layout.pp, limit, modes
         self._step = Step(self._job, layout, machine, order, modes)
         self._costs = BlockCosts(self._step, modes)
@@ -443,9 +427,12 @@ class Cuts:
                 return None
             best, lacks = self._plan(sizes), self._lacks(sizes)
         while True:
-            estimates = nsmallest(_PLAYED, {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)})
-            played = [(plan.seconds, each, plan) for _, each in estimates if (plan := self._plan(each))]
-            shortest = min(played, key=lambda each: each[:2], default=None)
+            estimates = nsmallest(
+                _SIMULATED, {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)}
+            )
+            likely = nsmallest(_SIMULATED, estimates)
+            simulated = [(plan.seconds, each, plan) for _, each in likely if (plan := self._plan(each))]
+            shortest = min(simulated, key=lambda each: each[:2], default=None)
             if shortest is None or shortest[0] >= best.seconds:
                 return best
             _, sizes, best = shortest
@@ -477,7 +464,7 @@ class Cuts:
         counts = [dict(plan.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
         source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
         target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
-        costliest = [max(counts[stage], key=self._costs.of_block) for stage in (source, target)]
+        costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
         counts[source][costliest[0]] -= 1
         counts[target][costliest[1]] += 1
         return self._step.keeping(self._with(moved, [StageModes(**count) for count in counts])).parts().total
@@ -501,23 +488,23 @@ class Cuts:
         return self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
 
     def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
-        stages = stages_of(tuple(sizes))
-        return [self._rank_plan(rank, stages[rank :: self._size]) for rank in range(self._size)]
-
-    def _rank_plan(self, number: int, stages: Sequence[Stage]) -> _RankPlan:
-        key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
-        if key not in self._ranks:
-            self._ranks[key] = self._planned(PipelineRank(self._job, number, stages))
-        return self._ranks[key]
-
-    def _planned(self, rank: PipelineRank) -> _RankPlan:
-        modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
-        found = [rank.in_one_mode(mode).memory() for mode in modes]
-        room = room_of_a_rank(found[0].copies, self._machine)
-        if min(memory.total for memory in found) <= self._limit * (1 + MIXED_LESS):
-            mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
-            if mixes.least is not None:
-                head = self._step.of_the_head() if rank.ends else 0.0
-                return _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
-        in_room = [memory.total for memory in found if memory.host <= max(room, found[0].host)]
-        return _RankPlan(None, min(in_room) - self._limit)
+        all_stages, plans = stages_of(tuple(sizes)), []
+        for number in range(self._size):
+            stages = all_stages[number :: self._size]
+            key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
+            if key not in self._ranks:
+                rank = PipelineRank(self._job, number, stages)
+                modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
+                by_mode = [rank.in_one_mode(mode).memory() for mode in modes]
+                room = room_of_a_rank(by_mode[0].copies, self._machine)
+                mixes: LeastCostly | None = None
+                if min(memory.total for memory in by_mode) <= self._limit * (1 + MIXED_LESS):
+                    mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
+                if mixes is not None and mixes.least is not None:
+                    head = self._step.of_the_head() if rank.ends else 0.0
+                    self._ranks[key] = _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
+                else:
+                    in_room = [memory.total for memory in by_mode if memory.host <= max(room, by_mode[0].host)]
+                    self._ranks[key] = _RankPlan(None, min(in_room) - self._limit)
+            plans.append(self._ranks[key])
+        return plans
