@@ -18,10 +18,11 @@ from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
 from service.jobs.dataset_builds import DatasetBuilds
 from service.jobs.leases import Lease, Leases
+from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
-from service.scheduler.datasets import DatasetReconciler
+from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
@@ -65,7 +66,7 @@ def run(settings: Settings) -> None:
             migrate(settings.database_url)
         except DatabaseTooNew as error:
             raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
-        with contextlib.closing(JobStore(settings.database_url)) as store:
+        with contextlib.closing(JobStore(settings.database_url, seconds=settings.database_seconds)) as store:
             _say_how_to_begin(settings, store)
             _serve(settings, store, listener)
 
@@ -105,16 +106,21 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
             tracing=tracing,
             autoscales=settings.autoscaling,
             topology=settings.topology_labels,
+            silent_seconds=settings.supervisor_seconds,
         )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
-        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits)
+
+        def in_need(cpus: float) -> JobRecord | None:
+            return job_in_need(cpus, record.active(), gangs.nodes(), limits())
+
+        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
 
     metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))
-    server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
+    server = ApiServer(create_app(store, settings, loop.outlook, metrics, tracing), settings)
     # uvicorn stops at either signal and then raises it again: as KeyboardInterrupt, both leave through finally.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()

@@ -61,6 +61,13 @@ class Settings(BaseSettings):
         description="Where jobs' data and checkpoints may be: folders or URLs, separated by commas or as a JSON list; "
         "{tenant} stands for the job's. None: anywhere, and with authentication only under checkpoint_root/{tenant}.",
     )
+    database_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="How long a request or the scheduler waits for the database, each for a connection, a lock and a "
+        "statement of PostgreSQL; a list or a job is answered with 503 after twice as long at the latest.",
+    )
     secrets_dir: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "secrets",
         description="Folder <tenant>/<name>/ of the secrets that jobs name as credentials, the same on all nodes.",
@@ -118,6 +125,11 @@ class Settings(BaseSettings):
         2.0, ge=1, description="CPUs of the cluster for building datasets, one dataset at a time."
     )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between scheduler passes.")
+    supervisor_seconds: float = Field(
+        60.0,
+        ge=5,
+        description="How long a gang's supervisor may not answer before it is ended and its job gets another gang.",
+    )
     grow_cooldown_seconds: float = Field(
         30.0, ge=0, description="A gang grows at the earliest this long after its layout has changed,"
     )

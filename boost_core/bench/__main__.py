@@ -33,6 +33,7 @@ from boost_core.hardware import LINKS
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.kernels.launch import Implementation
 from boost_core.plan.machine import MeasuredLink, MeasuredProfile
+from boost_core.terminal import columns_here, print_lines
 
 _FIELDS = {"node": "link", "between nodes": "between_nodes"}  # of ``MeasuredProfile``, by level
 
@@ -47,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.benchmark == "comm":
             return _comm(options, device) if dist.is_torchelastic_launched() else _start_ranks(options, arguments)
         if wrong := _wrong(device):
-            print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
+            print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1
         {"rank": _rank, "kernels": _kernels, "profile": _profile}[options.benchmark](options, device)
     except ValueError as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     except FloatingPointError as error:
-        print(error, file=sys.stderr)
+        print_lines(str(error), to=sys.stderr)
         return 1
     return 0
 
@@ -92,16 +93,18 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
                 try:
                     shape.job(variant, device)
                 except ValueError as error:  # the model's sizes do not fit
-                    print(f"{shape}: {variant.name} is skipped: {in_lines(error)}")
+                    print_lines(f"{shape}: {variant.name} is skipped: {in_lines(error)}")
                     continue
             rows = rank_rows(shape, variant, device, options.repeats, rate, options.interconnect)
             append(options.results, environment, rows)
             results += rows
-        print(table(results), flush=True)
-    print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU.")
-    print("Steps exclude communication. Its time, with none of it hidden, is modelled for")
+        print(table(results, columns_here()), flush=True)
+    print_lines(
+        f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU."
+    )
+    print_lines("Steps exclude communication. Its time, with none of it hidden, is modelled for")
     for name in options.interconnect:
-        print(f"  {name}: {LINKS[name].description}")
+        print_lines(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
 
 
@@ -113,8 +116,8 @@ def _kernels(options: argparse.Namespace, device: torch.device) -> None:
     for case in cases(sizes, Draw(_compute_type(device), device)):
         rows += kernel_rows(case, device, bandwidth, options.repeats)
     append(options.results, environment, rows)
-    print(table(rows))
-    print(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
+    print(table(rows, columns_here()))
+    print_lines(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
     _say_what_it_is_worth(device)
 
 
@@ -123,9 +126,9 @@ def _profile(options: argparse.Namespace, device: torch.device) -> None:
     measured = measure(shape, device, options.repeats)
     options.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
     for name, value in measured.model_dump(exclude={"cases", *_FIELDS.values()}).items():
-        print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
-    print(*measured.cases, sep="\n")
-    print(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
+        print_lines(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
+    print_lines("\n".join(map(str, measured.cases)))
+    print_lines(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
 
 
 def _start_ranks(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -158,16 +161,16 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
                     limits, timed = symmetric_rows(level, device, options.largest << 20, options.repeats)
                 except ValueError as error:  # not available here
                     if dist.get_rank() == 0:
-                        print(error)
+                        print_lines(str(error))
                     continue
                 rows += timed
                 if limits is not None and dist.get_rank() == 0:
-                    print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
+                    print_lines(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
                 if limits is not None and options.profile is not None:
                     links["link"] = links["link"].model_copy(update={"symmetric_memory": limits})
         if dist.get_rank() == 0:
             append(options.results, Environment.of(device), rows)
-            print(table(rows))
+            print(table(rows, columns_here()))
             if options.profile is not None:
                 _add_links(options.profile, links)
             _say_what_it_is_worth(device)
@@ -180,7 +183,7 @@ def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
     """Add measured links to a profile, by field."""
     measured = MeasuredProfile.model_validate_json(path.read_text("utf-8")).model_copy(update=links)
     path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    print(f"added to {path}: {', '.join(links)}")
+    print_lines(f"added to {path}: {', '.join(links)}")
 
 
 def _compute_type(device: torch.device) -> torch.dtype:
@@ -189,7 +192,7 @@ def _compute_type(device: torch.device) -> torch.dtype:
 
 def _say_what_it_is_worth(device: torch.device) -> None:
     if device.type != "cuda":
-        print(NO_GPU)
+        print_lines(NO_GPU)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,7 +215,12 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--layers", type=_count, help="decoder blocks (default: the preset's)")
     links = list(LINKS)
     rank.add_argument(
-        "--interconnect", choices=links, nargs="+", default=links, help="interconnect to model communication on"
+        "--interconnect",
+        choices=links,
+        nargs="+",
+        default=links,
+        metavar="LINK",
+        help=f"interconnects to model communication on, of {', '.join(links)} (default: all)",
     )
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from boost_core.kernels.launch import Implementation
+from boost_core.terminal import table_lines
 
 # Times of repeated calls, and a device's peak rates.
 
@@ -191,8 +192,8 @@ def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
             writer.writerow(asdict(environment) | asdict(row) | figures)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Format a line per case and a column per quantity, in order of appearance."""
+def table(rows: Sequence[Row], width: int) -> str:
+    """Format a row per case and a column per quantity, in order of appearance, for a terminal of a width."""
     quantities = list(dict.fromkeys(row.quantity for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -201,10 +202,9 @@ def table(rows: Sequence[Row]) -> str:
         if row.p20 != row.p80:
             text += f" ({row.p20 * scale:,.{digits}f} – {row.p80 * scale:,.{digits}f})"
         cells.setdefault(row.case, {})[row.quantity] = text
-    lines = [["", *quantities]]
-    lines += [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+    body = [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
+    headings, lines = table_lines(["", *quantities], body, width, numbers=True)
+    return "\n".join([*headings, *lines])
 
 
 # The ways to train a model that are compared, and the shapes at which they are compared.

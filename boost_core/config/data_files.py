@@ -10,6 +10,7 @@ import math
 import os
 import re
 import resource
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -26,13 +27,16 @@ from fsspec.core import has_magic
 from pydantic import Field, ValidationError, field_validator
 
 from boost_core.config.base import Config, UnfitField
+from boost_core.config.columns import ARROW_FILE, PARQUET, problems_of_schemas
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
 from boost_core.config.reading import Unreadable, read_small
-from boost_core.config.storage import Disk, StorageOptions, info_of, is_local, options_at
+from boost_core.config.storage import Disk, StorageOptions, StoreUnusable, info_of, is_local, options_at
 
-# Checks that Parquet files are not truncated: without its end, nothing in such a file can be read.
+# Checks of files of rows by their ends: that Parquet files are not truncated, and that there is a column of text.
 
-_MAGIC = b"PAR1"  # begins and ends a file
+_END = 1 << 16  # bytes read of each end at first; most footers are shorter
+_MOST_FOOTER_BYTES = 1 << 24  # larger ones, of files with very many row groups and columns, are left to the readers
+_CONTINUES = 0xFFFFFFFF  # begins messages of Arrow's streams
 
 
 def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None = None) -> None:
@@ -63,12 +67,65 @@ def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None =
 
 
 def _is_whole(stream: IO[bytes]) -> bool:
-    if stream.seek(0, os.SEEK_END) < 3 * len(_MAGIC):  # the footer's length, between them, is also 4 bytes
+    if stream.seek(0, os.SEEK_END) < 3 * len(PARQUET):  # the footer's length, between them, is also 4 bytes
         return False
-    stream.seek(-len(_MAGIC), os.SEEK_END)
+    stream.seek(-len(PARQUET), os.SEEK_END)
     end = stream.read()
     stream.seek(0)
-    return stream.read(len(_MAGIC)) == end == _MAGIC
+    return stream.read(len(PARQUET)) == end == PARQUET
+
+
+def refuse_without_text_column(
+    sizes: Mapping[str, int], field: str, storage_options: StorageOptions | None = None
+) -> None:
+    """Refuse Parquet and Arrow files whose schema has no column of text of this name.
+
+    Args:
+        sizes: The files' paths or URLs, and their sizes in bytes; a few, since each costs one request or two.
+        field: The name of the column.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
+
+    Raises:
+        ValueError: One has no such column, or is damaged.
+        OSError: One cannot be read.
+    """
+    parts = {}
+    for url, size in sizes.items():
+        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+        part = schema_of(filesystem, path, size)
+        if part is not None:
+            parts[url] = part
+    if not parts:
+        return
+    try:
+        problems = problems_of_schemas([*parts.values()], field)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(map(repr, parts))}: {error}; copy them again") from error
+    if wrong := next(((url, problem) for url, problem in zip(parts, problems, strict=True) if problem), None):
+        raise ValueError(f"{wrong[0]!r} {wrong[1]}")
+
+
+def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | None:
+    """The part of a file that holds its schema, see ``problems_of_schemas``; ``None`` if it is too large."""
+
+    def read(begin: int, end: int) -> bytes:
+        content: bytes = filesystem.cat_file(path, start=begin, end=end) if end > begin else b""
+        return content
+
+    end = read(max(0, size - _END), size)
+    for magic in (PARQUET, ARROW_FILE):
+        if end.endswith(magic) and len(end) >= 4 + len(magic):
+            (length,) = struct.unpack_from("<i", end, len(end) - 4 - len(magic))
+            length += 4 + len(magic)
+            if not 0 < length <= min(size, _MOST_FOOTER_BYTES):
+                return None if 0 < length <= size else end
+            return end[-length:] if length <= len(end) else read(size - length, size)
+    beginning = read(0, _END) if size > _END else end
+    first = struct.unpack_from("<Ii", beginning) if len(beginning) >= 8 else (0, 0)
+    if first[0] != _CONTINUES or not 0 < first[1] <= _MOST_FOOTER_BYTES:
+        return beginning
+    length = 8 + first[1]
+    return beginning[:length] if length <= len(beginning) else read(0, length)
 
 
 # The number of tokens in a ``tokenizer.json`` of Hugging Face's tokenizers.
@@ -230,7 +287,7 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
         return TokenIndex.model_validate_json(read_small(filesystem, f"{path}/{INDEX}", _MOST_INDEX_BYTES))
     except FileNotFoundError:
         return None
-    except Unreadable:
+    except (StoreUnusable, Unreadable):  # a store may come back
         raise
     except ValidationError as error:
         raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens again with: boost data tokenize") from error
@@ -242,6 +299,7 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_NAMED = 8
+_MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
@@ -302,26 +360,33 @@ def check_data(
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
 
     Raises:
-        UnfitData: A path names no file, a Parquet file on a disk is truncated, a part is too small for one sequence, or
-            the model's vocabulary is smaller than the tokenizer's.
+        UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
+            sequence, the model's vocabulary is smaller than the tokenizer's, or folders of tokens have several.
     """
-    if data.dataset is not None and data.source is None:
-        problem = f"{data.dataset!r} is a dataset of a service; submit the job there, or name a source"
-        raise UnfitData("data.dataset", problem)
+    for named_at, name, written in data.datasets:
+        if written is None or not written.paths:
+            raise UnfitData(named_at, f"{name!r} is a dataset of a service; submit the job there, or name a source")
     # Sources that differ only in weight are looked up once.
     first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
     trained_on: list[SourceFile] = []
+    indices: dict[str, TokenIndex] = {}
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
-            trained_on += _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+            if source.kind == "tokenized":
+                _check_tokens(source, ("training", "validation"), indices, vocab_size, sequence_length, storage_options)
+            else:
+                trained_on += _check_source(source, data.validation_fraction, sequence_length, storage_options)
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
     identities = {file.identity for file in trained_on} if data.validation else set()
     for number, named in enumerate(data.validation):
         try:
-            _check_validation_set(named, identities, vocab_size, sequence_length, storage_options)
+            if named.kind == "tokenized":
+                _check_tokens(named, ("validation",), indices, vocab_size, sequence_length, storage_options)
+            else:
+                _check_validation_set(named, identities, sequence_length, storage_options)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
@@ -333,38 +398,40 @@ def check_data(
 
 
 def _check_source(
-    source: SourceConfig,
-    validation_fraction: float,
-    vocab_size: int,
-    sequence_length: int,
-    storage_options: StorageOptions | None,
+    source: SourceConfig, validation_fraction: float, sequence_length: int, storage_options: StorageOptions | None
 ) -> Sequence[SourceFile]:
-    """The files to train on; none for tokenized folders, which have their own validation part."""
-    if source.kind != "tokenized":
-        split = split_source(source, validation_fraction, sequence_length, storage_options)
-        refuse_damaged(source, [*split.training, *split.validation], storage_options)
-        return split.training
-    for path in dict.fromkeys(source.paths):
-        index = read_index(path, storage_options)
-        _check_vocabulary(path, index.vocabulary, vocab_size)
-        refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
-        refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
-    return []
+    """The files to train on."""
+    split = split_source(source, validation_fraction, sequence_length, storage_options)
+    refuse_damaged(source, [*split.training, *split.validation], storage_options)
+    return split.training
 
 
-def _check_validation_set(
-    named: ValidationSet,
-    trained_on: set[str],
+def _check_tokens(
+    source: SourceConfig,
+    parts: Sequence[Part],
+    indices: dict[str, TokenIndex],
     vocab_size: int,
     sequence_length: int,
     storage_options: StorageOptions | None,
 ) -> None:
-    if named.kind == "tokenized":
-        for path in dict.fromkeys(named.paths):
-            index = read_index(path, storage_options)
-            _check_vocabulary(path, index.vocabulary, vocab_size)
-            refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
-        return
+    """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
+    for path in dict.fromkeys(source.paths):
+        index = indices[path] = indices.get(path) or read_index(path, storage_options)
+        _check_vocabulary(path, index.vocabulary, vocab_size)
+        for part in parts:
+            refuse_too_little(part, index.tokens(part), "tokens", sequence_length)
+        first, other = next(iter(indices.items()))
+        if (index.vocabulary, index.end_of_document) != (other.vocabulary, other.end_of_document):
+            raise ValueError(
+                f"{path} and {first} were made by different tokenizers, with {index.vocabulary} and {other.vocabulary} "
+                f"tokens and documents that end with {index.end_of_document} and {other.end_of_document}; make them "
+                "with the same one"
+            )
+
+
+def _check_validation_set(
+    named: ValidationSet, trained_on: set[str], sequence_length: int, storage_options: StorageOptions | None
+) -> None:
     files = list_files(named, storage_options)
     if both := next((file.url for file in files if file.identity in trained_on), None):
         raise ValueError(f"{both} is also trained on; validate on other files")
@@ -379,10 +446,17 @@ def refuse_damaged(
     """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
 
     Raises:
-        ValueError: A file is damaged, or the first line of the first file has no text in its ``text_field``.
+        ValueError: A file is damaged, or ``text_field`` is no text in the first line of the first file, or in the
+            schemas of the first and last file and of some between them.
+        OSError: One of these cannot be read.
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+    if source.kind in ("parquet", "arrow", "dataset"):
+        sizes = {file.url: file.size for file in files}
+        places = {place * (len(sizes) - 1) // (_MOST_SCHEMAS - 1) for place in range(_MOST_SCHEMAS)}
+        some = {url: sizes[url] for place, url in enumerate(sorted(sizes)) if place in places}
+        refuse_without_text_column(some, source.text_field, storage_options)
     elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
         _refuse_without_text(files[0], source.text_field, storage_options)
 
@@ -422,6 +496,8 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         raise ValueError(
             f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
         ) from error
+    except StoreUnusable:  # which may pass
+        raise
     except OSError as error:
         raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
     try:
@@ -527,6 +603,8 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         found = _look_up(filesystem, path, saved_dataset)
     except FileNotFoundError:
         return []
+    except StoreUnusable:  # which may pass
+        raise
     except OSError as error:
         where = f" at {error.filename!r}" if error.filename else ""
         raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error

@@ -50,6 +50,14 @@ class CheckpointConfig(Config):
         description="How long a job that has finished its last step waits for its store to accept the last "
         "checkpoint before it fails.",
     )
+    store_wait_seconds: float = Field(
+        10,
+        ge=0,
+        le=3600,
+        description="How long, at most, steps wait for the store to take one checkpoint when the next copy of the "
+        "state is due. After that training goes on, and the newest state is written once the store has taken the "
+        "checkpoint or failed to.",
+    )
     continue_from: StorageUrl | None = Field(
         None,
         description="Folder of another job's checkpoints, or of one of them, that this job continues from while it "
@@ -96,7 +104,7 @@ class CheckpointConfig(Config):
 # How a job handles faults.
 
 # Faults that no job causes, within its restart_window_seconds: a node or a gang's supervisor that is gone. They do not
-# count as restarts; but a job that keeps losing them stops.
+# count as restarts; but a job that keeps losing them without a new checkpoint in between stops.
 MOST_LOSSES = 10
 
 
@@ -108,7 +116,7 @@ class FaultToleranceConfig(Config):
         ge=0,
         le=1000,
         description="Restarts after faults of the job's own within restart_window_seconds before the job fails. "
-        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES}.",
+        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES} without a new checkpoint between.",
     )
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
     memory_copy_every_steps: Count | None = Field(

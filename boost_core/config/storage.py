@@ -5,6 +5,7 @@ replace it with a symbolic link meanwhile. So a confined disk resolves a path, c
 that, from one of its folders downwards, component by component and without following any further link.
 """
 
+import errno
 import glob
 import os
 import re
@@ -342,9 +343,9 @@ UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 # For s3:// by s3fs's names (key, secret, token, endpoint_url, client_kwargs); for a disk ``beneath``, see ``Disk``.
 StorageOptions = Mapping[str, Any]
 
-# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use s3fs's own timeouts and
-# five times the attempts, so that a store that is slow for minutes stops no job.
-_BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
+# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use longer ones.
+_BRIEF = {"connect_timeout": 3, "read_timeout": 10}
+_BRIEF_CALLS = {"call_seconds": 15.0, "attempts": 1}
 
 _CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -446,10 +447,14 @@ def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
         storage_options: Options for ``s3://``; default: the process's own.
     """
     of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the addressing style
-    return {**(storage_options or {}), "config_kwargs": {**_BRIEF, **of_the_node}}
+    return {**(storage_options or {}), **_BRIEF_CALLS, "config_kwargs": {**_BRIEF, **of_the_node}}
 
 
-# Readable errors from the clients of object stores, which raise types of their own.
+for _protocol in ("s3", "s3a"):  # by name, because importing it takes a while
+    fsspec.register_implementation(_protocol, "boost_core.config.s3.ObjectStore", clobber=True)
+
+
+# Readable errors from stores: from object stores' clients, which raise types of their own, and from full disks.
 
 _CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
 
@@ -473,3 +478,16 @@ def stores_in_words() -> Iterator[None]:
         raise StoreUnusable(
             f"the object store cannot be used: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
         ) from error
+
+
+def no_room(error: BaseException, folder: str, again: str) -> str | None:
+    """The message for an error from writing to a folder because a disk is full; ``None`` for another error.
+
+    Args:
+        error: The error.
+        folder: The folder.
+        again: What to do once there is room.
+    """
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.filename or folder}: {error.strerror}; make room and {again}, which keeps what is done"

@@ -37,6 +37,7 @@ from boost_core.convert.names import to_published
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
+from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     return 0
 

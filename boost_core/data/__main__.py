@@ -1,7 +1,6 @@
 """Documents to tokens: ``python -m boost_core.data --help``."""
 
 import argparse
-import errno
 import sys
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -11,11 +10,13 @@ import fsspec
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
 from boost_core.config.data import BYTES, CorpusConfig, OnError, SourceConfig
 from boost_core.config.data_files import list_files
-from boost_core.config.storage import stores_in_words
+from boost_core.config.storage import no_room, stores_in_words
 from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
 from boost_core.data.documents import documents, refuse_own_output
+from boost_core.data.token_folder import TokenFolder
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
+from boost_core.terminal import print_lines, print_over
 
 _TRAINED = "tokenizer.json"
 
@@ -35,26 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = _plan(corpus, given.folder)
             index = tokenize(plan, _show)
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again to pick up where it left off", file=sys.stderr)
+        print_lines("\ninterrupted; run the same command again to pick up where it left off", to=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(f"\n{_in_words(error, given.folder)}", file=sys.stderr)
+        full = no_room(error, given.folder, "run the same command again")
+        print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
         return 2
-    print(
+    print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
         f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
-        file=sys.stderr,
+        to=sys.stderr,
     )
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
-        print(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", file=sys.stderr)
+        print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)
     return 0
-
-
-def _in_words(error: Exception, folder: str) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{folder}: {error.strerror}; make room and run the same command again, which keeps what is done"
-    return in_lines(error)
 
 
 def _plan(corpus: CorpusConfig, folder: str) -> TokenizePlan:
@@ -71,20 +67,18 @@ def _tokenizer_of(given: argparse.Namespace) -> str:
     """The name of the tokenizer, which is trained first if requested."""
     if given.train_bpe is None:
         return str(given.tokenizer)
-    name = f"{given.folder.rstrip('/')}/{_TRAINED}"
-    _train_once(source_of(given), name, given.train_bpe, given.on_error)
-    return name
+    _train_once(source_of(given), given.folder, given.train_bpe, given.on_error)
+    return f"{given.folder.rstrip('/')}/{_TRAINED}"
 
 
-def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
-    """Train a tokenizer and store it where it is looked for; one left there by an interrupted run is kept."""
-    filesystem, path = fsspec.url_to_fs(name)
+def _train_once(source: SourceConfig, folder: str, vocabulary: int, on_error: OnError) -> None:
+    """Train a tokenizer and store it in the folder for the tokens; one that an interrupted run left there is kept."""
+    filesystem, path = fsspec.url_to_fs(f"{folder.rstrip('/')}/{_TRAINED}")
     if filesystem.exists(path):
         return
     print(f"learning {vocabulary:,} tokens", file=sys.stderr)
     content = train_bpe(_texts(source, on_error), vocabulary)
-    filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-    filesystem.pipe_file(path, content.encode())
+    TokenFolder(folder).write(_TRAINED, content.encode())
 
 
 def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:
@@ -103,7 +97,7 @@ def _show(progress: Progress) -> None:
         f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
         f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
-    print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
+    print_over(line)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,11 +13,11 @@ from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.messages import ComparisonReport, Drill, FaultReport, Report, RestartReport, Scores, WorkerCommand
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
-from service.jobs.model import JobRecord, RestartRecord
+from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import EventRow, Table
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table
 
 _REPEATED = frozenset(  # repeated in every pass
     {
@@ -62,6 +62,13 @@ class Outdated(ValueError):
 
     def __init__(self, record: JobRecord) -> None:
         super().__init__(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
+
+
+class Overtaken(RuntimeError):
+    """Another writer was faster with one of several jobs."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["started_at"] = now
     if state in TERMINAL_STATES:
         values["finished_at"] = now
+    if reason is Reason.GANG_LOST:
+        values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
     return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
 
 
@@ -190,8 +199,14 @@ def retried(record: JobRecord) -> Write | None:
     """
     if record.state not in (JobState.FAILED, JobState.CANCELLED):
         raise WrongState(record, "only a job that has FAILED or was CANCELLED can be retried; another can be cloned")
-    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None, "queued_at": datetime.now(UTC)}
-    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh)
+    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None}
+    queued = {"queued_at": datetime.now(UTC), "arrival": NEXT_ARRIVAL}
+    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh | queued)
+
+
+def numbered(record: JobRecord) -> Write | None:
+    """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it."""
+    return Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
 
 
 def patched(

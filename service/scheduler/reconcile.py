@@ -21,7 +21,7 @@ from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
-from service.logs import about
+from service.logs import RecurringFaults, about
 from service.scheduler.actions import (
     Action,
     Admit,
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_START_SECONDS = 300.0  # for a new gang's supervisor to answer first
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {
@@ -69,6 +70,7 @@ class Reconciler:
         tracing: Creates spans of jobs' progress; ``None``: no tracing.
         autoscales: Whether to request the nodes that jobs need from the cluster.
         topology: Node labels that indicate proximity, as in ``decide``.
+        silent_seconds: How long a gang's supervisor may not answer before the gang is ended.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class Reconciler:
         tracing: "Tracing | None" = None,
         autoscales: bool = False,
         topology: Sequence[str] = (),
+        silent_seconds: float = 60.0,
     ) -> None:
-        self._topology = topology
+        self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
         self._tracing = tracing
+        self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
@@ -98,16 +102,29 @@ class Reconciler:
         """
         self._follow(self._store.active())
         jobs = self._store.active()
+        if unnumbered := [job for job in jobs if job.arrival is None]:
+            for job in unnumbered:
+                self._store.number(job.id)
+            jobs = self._store.active()
         self._end_forgotten(jobs)
         actions = self._decide(jobs)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
-            with _apart(action.job):
+            with self._apart(action.job):
                 self._act(action)
         self._explain(actions)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
             self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
+        self._faults.settle()
+
+    def unseen(self, seconds: float) -> dict[str, datetime | None]:
+        """By job, gangs silent for so many seconds, and when they last answered; ``None``: unknown to this service."""
+        now = datetime.now(UTC)
+        return {
+            job_id: None if age is None else now - timedelta(seconds=age)
+            for job_id, age in self._memory.unseen(seconds).items()
+        }
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
         """Poll some gangs between two passes and store their reports; the next pass decides what follows.
@@ -124,6 +141,7 @@ class Reconciler:
         jobs = [job for job in active if self._memory.takes_part(job)]
         with_gang = [job for job in jobs if job.has_gang]
         gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
+        self._memory.saw_nodes(nodes)
         self._housekeeping.show(nodes)
         room_seconds = self._memory.room_seconds()
         return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
@@ -140,21 +158,25 @@ class Reconciler:
         never_seen = self._recall(jobs)
         asked: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
-            with _apart(job):
+            with self._apart(job):
                 if not self._stopped(job) and job.has_gang:
                     asked.append((job, self._request(job)))
         answered: list[tuple[JobRecord, GangStatus]] = []
         for (job, _), result in zip(asked, self._gangs.poll([request for _, request in asked]), strict=True):
-            with _apart(job):
+            with self._apart(job):
                 if isinstance(result, Exception):
                     raise result
-                if result is not None:
+                if result is not None and self._is_hung(job, result):
+                    self._gangs.end_hung(job.id, job.attempt)
+                    silence = f"did not answer for {result.silent_seconds:.0f} s and was ended"
+                    self._lost(job, f"the supervisor of gang {job.attempt} {silence}")
+                elif result is not None:
                     self._memory.saw(job, result)
                     answered.append((job, result))
                 elif job.id in never_seen and job.state is JobState.SCHEDULING:
                     self._make_up_for_launch(job)
                 else:
-                    self._lost(job)
+                    self._lost(job, f"gang {job.attempt} is gone")
         self._record(answered)
 
     def _recall(self, jobs: Sequence[JobRecord]) -> set[str]:
@@ -162,7 +184,7 @@ class Reconciler:
         unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
-            with _apart(job):
+            with self._apart(job):
                 self._memory.recall(job, stored[job.id])
         return {job_id for job_id, sequence in stored.items() if not sequence}
 
@@ -199,7 +221,7 @@ class Reconciler:
         for begin in range(0, len(told), _JOBS_A_TRANSACTION):
             stored |= self._store_together(told[begin : begin + _JOBS_A_TRANSACTION])
         for job, status in answered:
-            with _apart(job):
+            with self._apart(job):
                 if status.reports:
                     if job.id not in stored:
                         self._store.append_reports(job.id, job.attempt, _numbered(status))
@@ -228,23 +250,31 @@ class Reconciler:
         if reason := _progress(job, status):
             job = self._change(job, reason, status.message)
         if reason := _end(job, status):
-            self._change(job, reason, status.message)
+            why = f" {self._memory.why_paused(job)}" if reason is Reason.PAUSED_FOR_PRIORITY else ""
+            self._change(job, reason, f"{status.message}{why}")
             self._gangs.end(job.id, job.attempt)
 
-    def _lost(self, job: JobRecord) -> None:
+    def _is_hung(self, job: JobRecord, status: GangStatus) -> bool:
+        starting = job.state is JobState.SCHEDULING
+        return status.silent_seconds > max(self._silent_seconds, _START_SECONDS if starting else 0.0)
+
+    def _lost(self, job: JobRecord, what: str) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
-        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=window))
+        now = datetime.now(UTC)
+        since = now - timedelta(seconds=window)
+        # Losses between which the job stores checkpoints do not stop it. Later times are from before a clock was set back.
+        since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= now)])
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
             self._memory.hold(job, pause)
             later = f" in {pause:g} s" if pause else ""
-            message = f"gang {job.attempt} is gone, through no fault of the job, which gets a new one{later}"
+            message = f"{what}, through no fault of the job, which gets a new one{later}"
             self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
-                f"gang {job.attempt} is gone, the {lost}th within {window:g} s; something ends the gangs' supervisors: "
+                f"{what}, the {lost}th within {window:g} s and without a new checkpoint; something ends the gangs' supervisors: "
                 f"see the logs of the service and of Ray's head, and then: boost retry {job.id}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
@@ -253,7 +283,7 @@ class Reconciler:
         """End gangs that outlived their jobs, as when the service died between a change and carrying it out."""
         expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
         for job_id, attempt in self._gangs.alive() - expected:
-            with _alone(job_id, attempt):
+            with self._alone(job_id, attempt):
                 self._end_if_forgotten(job_id, attempt)
 
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
@@ -276,15 +306,31 @@ class Reconciler:
             case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, layout, cause, limit, near)
-            case Pause(message=message):
+            case Pause(message=message, why=why):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.PREEMPTED)
+                self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
 
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
         orders = self._memory.start(job, attempt, launch.layout, launch.limit, launch.near)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
+
+    def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
+        return self._alone(job.id, job.attempt, job.traceparent)
+
+    @contextmanager
+    def _alone(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+        """Keep errors with one job from the others."""
+        with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
+            try:
+                yield
+            except LeaseLost:
+                raise
+            except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed it in the meantime
+                logger.info("%s: %s", job_id, overtaken)
+            except Exception as error:
+                self._faults.occurred(f"{job_id}: this pass failed", error)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)
@@ -329,20 +375,3 @@ def _tag(job: JobRecord, attempt: int) -> JobTag:
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
     checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
     return job.spec.model_copy(update={"checkpoint": checkpoint})
-
-
-def _apart(job: JobRecord) -> AbstractContextManager[None]:
-    return _alone(job.id, job.attempt, job.traceparent)
-
-
-@contextmanager
-def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
-    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
-        try:
-            yield
-        except LeaseLost:
-            raise
-        except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed the job in the meantime
-            logger.info("%s: %s", job_id, overtaken)
-        except Exception:
-            logger.exception("%s: this pass failed; the next one tries again", job_id)

@@ -11,7 +11,6 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
-from boost_core.kernels import fp8_product as naive
 from boost_core.kernels.launch import always
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.weight_gradients import DeferredWeightGradients, with_room_behind
@@ -39,11 +38,11 @@ def test_a_product_and_its_inputs_gradient_are_in_8_bits_and_its_weights_gradien
     y.backward(dy)
     scaled = (weight * scale.unsqueeze(-1)).detach()
     fp8 = (
-        naive.dequantised(naive.quantise_rows_reference(scaled)),
-        naive.dequantised(naive.quantise_rows_reference(scaled.T)).T,
+        fp8_product.dequantised(fp8_product.quantise_rows_reference(scaled)),
+        fp8_product.dequantised(fp8_product.quantise_rows_reference(scaled.T)).T,
     )
-    torch.testing.assert_close(y, naive.dequantised(naive.quantise_rows_reference(x.detach())) @ fp8[1])
-    torch.testing.assert_close(x.grad, naive.dequantised(naive.quantise_rows_reference(dy)) @ fp8[0].T)
+    torch.testing.assert_close(y, fp8_product.dequantised(fp8_product.quantise_rows_reference(x.detach())) @ fp8[1])
+    torch.testing.assert_close(x.grad, fp8_product.dequantised(fp8_product.quantise_rows_reference(dy)) @ fp8[0].T)
     torch.testing.assert_close(weight.grad, scale.detach().unsqueeze(-1) * (x.detach().T @ dy))
     torch.testing.assert_close(scale.grad, ((x.detach().T @ dy) * weight.detach()).sum(dim=-1))
     if room:

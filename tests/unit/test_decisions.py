@@ -58,6 +58,7 @@ from tests.service.records import PROFILE
         ([job("a", 1, tensor=2, layouts=[[2, 1], [1, 1]], up_to=1)], nodes(1, 1), ["Admit a", "Launch a 1x1"]),
         # Nothing new comes to a node that drains.
         ([job("a", 1)], nodes(2, draining=True), ["Admit a", "Wait a"]),
+        ([job("a", 1)], nodes(2, unusable="has no torch"), ["Admit a", "Wait a"]),
     ],
 )  # fmt: skip
 def test_the_queue(jobs, capacities, expected) -> None:
@@ -325,6 +326,9 @@ def test_the_policy_is_the_operators() -> None:
          "tp 2 × pp 1 × dp 2 needs 4 workers in groups of 2; there is room for 2"),
         ([job("job-c", 8)], nodes(2),
          "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; waits for nodes to join"),
+        ([job("job-c", 8)], nodes(2) + nodes(9, unusable="has no torch"),
+         "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; node node-0 is not used: it has no torch; "
+         "waits for nodes to join"),
         ([job("job-c", 1, tensor=4)], nodes(2, 2),
          "needs 4 × {CPU: 1} in groups of 4; the cluster has 4 CPU in all, room for 4: "
          "tp 4 needs 4 workers on one node; the largest has 2; waits for nodes to join"),
@@ -337,6 +341,13 @@ def test_the_policy_is_the_operators() -> None:
          "needs 2 × {CPU: 1}; 1 of 6 CPU free; behind job-0, job-1, job-2 and 2 more"),
         ([running("job-a", 1), job("job-b", 2), job("job-c", 1, *WAITING)], nodes(2, free=[1]),
          "needs 1 × {CPU: 1}; 1 of 2 CPU free; it might delay job-b, which comes before it"),
+        ([running("job-a", 1, tenant="lab"), job("job-b", 2)], nodes(2, free=[1]),
+         "needs 2 × {CPU: 1}; 1 of 2 CPU free; behind a job of another tenant"),
+        ([*(running(f"job-{index}", 1, tenant="lab" if index < 2 else "default") for index in range(6)),
+          job("job-z", 2)], nodes(7, free=[1]),
+         "needs 2 × {CPU: 1}; 1 of 7 CPU free; behind job-2, job-3, job-4 and 1 more and 2 jobs of other tenants"),
+        ([running("job-a", 1), job("job-b", 2, tenant="lab"), job("job-c", 1, *WAITING)], nodes(2, free=[1]),
+         "needs 1 × {CPU: 1}; 1 of 2 CPU free; it might delay a job of another tenant, which comes before it"),
     ],
 )  # fmt: skip
 def test_messages_say_what_a_job_waits_for(jobs, capacities, message: str) -> None:

@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.job import MOST_LOSSES
-from boost_core.messages import Cause, Drill, LogLine, Profile, ShapeReport, WorkerCommand
+from boost_core.messages import Cause, CheckpointReport, Drill, LogLine, Profile, ShapeReport, WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import (
     Bundle,
@@ -26,7 +26,7 @@ from service.gang.status import (
     PollResult,
 )
 from service.jobs.database import migrate
-from service.jobs.model import JobRecord
+from service.jobs.model import JobRecord, Owner
 from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
@@ -124,6 +124,10 @@ class FakeGangs:
 
     def end(self, job_id: str, attempt: int) -> None:
         self._maybe(self.fail_before, "end")
+        self.gangs.pop((job_id, attempt), None)
+
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        self._maybe(self.fail_before, "end_hung")
         self.gangs.pop((job_id, attempt), None)
 
     def now(
@@ -296,8 +300,46 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
     service.tick()
     job = service.store.get(job.id)
     assert (job.state, job.reason) == (JobState.FAILED, Reason.RESTARTS_EXHAUSTED)
-    assert "the 11th within 3600 s" in job.message and job.message.endswith(f"boost retry {job.id}")
+    assert "the 11th within 3600 s and without a new checkpoint" in job.message and job.message.endswith(
+        f"boost retry {job.id}"
+    )
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
+
+
+def test_gangs_that_are_lost_with_checkpoints_in_between_always_come_again(service: Service) -> None:
+    job = service.started(fault_tolerance={"max_restarts": 0})
+    for step in range(MOST_LOSSES + 2):
+        checkpoint = CheckpointReport(step=step, url=job.checkpoint_url, bytes=1, seconds=0.0)
+        reports = [GangReport(service.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), checkpoint)]
+        service.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, "trains", reports, ONE)
+        service.tick()
+        service.gangs.gangs.clear()
+        service.tick()
+        job = service.store.get(job.id)
+        assert (job.state, job.attempt) == (JobState.SCHEDULING, step + 2)
+
+
+def test_a_gang_that_does_not_answer_is_ended_and_replaced_once_it_is_gone(service: Service) -> None:
+    job = service.started(fault_tolerance={"max_restarts": 0})
+
+    def silent(seconds: float) -> JobRecord:
+        status = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [], None, seconds)
+        service.gangs.gangs[job.id, service.store.get(job.id).attempt] = status
+        service.tick()
+        return service.store.get(job.id)
+
+    assert silent(59).state is JobState.RUNNING
+    service.gangs.fail_before["end_hung"] = RuntimeError("some of its processes cannot be killed")
+    assert silent(61).state is JobState.RUNNING, "two gangs would write to the same folder"
+    after = silent(62)
+    assert (after.state, after.attempt, after.restart_counts) == (JobState.SCHEDULING, 2, {})
+    (lost,) = [event.data for event in service.store.events(job.id) if event.data.get("reason") == Reason.GANG_LOST]
+    assert lost["message"] == (
+        "the supervisor of gang 1 did not answer for 62 s and was ended, through no fault of the job, "
+        "which gets a new one"
+    )
+    assert silent(299).attempt == 2, "a new one takes its time to start"
+    assert silent(301).state is JobState.QUEUED
 
 
 @pytest.mark.parametrize("when", ["fail_before", "fail_after"])
@@ -588,12 +630,55 @@ def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service
     assert service.gangs.launched[-1] == (low.id, 2)
 
 
+@pytest.mark.parametrize("tenant", ["default", "lab"])
+def test_a_job_that_makes_room_says_for_whom_unless_that_is_another_tenants(service: Service, tenant: str) -> None:
+    low = service.started()
+    spec = tiny_job("corpus", "elsewhere", name="secret-plan", priority=1)
+    high = service.store.create(spec, "file:///checkpoints", Owner(tenant)).id
+    service.tick()
+    service.tick()
+    service.gangs.now(low, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    paused = next(
+        event.data["message"]
+        for event in service.store.events(low.id)
+        if event.kind == "state" and event.data["reason"] == Reason.PAUSED_FOR_PRIORITY
+    )
+    if tenant == low.tenant:
+        assert paused == f"paused after step 5 to make room for secret-plan ({high}), which has priority 1"
+    else:
+        assert paused == "paused after step 5 to make room for a job of higher priority"
+        said = [event.model_dump_json() for event in service.store.events(low.id)]
+        said.append(service.store.get(low.id).model_dump_json())
+        assert not [words for words in said if high in words or "secret-plan" in words]
+
+
+def test_a_gang_that_does_not_answer_is_out_of_sight(service: Service) -> None:
+    job = service.started()
+    service.gangs.now(job, GangPhase.STARTING, "waiting for the gang's supervisor to answer")
+    service.tick(20)
+    assert service.reconciler.unseen(30) == {}
+    service.tick(20)
+    seen = service.reconciler.unseen(30)[job.id]
+    assert seen is not None and timedelta(seconds=39) < datetime.now(UTC) - seen < timedelta(seconds=70)
+    service.gangs.now(job, GangPhase.TRAINING, "2 workers are training")
+    service.tick()
+    assert service.reconciler.unseen(30) == {}
+    service.start_again()
+    service.gangs.now(job, GangPhase.STARTING, "waiting for the gang's supervisor to answer")
+    service.tick()
+    service.tick(40)
+    assert service.reconciler.unseen(30) == {job.id: None}
+
+
 def test_a_pause_that_the_service_did_not_live_to_see(service: Service) -> None:
     job = service.started()
     service.start_again()
     service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
     service.tick()
     assert Reason.PAUSED_FOR_PRIORITY in service.reasons(job.id)
+    paused = next(event for event in service.store.events(job.id) if event.data.get("reason") == "PAUSED_FOR_PRIORITY")
+    assert paused.data["message"].startswith("paused after step 5 because another job")
     assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
 
 

@@ -3,7 +3,7 @@
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause
-from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
+from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, RestartPauses, SlowRank
 
 
 def watch(**config) -> GangWatch:
@@ -113,17 +113,42 @@ def test_a_few_long_steps_do_not_make_a_rank_slow() -> None:
 
 def test_restarts_are_counted_within_a_window() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=2, restart_window_seconds=60))
-    assert [bool(limit.exceeded(Cause.HANG, now)) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [0, 0, 0, 1, 1]
-    assert not any(limit.exceeded(Cause.ERROR, now) for now in (200.0, 261.0, 322.0))
+    assert [bool(limit.exceeded(Cause.HANG, now, -1)) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [0, 0, 0, 1, 1]
+    assert not any(limit.exceeded(Cause.ERROR, now, -1) for now in (200.0, 261.0, 322.0))
 
 
 def test_without_restarts_the_first_fault_is_one_too_many() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
     said = "1 faults within 3600 s are more than fault_tolerance.max_restarts = 0 allows"
-    assert limit.exceeded(Cause.WORKER_LOST, 0.0) == said
+    assert limit.exceeded(Cause.WORKER_LOST, 0.0, -1) == said
 
 
 def test_lost_nodes_are_no_faults_of_the_job_but_not_endlessly_many() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
-    assert not any(limit.exceeded(Cause.NODE_LOST, float(now)) for now in range(MOST_LOSSES))
-    assert limit.exceeded(Cause.NODE_LOST, 11.0) == "11 lost nodes within 3600 s are more than a job survives"
+    assert not any(limit.exceeded(Cause.NODE_LOST, float(now), -1) for now in range(MOST_LOSSES))
+    assert limit.exceeded(Cause.NODE_LOST, 11.0, -1) == (
+        "11 lost nodes within 3600 s without a new checkpoint are more than a job survives"
+    )
+
+
+def test_lost_nodes_with_checkpoints_in_between_never_end_a_job() -> None:
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
+    assert not any(limit.exceeded(Cause.NODE_LOST, float(now), now // 5) for now in range(10 * MOST_LOSSES))
+
+
+def test_restarts_that_are_left_do_not_include_the_one_under_way() -> None:
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=3))
+    left = []
+    for now in range(3):
+        assert limit.exceeded(Cause.ERROR, float(now), -1) is None
+        left.append(limit.left)
+    assert left == [2, 1, 0]
+
+
+def test_restarts_without_progress_wait_ever_longer_and_progress_makes_them_immediate_again() -> None:
+    pauses = RestartPauses()
+    assert [pauses.fault(0, -1) for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60], "it never made a step"
+    assert [pauses.fault(*at) for at in ((7, -1), (7, -1), (3, -1))] == [0, 1, 2], "the same steps are none"
+    assert not pauses.stalled(8, -1)
+    assert [pauses.fault(*at) for at in ((8, -1), (8, 5), (8, 5))] == [0, 0, 1], "a checkpoint is progress, too"
+    assert pauses.stalled(8, 5)

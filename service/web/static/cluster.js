@@ -50,6 +50,10 @@ function nodeItem(node) {
     link(`/jobs/${encodeURIComponent(job.id)}`, { class: "on-node" }, job.name, h("small", {}, ` × ${job.ranks}`)),
   );
   if (node.other_ranks) own.push(h("span", { class: "on-node muted" }, `others × ${node.other_ranks}`));
+  if (node.dataset) {
+    const what = node.dataset.name ? `dataset ${node.dataset.name}` : "a dataset";
+    own.push(h("span", { class: "on-node muted" }, `${what}: ${node.dataset.cpus} CPUs`));
+  }
   return h(
     "li",
     {},
@@ -58,7 +62,9 @@ function nodeItem(node) {
       { class: "pair" },
       h("strong", { title: labels(node) }, nodeName(node)),
       node.draining && h("span", { class: "badge state-failed" }, "draining"),
+      node.unusable && h("span", { class: "badge state-failed" }, "not used"),
     ),
+    node.unusable && h("small", {}, `It ${node.unusable}.`),
     gpus > 0 &&
       (gpus <= MOST_CELLS && Number.isInteger(gpus)
         ? cells(gpus - (node.free.GPU ?? 0), gpus)
