@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from deploy.grafana.source.variables import GPU_HOUR_PRICE
+from deploy.grafana.source.panels import GPU_HOUR_PRICE
 
 # What the chart's templates replace.
 INSTALLATION = {"namespace": "@namespace@", "release": "@release@"}

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
-from service.api.middleware.connections import raise_descriptor_limit
-from service.api.server import ApiServer, listen
+from service.api.server import ApiServer, listen, raise_descriptor_limit
 from service.gang.ray.builds import RayBuilds
 from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
-from service.jobs.dataset_builds import DatasetBuilds
+from service.jobs.datasets import DatasetBuilds
 from service.jobs.leases import Lease, Leases
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore

@@ -8,8 +8,7 @@ from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 
 from boost_core.messages import CheckpointReport
 from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, WorkerPlace
-from service.gang.ray_train.rank_worker import CheckpointReporter, RankWorker
-from service.gang.ray_train.settings import SETTINGS
+from service.gang.ray_train.rank_worker import SETTINGS, CheckpointReporter, RankWorker
 from tests.jobs import tiny_job
 
 

@@ -17,7 +17,7 @@ from service.accounts.keys import KeyStore
 from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.hosts import Host
 from tests.processes import name_of, started_by
 

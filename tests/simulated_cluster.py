@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.machine import NOMINAL, Basis, required_labels
-from service.gang.resources import worker_resources
+from service.gang.assignment import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason, next_state

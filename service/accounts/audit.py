@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.orm import Session
 
-from service.accounts.principal import Principal
+from service.accounts.keys import Principal
 from service.accounts.tables import AuditRow
 from service.jobs.database import open_engine
-from service.models.audit import AuditEntry, AuditPage
+from service.models.access import AuditEntry, AuditPage
 
 LOCAL = "local"  # the address recorded for direct changes to the database
 

@@ -19,13 +19,39 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.accounts.principal import Principal
 from service.accounts.tables import KeyRow, TenantRow
-from service.jobs import requests
+from service.jobs import model
 from service.jobs.database import open_engine
-from service.jobs.requests import Request
-from service.models.identity import Scope
-from service.models.keys import Key, NewKey
+from service.jobs.model import Request
+from service.models.access import DEFAULT_TENANT, Key, NewKey, Scope
+
+# The sender of a request, as the service sees it.
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who sends a request, and what they may do.
+
+    Attributes:
+        tenant: The tenant whose jobs they see.
+        key_id: The key that they use; ``None`` while authentication is off.
+        name: Name of that key.
+        scopes: Scopes of that key.
+    """
+
+    tenant: str
+    key_id: str | None
+    name: str
+    scopes: tuple[Scope, ...]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether they have the permissions of a scope."""
+        return any(own.includes(scope) for own in self.scopes)
+
+
+# Every sender while authentication is off.
+ANONYMOUS = Principal(DEFAULT_TENANT, None, "anonymous", tuple(Scope))
+
 
 REMEMBERED_SECONDS = 5.0  # how long at most a process still accepts a revoked key
 USE_NOTED_EVERY = timedelta(minutes=1)
@@ -169,7 +195,7 @@ class KeyStore:
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
         """Store a key, or give the one that the request created a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            known = requests.find(session, request) if request is not None else None
+            known = model.find(session, request) if request is not None else None
             made = session.get_one(KeyRow, known) if known is not None else row
             if made.revoked_at is not None:
                 raise KeyRevoked(made.id)
@@ -178,7 +204,7 @@ class KeyStore:
             if known is None:
                 session.add(made)
                 if request is not None:
-                    session.add(requests.row_of(request, made.id))
+                    session.add(model.row_of(request, made.id))
                 if session.get(TenantRow, made.tenant) is None:
                     session.add(TenantRow(name=made.tenant))
         self._known.pop(made.id, None)

@@ -7,8 +7,8 @@ from sqlalchemy import Engine
 from service.accounts.audit import LOCAL, AuditEvent, AuditLog
 from service.accounts.keys import KeyStore
 from service.jobs.database import open_engine
-from service.models.keys import KeyList, NewKey
-from service.models.requests import KeyRequest
+from service.models.access import KeyList, NewKey
+from service.models.jobs import KeyRequest
 
 
 class LocalKeys:

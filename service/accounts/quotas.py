@@ -12,9 +12,9 @@ from service.jobs.model import JobRecord
 from service.jobs.queries import count_by
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow
-from service.models.queues import DEFAULT_QUEUE, Queue
-from service.models.requests import QueueSettings, TenantSettings
-from service.models.tenants import Tenant
+from service.models.access import Tenant
+from service.models.cluster import DEFAULT_QUEUE, Queue
+from service.models.jobs import QueueSettings, TenantSettings
 
 _QUEUES = select(QueueRow.__table__).order_by(QueueRow.name)
 _QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name"))

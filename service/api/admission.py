@@ -23,12 +23,12 @@ from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.seen_nodes import NodeSize, size_of_a_node
+from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
-from service.models.profiles import StoredProfile, basis_of
+from service.security.access import named_places, prefix_errors, refused_places
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
-from service.security.storage_policy import named_places, prefix_errors, refused_places
 from service.trackers.opening import tracker_errors
 
 _MOST_NAMED = 3

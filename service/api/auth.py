@@ -3,16 +3,28 @@
     @router.get("/v1/things")
     def things(principal: Reader) -> ThingList: ...
 
-By then the gate (``service.api.middleware.auth``) has identified the sender.
+By then the gate (``service.api.auth``) has identified the sender.
 """
 
+import logging
+import re
+from http import HTTPStatus
 from typing import Annotated, Any
+from urllib.parse import unquote
 
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from service.accounts.principal import Principal
-from service.api.exceptions import Forbidden, Unauthenticated
-from service.models.identity import Scope
+from service.accounts.keys import ANONYMOUS, KeyStore, Principal
+from service.api.errors import AmbiguousHeader, Forbidden, Unauthenticated
+from service.api.limits import RateLimits
+from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
+from service.models.access import Scope
+from service.security.network import is_loopback
+from service.security.redaction import REDACTED
+from service.settings import Settings
 
 COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; the service's operator can create one"
@@ -70,3 +82,186 @@ class Requires:
 Reader = Annotated[Principal, Depends(Requires(Scope.READ))]
 Submitter = Annotated[Principal, Depends(Requires(Scope.SUBMIT))]
 Admin = Annotated[Principal, Depends(Requires(Scope.ADMIN))]
+
+
+# Keeps values that people put into URLs by mistake out of the access log.
+
+_KEY = re.compile(r"boost_[0-9a-z]+_[\w-]+")
+_NAME = re.compile(r"[a-z_]{1,32}")  # of a parameter
+
+
+def holds_key(query: str) -> bool:
+    """Whether the query of a URL contains an API key."""
+    return _KEY.search(unquote(query)) is not None
+
+
+def without_values(target: str) -> str:
+    """A request's path and the parameter names of its query."""
+    path, mark, query = target.partition("?")
+    names = (part.partition("=")[0] for part in query.split("&"))
+    shown = "&".join(f"{name if _NAME.fullmatch(name) else REDACTED}={REDACTED}" for name in names)
+    return _KEY.sub(REDACTED, path) + (f"?{shown}" if mark else "")
+
+
+def keep_values_out() -> None:
+    """Remove values from uvicorn's access log of this process."""
+    logging.getLogger("uvicorn.access").addFilter(_without_values)
+
+
+def _without_values(record: logging.LogRecord) -> bool:
+    match record.args:
+        case (client, method, str(target), *rest):
+            record.args = (client, method, without_values(target), *rest)
+    return True
+
+
+# The gate: identifies the sender of a request before its body is read, and refuses requests that may not enter.
+#
+# It stands between the error handlers and the routes, so that its exceptions are answered as problems. It requires a
+# key
+# for everything under ``/v1``; the routes then require scopes (``service.api.auth``).
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+_PROBES = frozenset({"/healthz", "/readyz"})  # must answer an orchestrator even while the rest is flooded
+_PORT = re.compile(r":\d*$")
+# Headers that a request has once, as far as the API reads them.
+_SINGLE = ("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Last-Event-ID", "Origin")
+_SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: the user's own navigation
+
+
+class Gate:
+    """An ASGI middleware that admits requests.
+
+    Args:
+        app: The app behind it.
+        keys: The API keys.
+        limits: Rate limits.
+        settings: The operator's settings.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyStore, limits: RateLimits, settings: Settings) -> None:
+        self._app, self._keys, self._limits, self._settings = app, keys, limits, settings
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Admit a request.
+
+        Raises:
+            Unauthenticated: It needs a key and carries no valid one.
+            Forbidden: It comes from a page of another origin, or names another host.
+            AmbiguousHeader: It gives a header several values where the API would read one.
+            HTTPException: Its path and query, or its headers, are too long.
+            RateLimited: Its sender has sent too many.
+        """
+        if scope["type"] == "http":
+            request = Request(scope)
+            refuse_oversized(request)
+            refuse_ambiguous(request)
+            if self._settings.auth:
+                request.state.principal = await self._admit(request)
+            else:
+                request.state.principal = self._admit_local(request)
+        await self._app(scope, receive, send)
+
+    def _admit_local(self, request: Request) -> Principal:
+        """Without authentication, admit only this machine's programs and pages, as one user with all rights."""
+        host = request.headers.get("host", "")
+        if not is_loopback(_PORT.sub("", host)):
+            # DNS rebinding: a page under a name that resolves to this machine would pass as one of its own.
+            raise Forbidden(
+                f"without authentication, only requests to localhost or 127.0.0.1 are answered, not to {host[:100]!r}"
+            )
+        refuse_foreign_page(request, self._settings.cors_origins)
+        return ANONYMOUS
+
+    async def _admit(self, request: Request) -> Principal | None:
+        if holds_key(request.scope["query_string"].decode("latin-1")):
+            raise Unauthenticated(
+                "there is an API key in the query, which logs and histories keep: revoke it, and send another one as "
+                "Authorization: Bearer boost_…"
+            )
+        path, address = request.scope["path"], request.client.host if request.client else None
+        if path in _PROBES:
+            return None
+        if not needs_key(path):
+            self._limits.count_address(address)
+            return None
+        presented, by_cookie = _presented(request)
+        request.state.came_with_key = presented is not None
+        if presented is None:
+            self._limits.count_address(address)
+            raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
+        principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
+        if principal is None:
+            self._limits.count_failure(address)
+            raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
+        request.state.principal = principal  # known from here on, even if this request is refused
+        self._limits.count(principal)
+        if by_cookie:
+            self._refuse_unless_own_page(request)
+        return principal
+
+    def _refuse_unless_own_page(self, request: Request) -> None:
+        """Browsers send the cookie with requests from any page; only the service's own page may change things."""
+        if request.method not in SAFE_METHODS and not _from_own_page(request):
+            raise Forbidden(
+                "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
+            )
+
+
+def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None:
+    """Refuse a request that would change something if the browser says that another origin's page sends it.
+
+    Args:
+        request: The request.
+        allowed: Other origins that may send it.
+
+    Raises:
+        Forbidden: A page of another origin sends it.
+    """
+    says_whence = "origin" in request.headers or "sec-fetch-site" in request.headers
+    if request.method in SAFE_METHODS or not says_whence or _from_own_page(request):
+        return
+    if request.headers.get("origin") not in allowed:
+        raise Forbidden("in a browser, only the service's own page may change things")
+
+
+def refuse_oversized(request: Request) -> None:
+    """Refuse an excessive path and query, or headers; the server limits the sum of both.
+
+    Raises:
+        HTTPException: They are longer than ``MOST_TARGET_BYTES``, or ``MOST_HEADER_BYTES``.
+    """
+    if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
+        raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
+    if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
+        raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
+def refuse_ambiguous(request: Request) -> None:
+    """Refuse a request that gives a header several values where one would be read: a proxy might read another.
+
+    Raises:
+        AmbiguousHeader: It does.
+    """
+    names = [name for name, _ in request.headers.raw]
+    if len(set(names)) == len(names):  # as in nearly all requests
+        return
+    for name in _SINGLE:
+        if len(set(request.headers.getlist(name))) > 1:
+            raise AmbiguousHeader(f"the request has several {name} headers, and they differ; send one")
+
+
+def _presented(request: Request) -> tuple[str | None, bool]:
+    """The key that a request carries, and whether in its cookie."""
+    header = request.headers.get("authorization")
+    if header is None:
+        return request.cookies.get(COOKIE), True
+    scheme, _, key = header.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else "", False
+
+
+def _from_own_page(request: Request) -> bool:
+    # Browsers without Sec-Fetch-Site send Origin with all requests that change something.
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    return request.headers.get("sec-fetch-site") in _SAME_ORIGIN or request.headers.get("origin") == own

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from service.accounts.audit import AuditLog
-from service.accounts.keys import KeyStore
-from service.accounts.principal import Principal
+from service.accounts.keys import KeyStore, Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
-from service.api.middleware.limits import RateLimits
+from service.api.following import Feeds
+from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
-from service.api.short_reads import ShortReads
-from service.api.store_access import StoreAccess
-from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
 from service.jobs.observations import Observations
@@ -24,7 +21,7 @@ from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 

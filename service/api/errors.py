@@ -1,6 +1,7 @@
 """Errors as problem+json (RFC 9457): the possible responses, and how exceptions map to them."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
@@ -18,19 +19,81 @@ from sqlalchemy.exc import (
     TimeoutError,  # noqa: A004
 )
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
-from service.api.exceptions import AmbiguousHeader, Forbidden, RateLimited, Unauthenticated
-from service.api.middleware.heads import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database_errors import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
+from service.jobs.model import IdempotencyKeyReused
 from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
-from service.jobs.requests import IdempotencyKeyReused
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
 from service.models.problems import FieldError, Problem, field_error, job_errors
+
+# Reasons for which the API refuses a request before looking at its content.
+
+
+class Unauthenticated(PermissionError):
+    """The request carries no credentials, or no valid ones."""
+
+
+class Forbidden(PermissionError):
+    """The sender is known but may not do this, or not in this way."""
+
+
+class AmbiguousHeader(ValueError):
+    """A header that has one value came with several."""
+
+
+class RateLimited(RuntimeError):
+    """A limit was exceeded.
+
+    Attributes:
+        retry_after: Seconds after which the request may be sent again.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(f"{message}; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+# HEAD wherever there is GET: the same response without the body.
+
+_STREAM = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
+
+
+def is_stream(path: str) -> bool:
+    """Whether GET returns a stream of events.
+
+    Args:
+        path: The path of a request, or of a route.
+    """
+    return _STREAM.fullmatch(path) is not None
+
+
+class Heads:
+    """An ASGI middleware that answers HEAD like GET.
+
+    Args:
+        app: The app behind it, which only sees GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD" or is_stream(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -8,11 +8,22 @@ from boost_core.config.data import NearDedup, QualityFilter, SourceConfig
 from boost_core.messages import CheckpointReport, Drill, Profile, Score, Scores, ShapeReport, StepReport
 from boost_core.plan.machine import MeasuredLink, MeasuredProfile
 from boost_core.plan.report import PlanSearch, plan
-from service.api.routes.session import SessionRequest
+from service.api.routes.access import SessionRequest
 from service.jobs.model import JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState, Reason
-from service.models.checkpoints import Checkpoint, CheckpointList
+from service.models.access import Identity, NewKey, Scope, Tenant, TenantList
+from service.models.cluster import (
+    Node,
+    NodeJob,
+    NodeList,
+    ProfileList,
+    Queue,
+    QueueList,
+    StoredProfile,
+    TargetGroup,
+    TargetLabels,
+)
 from service.models.datasets import (
     Dataset,
     DatasetDetail,
@@ -21,18 +32,18 @@ from service.models.datasets import (
     DatasetRequest,
     DatasetState,
 )
-from service.models.examples import JobExample, JobExampleList
-from service.models.identity import Identity, Scope
-from service.models.keys import NewKey
-from service.models.nodes import Node, NodeJob, NodeList
-from service.models.plans import PlanAnswer, PlanRequest
+from service.models.jobs import (
+    Checkpoint,
+    CheckpointList,
+    CloneRequest,
+    KeyRequest,
+    QueueSettings,
+    TenantSettings,
+    TrackerList,
+    TrackerState,
+)
+from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError, Problem
-from service.models.profiles import ProfileList, StoredProfile
-from service.models.queues import Queue, QueueList
-from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
-from service.models.targets import TargetGroup, TargetLabels
-from service.models.tenants import Tenant, TenantList
-from service.models.trackers import TrackerList, TrackerState
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 _JOB_ID = "job-1k0skwwex4yq1zy2"

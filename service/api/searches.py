@@ -18,8 +18,7 @@ from boost_core.plan.machine import Basis, Fitted
 from boost_core.plan.report import PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
-from service.api.errors import InvalidJob
-from service.api.exceptions import RateLimited
+from service.api.errors import InvalidJob, RateLimited
 from service.models.problems import FieldError
 
 _SECONDS = 20.0

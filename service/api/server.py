@@ -1,26 +1,280 @@
 """The server that the API runs in."""
 
 import asyncio
+import errno
+import ipaddress
+import logging
+import resource
 import socket
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.api.auth import keep_values_out
 from service.api.deps import Context
-from service.api.middleware.access_log import keep_values_out
-from service.api.middleware.connections import (
-    Listener,
-    Loop,
-    Notes,
-    Protocol,
-    Watch,
-    is_out_of_descriptors,
-    most_connections,
-)
+from service.api.limits import network_of
 from service.settings import Settings
+
+# Limits clients' use of the server: the number of connections, and how long one may stay idle mid-request.
+#
+# Event streams stay open as long as somebody reads them.
+
+HEAD_SECONDS = 10.0  # from the beginning of a connection, or of a later request on it, to the last header
+BODY_SECONDS = 30.0
+READ_SECONDS, READ_BYTES = 30.0, 16 * 2**10  # a client must read this much of a pending response in this time
+TLS_SECONDS = 10.0
+
+_MOST_DESCRIPTORS = 65_536
+_LOG_SECONDS = 60.0
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+_log = logging.getLogger(__name__)
+
+
+def _last_words(status: str, why: str) -> bytes:
+    headers = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(why)}\r\nRetry-After: 5"
+    return f"HTTP/1.1 {status}\r\n{headers}\r\nConnection: close\r\n\r\n{why}".encode("ascii")
+
+
+_TOO_MANY = _last_words("503 Service Unavailable", "the service has too many connections; try again")
+_TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in time; send it faster")
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit on open connections and files as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections(wanted: int) -> int:
+    """The wanted number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(2, min(wanted, soft // 2))
+
+
+class Notes:
+    """Connection problems for the log: at most one line per minute, however many there are."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._written = float("-inf")
+
+    def add(self, what: str) -> None:
+        """Count a problem."""
+        self._counts[what] += 1
+
+    def write(self, now: float) -> None:
+        """Write the line, if there is anything to report and the last one is at least a minute old."""
+        if self._counts and now - self._written >= _LOG_SECONDS:
+            _log.warning("connections: %s", "; ".join(f"{count} {what}" for what, count in self._counts.items()))
+            self._counts.clear()
+            self._written = now
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, with a time limit for TLS handshakes."""
+
+    async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
+        """Start a server."""
+        if named.get("ssl"):
+            named["ssl_handshake_timeout"] = TLS_SECONDS
+        return await super().create_server(*arguments, **named)
+
+
+class _Connection(socket.socket):
+    """A connection that reports when it is closed."""
+
+    when_closed: Callable[[], object] | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.when_closed:
+            self.when_closed()
+
+
+class Listener(socket.socket):
+    """A listening socket with a limited number of connections; further ones are answered 503 and closed.
+
+    Args:
+        listening: The socket to listen on, which this one replaces.
+        most: Maximum number of connections.
+        proxies: Addresses and networks of proxies, or ``*``. Any other address gets half of the connections at most.
+        encrypted: Whether clients speak TLS, so that refused ones cannot be told why.
+        notes: Collects problems.
+    """
+
+    def __init__(
+        self, listening: socket.socket, most: int, proxies: Iterable[str], encrypted: bool, notes: Notes
+    ) -> None:
+        super().__init__(fileno=listening.detach())
+        self._most, self._most_of_one = most, most // 2
+        self._proxies = list(_networks(proxies))
+        self._encrypted, self._notes = encrypted, notes
+        self._open: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept the next connection.
+
+        Raises:
+            BlockingIOError: There is none now, or it was refused.
+            OSError: It cannot be accepted, for example for lack of descriptors.
+        """
+        accepted, address = super().accept()
+        connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
+        if self._open.total() >= self._most:
+            self._turn_away(connection, f"refused, because all {self._most} were in use")
+        if self._open[sender] >= self._most_of_one and not self._is_proxy(address[0]):
+            self._turn_away(connection, f"refused, because their address had {self._most_of_one} open")
+        self._open[sender] += 1
+        connection.when_closed = weakref.finalize(connection, self._forget, sender)
+        return connection, address
+
+    def _turn_away(self, connection: socket.socket, why: str) -> None:
+        self._notes.add(why)
+        with connection:
+            connection.setblocking(False)
+            if not self._encrypted:
+                connection.send(_TOO_MANY)
+        raise BlockingIOError
+
+    def _is_proxy(self, address: str) -> bool:
+        return any(ipaddress.ip_address(address) in network for network in self._proxies)
+
+    def _forget(self, sender: str) -> None:
+        self._open[sender] -= 1
+        if not self._open[sender]:
+            del self._open[sender]
+
+
+def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for proxy in ("0.0.0.0/0", "::/0") if "*" in proxies else proxies:
+        with suppress(ValueError):  # uvicorn also trusts names, but TCP peers have none
+            yield ipaddress.ip_network(proxy, strict=False)
+
+
+class _Requests(h11.Connection):
+    """h11's, without requests of which a proxy in front may see another end than h11 does (RFC 9112, section 6.1).
+
+    What follows the end that the proxy sees would be taken for another sender's request.
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            h11.RemoteProtocolError: The client does not speak HTTP, or its request's end is ambiguous.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
+        return event
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, for clients that stop speaking HTTP in the middle of a request or while it is being answered.
+
+    uvicorn itself would answer them a second time, which is an error with a traceback in the log.
+    """
+
+    def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        assert config.h11_max_incomplete_event_size is not None  # set by the server
+        self.conn = _Requests(h11.SERVER, config.h11_max_incomplete_event_size)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 unless an answer has begun, and close the connection."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # whatever the app has yet to say is dropped
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+
+@dataclass
+class _Clocks:
+    """What a connection was last seen waiting for, and since when."""
+
+    part: tuple[str, object] | None = None
+    part_since: float = 0.0
+    unread: int = 0
+    unread_since: float = 0.0
+
+
+class Watch:
+    """Ends connections on which a request does not arrive in time, or a response is not read.
+
+    Args:
+        notes: Collects problems.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._clocks: dict[H11Protocol, _Clocks] = {}
+
+    def look(self, connections: Iterable[H11Protocol], now: float) -> None:
+        """End connections whose time is up; to be called about once a second.
+
+        Args:
+            connections: All open connections.
+            now: Seconds on a monotonic clock.
+        """
+        self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
+        for connection, clocks in self._clocks.items():
+            self._look_at_request(connection, clocks, now)
+            self._look_at_answer(connection, clocks, now)
+
+    def _look_at_request(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
+        part = _arriving(connection)
+        if part != clocks.part:
+            clocks.part, clocks.part_since = part, now
+        if part is None or connection.transport.is_closing():
+            return
+        seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
+        if now - clocks.part_since >= seconds:
+            self._notes.add(f"closed, because the {part[0]} of a request took longer than {seconds:g} s")
+            if connection.cycle is None or not connection.cycle.response_started:
+                connection.transport.write(_TOO_SLOW)
+            connection.transport.close()
+
+    def _look_at_answer(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
+        unread = connection.transport.get_write_buffer_size()
+        if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
+            clocks.unread, clocks.unread_since = unread, now
+            return
+        clocks.unread = max(unread, clocks.unread)
+        if now - clocks.unread_since >= READ_SECONDS:
+            self._notes.add(f"cut off, because an answer was not read for {READ_SECONDS:g} s")
+            connection.transport.abort()
+
+
+def _arriving(connection: H11Protocol) -> tuple[str, object] | None:
+    """The part of a request that the server is waiting for; ``None`` between requests, and while it reads no more."""
+    state = connection.conn.their_state
+    if state is h11.IDLE and connection.timeout_keep_alive_task is None:
+        return "head", connection.cycle
+    if state is h11.SEND_BODY and not connection.flow.read_paused:
+        return "body", connection.cycle
+    return None
+
+
+def is_out_of_descriptors(error: object) -> bool:
+    """Whether an error is due to a lack of descriptors."""
+    return isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS
+
 
 GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
 _LOOK_SECONDS = 1.0

@@ -4,27 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import (
-    audit,
-    ckpt,
-    datasets,
-    evaluate,
-    export,
-    generate,
-    job_actions,
-    jobs,
-    keys,
-    local,
-    login,
-    migrate,
-    nodes,
-    profile,
-    profiles,
-    queues,
-    submit,
-    tenants,
-    watch,
-)
+from service.cli.commands import ckpt, datasets, jobs, keys, local, login, profiles, queues, submit, trainer, watch
 from service.cli.failures import ReadableErrors
 
 _JOBS = "Jobs"
@@ -50,20 +30,20 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "watch": watch.watch,
         "events": jobs.events,
         "logs": jobs.logs,
-        "pause": job_actions.pause,
-        "resume": job_actions.resume,
-        "cancel": job_actions.cancel,
-        "retry": job_actions.retry,
-        "patch": job_actions.patch,
-        "drill": job_actions.drill,
-        "profile": profile.profile,
-        "export": export.export,
-        "generate": generate.generate,
-        "eval": evaluate.evaluate,
+        "pause": jobs.pause,
+        "resume": jobs.resume,
+        "cancel": jobs.cancel,
+        "retry": jobs.retry,
+        "patch": jobs.patch,
+        "drill": jobs.drill,
+        "profile": profiles.profile,
+        "export": trainer.export,
+        "generate": trainer.generate,
+        "eval": trainer.evaluate,
     },
-    _CLUSTER: {"nodes": nodes.nodes},
+    _CLUSTER: {"nodes": queues.nodes},
     _ACCOUNT: {"login": login.login, "logout": login.logout, "whoami": login.whoami},
-    _OPERATORS: {"audit": audit.audit, "migrate": migrate.migrate},
+    _OPERATORS: {"audit": keys.audit, "migrate": local.migrate},
     _HERE: {"serve": local.serve, "demo": local.demo, "import-config": local.import_configuration},
 }
 
@@ -79,7 +59,7 @@ app.add_typer(datasets.app, name="datasets", rich_help_panel=_JOBS)
 app.add_typer(queues.app, name="queues", rich_help_panel=_CLUSTER)
 app.add_typer(profiles.app, name="profiles", rich_help_panel=_CLUSTER)
 app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATORS)
-app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATORS)
+app.add_typer(queues.tenants_app, name="tenants", rich_help_panel=_OPERATORS)
 
 if __name__ == "__main__":
     app()

@@ -4,8 +4,7 @@ Every operation is described once, in the module of this package named after its
 clients differ only in how they send a request.
 """
 
-from service.client.asynchronous import AsyncClient
-from service.client.blocking import Client
-from service.client.errors import ApiError, ServiceUnreachable
+from service.client.calls import ApiError, ServiceUnreachable
+from service.client.clients import AsyncClient, Client
 
 __all__ = ["ApiError", "AsyncClient", "Client", "ServiceUnreachable"]

@@ -1,11 +1,421 @@
 """All operations of the API."""
 
-from service.client.accounts import AccountCalls
-from service.client.checkpoints import CheckpointCalls
-from service.client.cluster import ClusterCalls
-from service.client.datasets import DatasetCalls
-from service.client.jobs import JobCalls
-from service.client.planning import PlanningCalls
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from types import NoneType
+from typing import Any
+
+from boost_core.config import JobSpec
+from boost_core.messages import Drill, Profile, Scores
+from boost_core.plan.machine import MeasuredProfile
+from boost_core.plan.report import PlanSearch, PresetList
+from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
+from service.jobs.model import EventKind, JobPage, JobRecord
+from service.jobs.patch import JobPatch
+from service.jobs.states import JobState
+from service.models.access import AuditPage, Identity, KeyList, NewKey, Tenant, TenantList
+from service.models.cluster import NodeList, ProfileList, Queue, QueueList, StoredProfile, Versions
+from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
+from service.models.jobs import (
+    Checkpoint,
+    CheckpointDetail,
+    CheckpointList,
+    CloneRequest,
+    DryRun,
+    EvaluationList,
+    KeyRequest,
+    MetricsHistory,
+    QueueSettings,
+    TenantSettings,
+    TrackerList,
+)
+from service.models.plans import JobExampleList, PlanAnswer
+
+# Operations on jobs.
+
+
+class JobCalls:
+    """Operations on jobs."""
+
+    @operation
+    def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[JobRecord]:
+        """Submit a job; a mapping is validated by the service.
+
+        Args:
+            spec: The job.
+            idempotency_key: Repeated requests with one key create only one job; a new key if ``None``.
+        """
+        return create(path_of("jobs"), JobRecord, plain(spec), idempotency_key)
+
+    @operation
+    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Call[DryRun]:
+        """Check and plan a job without submitting it."""
+        return Call("POST", path_of("jobs", "dry-run"), DryRun, body=plain(spec), repeatable=True)
+
+    @operation
+    def list(
+        self,
+        states: Collection[JobState | str] = (),
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        tenant: str | None = None,
+        submitted_by: str | None = None,
+    ) -> Call[JobPage]:
+        """Return one page of jobs, newest first.
+
+        Args:
+            states: Only jobs in one of these states; if empty, in any.
+            limit: Maximum number of results.
+            cursor: The ``next_cursor`` of the previous page.
+            queue: Only jobs in this queue.
+            name: Only jobs whose name contains this.
+            tenant: Only this tenant's jobs; for operators.
+            submitted_by: Only jobs submitted with the key of this name.
+        """
+        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
+        return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
+
+    @operation
+    def get(self, job_id: str) -> Call[JobRecord]:
+        """Return one job."""
+        return get(path_of("jobs", job_id), JobRecord)
+
+    @operation
+    def job_plan(self, job_id: str) -> Call[PlanAnswer]:
+        """Return what a job needs in each of its layouts, by the figures that it was submitted with."""
+        return get(path_of("jobs", job_id, "plan"), PlanAnswer)
+
+    @operation
+    def patch(
+        self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
+    ) -> Call[JobRecord]:
+        """Change a job's name, priority, or limits of replicas or GPUs; a mapping is validated by the service.
+
+        Args:
+            job_id: The job.
+            changes: The changes.
+            if_match: The ``etag`` of the record that the changes apply to; refused if it has changed since.
+        """
+        headers = {"If-Match": if_match} if if_match else {}
+        return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
+
+    @operation
+    def cancel(self, job_id: str) -> Call[JobRecord]:
+        """Request that a job be cancelled."""
+        return Call("DELETE", path_of("jobs", job_id), JobRecord, repeatable=True)
+
+    @operation
+    def pause(self, job_id: str) -> Call[JobRecord]:
+        """Request that a job be paused."""
+        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord, repeatable=True)
+
+    @operation
+    def resume(self, job_id: str) -> Call[JobRecord]:
+        """Resume a paused job."""
+        return Call("POST", path_of("jobs", job_id, "resume"), JobRecord)
+
+    @operation
+    def retry(self, job_id: str) -> Call[JobRecord]:
+        """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
+        return Call("POST", path_of("jobs", job_id, "retry"), JobRecord)
+
+    @operation
+    def clone(
+        self,
+        job_id: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        from_checkpoint: bool = False,
+        from_weights: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Call[JobRecord]:
+        """Submit a copy of a job, with changes.
+
+        Args:
+            job_id: The job to copy.
+            changes: Changes to its spec, as a JSON merge patch.
+            from_checkpoint: Continue from its newest checkpoint, with its optimizer and step.
+            from_weights: Start at step 0 from the weights of its newest checkpoint.
+            idempotency_key: As for ``submit``.
+        """
+        body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint, from_weights=from_weights)
+        return create(path_of("jobs", job_id, "clone"), JobRecord, plain(body), idempotency_key)
+
+    @operation
+    def drill(
+        self, job_id: str, drill: Drill | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Inject one fault into a running job; a mapping is validated by the service."""
+        return create(path_of("jobs", job_id, "drills"), JobRecord, plain(drill), idempotency_key)
+
+    @operation
+    def profile(
+        self, job_id: str, profile: Profile | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Trace some steps of a job; events of kind ``profile`` say where the traces are."""
+        return create(path_of("jobs", job_id, "profiles"), JobRecord, plain(profile), idempotency_key)
+
+    @operation
+    def record_evaluation(
+        self, job_id: str, scores: Scores | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Record the scores of one of a job's checkpoints on tasks; a mapping is validated by the service."""
+        return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
+
+    @operation
+    def evaluations(self, job_id: str) -> Call[EvaluationList]:
+        """Return the evaluations of a job's checkpoints on tasks, newest first."""
+        return get(path_of("jobs", job_id, "evaluations"), EvaluationList)
+
+    @operation
+    def metrics(
+        self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
+    ) -> Call[MetricsHistory]:
+        """Return a job's metrics over its steps, downsampled to about ``points`` points."""
+        path = path_of("jobs", job_id, "metrics")
+        return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+
+    @operation
+    def trackers(self, job_id: str) -> Call[TrackerList]:
+        """Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is."""
+        return get(path_of("jobs", job_id, "trackers"), TrackerList)
+
+    @stream
+    def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
+        """Yield a job's events with IDs above ``after``, in order and exactly once; reconnect when needed.
+
+        Args:
+            job_id: The job.
+            after: The last event already seen.
+            follow: Continue until the job ends; otherwise stop after the existing events.
+            kinds: Only events of these kinds; if empty, of any.
+        """
+        return Stream(job_id, "events", after, follow, {"kind": [*kinds]})
+
+    @stream
+    def logs(
+        self,
+        job_id: str,
+        rank: int | None = None,
+        level: str | Collection[str] = (),
+        since: datetime | None = None,
+        after: int = 0,
+        follow: bool = True,
+    ) -> Stream:
+        """Yield the logs of a job's ranks, as events of kind ``log``; reconnect when the connection is lost.
+
+        Args:
+            job_id: The job.
+            rank: Only this rank's lines.
+            level: Only lines of this level, or of one of these; if empty, of any.
+            since: Only lines from this time on.
+            after: The last event already seen.
+            follow: Continue until the job ends; otherwise stop after the existing lines.
+        """
+        levels = [level] if isinstance(level, str) else [*level]
+        params = {"rank": rank, "level": levels, "since": since.astimezone().isoformat() if since else None}
+        return Stream(job_id, "logs", after, follow, params)
+
+
+# Operations on identity, keys and the audit log.
+
+
+class AccountCalls:
+    """Operations on identities, keys and the audit log."""
+
+    @operation
+    def whoami(self) -> Call[Identity]:
+        """Return the key's tenant, name and scopes."""
+        return get(path_of("whoami"), Identity)
+
+    @operation
+    def create_key(
+        self, request: KeyRequest | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[NewKey]:
+        """Create a key; for operators. It is shown only in this answer.
+
+        A repeated request with the same ``idempotency_key`` gives the same key a new secret.
+        """
+        return create(path_of("keys"), NewKey, plain(request), idempotency_key)
+
+    @operation
+    def keys(self) -> Call[KeyList]:
+        """Return all keys; for operators."""
+        return get(path_of("keys"), KeyList)
+
+    @operation
+    def revoke_key(self, key_id: str) -> Call[None]:
+        """Revoke a key; for operators."""
+        return Call("DELETE", path_of("keys", key_id), NoneType, repeatable=True)
+
+    @operation
+    def audit(self, tenant: str | None = None, after: int | None = None, limit: int | None = None) -> Call[AuditPage]:
+        """Return entries of the audit log, in order; for operators.
+
+        Args:
+            tenant: Only this tenant's requests.
+            after: Only entries with ids above this.
+            limit: Maximum number of results.
+        """
+        return get(path_of("audit"), AuditPage, tenant=tenant, after=after, limit=limit)
+
+
+# Operations on a job's checkpoints.
+
+
+class CheckpointCalls:
+    """Operations on a job's checkpoints."""
+
+    @operation
+    def checkpoints(self, job_id: str) -> Call[CheckpointList]:
+        """Return a job's committed checkpoints, newest first."""
+        return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
+
+    @operation
+    def checkpoint(self, job_id: str, step: int) -> Call[CheckpointDetail]:
+        """Return one checkpoint with its files."""
+        return get(path_of("jobs", job_id, "checkpoints", step), CheckpointDetail)
+
+    @operation
+    def pin(self, job_id: str, step: int) -> Call[Checkpoint]:
+        """Keep a checkpoint, regardless of retention."""
+        return Call("PUT", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
+
+    @operation
+    def unpin(self, job_id: str, step: int) -> Call[Checkpoint]:
+        """Return a checkpoint to the job's retention."""
+        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
+
+    @operation
+    def delete_checkpoint(self, job_id: str, step: int) -> Call[None]:
+        """Delete a checkpoint that is neither pinned nor needed by its job."""
+        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step), NoneType, repeatable=True)
+
+
+# Operations on queues, tenants, profiles and nodes.
+
+
+class ClusterCalls:
+    """Operations on what jobs share."""
+
+    @operation
+    def queues(self) -> Call[QueueList]:
+        """Return all queues."""
+        return get(path_of("queues"), QueueList)
+
+    @operation
+    def queue(self, name: str) -> Call[Queue]:
+        """Return one queue."""
+        return get(path_of("queues", name), Queue)
+
+    @operation
+    def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
+        """Create a queue or set an existing one's limits; for operators."""
+        return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
+
+    @operation
+    def delete_queue(self, name: str) -> Call[None]:
+        """Delete a queue that has no unfinished jobs; for operators."""
+        return Call("DELETE", path_of("queues", name), NoneType, repeatable=True)
+
+    @operation
+    def tenants(self) -> Call[TenantList]:
+        """Return all tenants; for operators."""
+        return get(path_of("tenants"), TenantList)
+
+    @operation
+    def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
+        """Create a tenant or set an existing one's quota; for operators."""
+        return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
+
+    @operation
+    def nodes(self) -> Call[NodeList]:
+        """Return the cluster's nodes, as the scheduler last saw them."""
+        return get(path_of("nodes"), NodeList)
+
+    @operation
+    def profiles(self) -> Call[ProfileList]:
+        """Return the measured profiles of all kinds of GPU."""
+        return get(path_of("profiles"), ProfileList)
+
+    @operation
+    def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
+        """Return the measured profile of a kind of GPU; by default at bf16, or else at another precision."""
+        return get(path_of("profiles", kind), StoredProfile, precision=precision)
+
+    @operation
+    def put_profile(self, kind: str, profile: MeasuredProfile | Mapping[str, Any]) -> Call[StoredProfile]:
+        """Store the measured profile of a kind of GPU at the profile's precision; for operators."""
+        return Call("PUT", path_of("profiles", kind), StoredProfile, body=plain(profile), repeatable=True)
+
+    @operation
+    def delete_profile(self, kind: str, precision: str | None = None) -> Call[None]:
+        """Delete the measured profiles of a kind of GPU, or only one precision's; for operators."""
+        params = {"precision": precision}
+        return Call("DELETE", path_of("profiles", kind), NoneType, params=params, repeatable=True)
+
+
+# Operations on datasets.
+
+
+class DatasetCalls:
+    """Operations on datasets."""
+
+    @operation
+    def create_dataset(self, request: DatasetRequest | Mapping[str, Any]) -> Call[Dataset]:
+        """Build a dataset. One that failed or was cancelled continues with the remaining files."""
+        return Call("POST", path_of("datasets"), Dataset, body=plain(request))
+
+    @operation
+    def datasets(self) -> Call[DatasetList]:
+        """Return the tenant's datasets."""
+        return get(path_of("datasets"), DatasetList)
+
+    @operation
+    def dataset(self, name: str) -> Call[DatasetDetail]:
+        """Return one dataset, with its lineage."""
+        return get(path_of("datasets", name), DatasetDetail)
+
+    @operation
+    def cancel_dataset(self, name: str) -> Call[Dataset]:
+        """Stop building a dataset."""
+        return Call("POST", path_of("datasets", name, "cancel"), Dataset, repeatable=True)
+
+    @operation
+    def delete_dataset(self, name: str) -> Call[None]:
+        """Forget a dataset that no active job names; its files stay."""
+        return Call("DELETE", path_of("datasets", name), NoneType, repeatable=True)
+
+
+# Operations that help before a job is submitted.
+
+
+class PlanningCalls:
+    """What a job would need, and what to build one from."""
+
+    @operation
+    def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
+        """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
+        asked = {} if search is None else {"search": plain(search)}
+        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | asked, repeatable=True)
+
+    @operation
+    def presets(self) -> Call[PresetList]:
+        """Return the published models."""
+        return get(path_of("presets"), PresetList)
+
+    @operation
+    def examples(self) -> Call[JobExampleList]:
+        """Return example job files."""
+        return get(path_of("examples"), JobExampleList)
+
+    @operation
+    def versions(self) -> Call[Versions]:
+        """Return the versions of the service and of what it runs on."""
+        return get(path_of("versions"), Versions)
 
 
 class Api(JobCalls, CheckpointCalls, DatasetCalls, ClusterCalls, PlanningCalls, AccountCalls):

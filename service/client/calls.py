@@ -5,12 +5,18 @@ An operation is a function that describes its request. As a method of ``Client``
 """
 
 import functools
+import random
 import re
 import secrets
+import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from pathlib import Path
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from urllib.parse import quote
@@ -18,8 +24,97 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from service.client.errors import ApiError
+from boost_core import __version__
 from service.jobs.model import JobEvent
+from service.models.problems import FieldError, Problem
+from service.proxies import proxy_of
+
+# The errors that a client raises.
+
+_CODES = "urn:boost:problem:"
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class ApiError(RuntimeError):
+    """The service refused a request.
+
+    Attributes:
+        status: The HTTP status.
+        code: The kind of problem, for example ``job-not-found``; stable across versions.
+        detail: What went wrong and what to do.
+        errors: The fields at fault, if any.
+        retry_after: Seconds after which to ask again, if the service says so.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        errors: list[FieldError],
+        code: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code or f"http-{status}"
+        self.detail = detail
+        self.errors = errors
+        self.retry_after = retry_after
+
+    @classmethod
+    def of(cls, response: httpx.Response) -> "ApiError":
+        """Build the error from an error response that has been read."""
+        retry_after = _seconds(response.headers.get("Retry-After"))
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValidationError:
+            detail = f"{response.url} answered {response.status_code} {response.reason_phrase}".rstrip()
+            return cls(response.status_code, detail, [], retry_after=retry_after)
+        code = problem.type.removeprefix(_CODES)
+        return cls(problem.status, problem.detail, problem.errors, code, retry_after)
+
+
+class ServiceUnreachable(ConnectionError):
+    """The service does not answer.
+
+    Attributes:
+        was_sent: Whether the request may have reached the service.
+        is_final: Whether a retry is useless, because the service's certificate is not trusted.
+    """
+
+    def __init__(self, base_url: str, cause: Exception) -> None:
+        self.was_sent = not isinstance(cause, _NEVER_SENT)
+        self.is_final = any(isinstance(error, ssl.SSLCertVerificationError) for error in _chain(cause))
+        remedy = (
+            "give the CA file that its certificate is signed with: verify= or `boost login --ca-file`"
+            if self.is_final
+            else "is `boost serve` running there? Give another address with --url or BOOST_URL"
+        )
+        proxy = proxy_of(base_url)
+        way = f" through the proxy {proxy.url.host}:{proxy.url.port}" if proxy else ""
+        super().__init__(f"no service answers at {base_url}{way} ({cause or type(cause).__name__}); {remedy}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Parse the header Retry-After, a number of seconds or a date."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        at = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+
 
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -186,3 +281,105 @@ def _method(describe: Callable[..., Any], client: object, carry: Callable[[Any],
         return carry(describe(self, *args, **kwargs))
 
     return MethodType(call, client)
+
+
+# When a request is retried, and after how long.
+
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 8.0
+_FOR_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+class RetryPolicy:
+    """Pauses between the tries of one request: each about twice as long as the last, with jitter.
+
+    Args:
+        seconds: How long to keep trying in all, from now.
+        repeatable: Whether the request may reach the service twice.
+    """
+
+    def __init__(self, seconds: float, repeatable: bool = True) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._repeatable = repeatable
+        self._longest = _FIRST_PAUSE_SECONDS
+
+    def pause_after(self, failure: ApiError | ServiceUnreachable) -> float:
+        """Return how many seconds to wait before the next try.
+
+        Raises:
+            ApiError: The failure, if it should not be retried or no time is left.
+            ServiceUnreachable: Likewise.
+        """
+        # Up to half of it is random, so that clients turned away together do not return together.
+        pause = self._longest * random.uniform(0.5, 1.0)
+        if isinstance(failure, ApiError) and failure.retry_after is not None:
+            pause += failure.retry_after
+        if not self._may_repeat(failure) or time.monotonic() + pause > self._deadline:
+            raise failure
+        self._longest = min(2 * self._longest, _LONGEST_PAUSE_SECONDS)
+        return pause
+
+    def _may_repeat(self, failure: ApiError | ServiceUnreachable) -> bool:
+        if isinstance(failure, ApiError):
+            return self._repeatable and failure.status in _FOR_NOW
+        return not failure.is_final and (self._repeatable or not failure.was_sent)
+
+
+# What both clients are created with.
+
+RETRY_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0  # an open stream sends something at least every 15 s; looking up data may take long
+
+
+@dataclass(frozen=True)
+class Options:
+    """The service's URL, and how to talk to it.
+
+    Raises:
+        ValueError: An option is invalid; the message says why.
+    """
+
+    base_url: str
+    api_key: str | None
+    verify: bool | str | Path
+    retry_seconds: float
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.base_url!r} is not the URL of a service; give one such as http://127.0.0.1:8900")
+        try:
+            httpx.URL(self.base_url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{self.base_url!r} is not the URL of a service: {error}") from error
+        if self.api_key is not None and not _is_visible_ascii(self.api_key):
+            raise ValueError("the API key contains characters that no key has; give it as it was shown")
+
+    @property
+    def of_httpx(self) -> dict[str, Any]:
+        """The arguments for httpx's clients."""
+        headers = {"User-Agent": f"boost-client/{__version__}"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        return {
+            "base_url": self.base_url,
+            "timeout": self.timeout,
+            "headers": headers,
+            "verify": self._trusted(),
+            "proxy": proxy_of(self.base_url),
+            "trust_env": False,  # of the environment, httpx would read proxies in its own way
+        }
+
+    def _trusted(self) -> bool | ssl.SSLContext:
+        if not self.base_url.startswith("https://"):
+            return False  # otherwise httpx would load all system certificates, which takes longer than most requests
+        if isinstance(self.verify, bool):
+            return httpx.create_ssl_context(self.verify)
+        try:
+            return ssl.create_default_context(cafile=self.verify)
+        except OSError as error:  # includes ssl.SSLError
+            raise ValueError(f"{self.verify} cannot be used as a CA bundle: {error}") from error
+
+
+def _is_visible_ascii(text: str) -> bool:
+    return bool(text) and all("!" <= character <= "~" for character in text)

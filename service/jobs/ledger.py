@@ -19,7 +19,7 @@ from boost_core.messages import (
     ShapeReport,
     StepReport,
 )
-from service.jobs.goodput import FirstStep, Goodput, Phase, TimeKind, in_seconds, microseconds
+from service.jobs.history import FirstStep, Goodput, Phase, TimeKind, in_seconds, microseconds
 from service.jobs.states import Reason
 
 _MICROSECOND = timedelta(microseconds=1)

@@ -1,14 +1,18 @@
 """The record of a job and its events, as the API shows them and the scheduler reads them."""
 
 import hashlib
+import secrets
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import (
@@ -23,9 +27,10 @@ from boost_core.messages import (
     WorkerCommand,
 )
 from boost_core.plan.machine import Basis, Fitted
-from service.jobs.goodput import Goodput
+from service.jobs.history import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.models.profiles import StoredProfile, basis_of
+from service.jobs.tables import RequestRow
+from service.models.cluster import StoredProfile, basis_of
 
 GANG_LOST = "gang_lost"  # in fault_counts
 NODES = "nodes"  # the snapshot of the cluster's nodes
@@ -259,3 +264,97 @@ class JobEvent(BaseModel):
         "the request; for scores: a checkpoint's scores on tasks; for layouts: those that layouts=auto chose, "
         "and why. Otherwise the trainer's report, see boost_core.messages."
     )
+
+
+# Job ids that sort by time of submission.
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that are easily misread
+_TIME_DIGITS = 11  # 55 bits of microseconds: enough for a thousand years
+_RANDOM_DIGITS = 5
+
+
+def new_job_id() -> str:
+    """A new id of a job."""
+    return _new_id("job")
+
+
+def new_dataset_id() -> str:
+    """A new id of a dataset."""
+    return _new_id("dataset")
+
+
+def _new_id(kind: str) -> str:
+    """The kind, the time in microseconds, and random digits to distinguish simultaneous ids."""
+    microseconds = time.time_ns() // 1_000
+    chance = secrets.randbits(5 * _RANDOM_DIGITS)
+    return f"{kind}-{_digits(microseconds, _TIME_DIGITS)}{_digits(chance, _RANDOM_DIGITS)}"
+
+
+def _digits(number: int, count: int) -> str:
+    return "".join(_ALPHABET[(number >> (5 * place)) & 31] for place in reversed(range(count)))
+
+
+# Requests that take effect once, however often they are sent (Idempotency-Key).
+
+KEPT = timedelta(days=7)
+
+
+class IdempotencyKeyReused(ValueError):
+    """A key was reused for another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"Idempotency-Key {key!r} was sent with another request before; use a new one for each request"
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that may be repeated.
+
+    Attributes:
+        tenant: The sender's tenant.
+        key: Its Idempotency-Key.
+        fingerprint: Digest of its content.
+    """
+
+    tenant: str
+    key: str
+    fingerprint: str
+
+
+def find(session: Session | Connection, request: Request) -> str | None:
+    """The result of the request if it was carried out before; ``None`` if it was not.
+
+    Raises:
+        IdempotencyKeyReused: The key belongs to another request.
+    """
+    same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
+    row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
+    if row is None:
+        return None
+    if row.fingerprint != request.fingerprint:
+        raise IdempotencyKeyReused(request.key)
+    resource: str = row.resource
+    return resource
+
+
+def row_of(request: Request, resource: str) -> RequestRow:
+    """The row to be stored together with the request's effect, which fails if another process was faster."""
+    return RequestRow(**values_of(request, resource))
+
+
+def values_of(request: Request, resource: str) -> dict[str, Any]:
+    """The same by columns."""
+    return {
+        "tenant": request.tenant,
+        "key": request.key,
+        "fingerprint": request.fingerprint,
+        "resource": resource,
+        "time": datetime.now(UTC),
+    }
+
+
+def forget_old(session: Session) -> None:
+    """Delete requests that are too old to be repeated."""
+    session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - KEPT))

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from boost_core.config import JobSpec
 from boost_core.plan.machine import MeasuredProfile, computed_in, kind_of_gpu
 from service.jobs.tables import ProfileRow
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
 
 _COLUMNS = list(ProfileRow.__table__.c)
 

@@ -1,11 +1,29 @@
 """The store: the one place that reads and writes job records and their events."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, islice
+from types import MappingProxyType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindparam, func, insert, select, true, update
+from psycopg import AsyncConnection
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Engine,
+    Text,
+    bindparam,
+    func,
+    insert,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -13,21 +31,174 @@ from boost_core.config import JobSpec
 from boost_core.messages import FaultReport, Scores, WorkerCommand
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
-from service.jobs import observations, queries, requests, writes
-from service.jobs.database import WAIT_SECONDS, open_engine, open_for_short_reads
-from service.jobs.goodput import Goodput
-from service.jobs.ids import new_job_id
-from service.jobs.job_cache import JobCache
+from service.jobs import model, observations, queries, writes
+from service.jobs.database import (
+    SHORT_READS,
+    SILENT_MILLISECONDS,
+    WAIT_SECONDS,
+    connect_arguments,
+    open_engine,
+    open_for_short_reads,
+)
+from service.jobs.history import Goodput
 from service.jobs.leases import Lease, LeaseLost
-from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
-from service.jobs.notifications import Notifications, notify
+from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_job_id
 from service.jobs.patch import JobPatch
-from service.jobs.queries import EventFilter, JobNotFound, Position
-from service.jobs.requests import Request
+from service.jobs.queries import EventFilter, Heads, JobNotFound, Position, record_of
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
+
+# A cache of records. Making a record from a row takes longer than everything else in listing jobs.
+
+_CHUNK = 500
+_MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class TooManyUnknown(RuntimeError):
+    """A short read would have to make too many records."""
+
+
+class JobCache:
+    """Reads jobs, making records only of those that have changed. Threads may share it.
+
+    Each time, the current versions are read from the database, because other processes write to it, too.
+
+    Args:
+        most: Maximum number of records kept, the newest ones.
+    """
+
+    def __init__(self, most: int = 5000) -> None:
+        self._most = most
+        self._known: dict[str, JobRecord] = {}
+        self._lock = threading.Lock()
+
+    def read(self, connection: Connection, wanted: Heads, parameters: Mapping[str, Any] = _NONE) -> list[JobRecord]:
+        """Return the jobs that a query selects, in its order.
+
+        Args:
+            connection: Connection to the database.
+            wanted: The query.
+            parameters: Values of its parameters.
+
+        Raises:
+            TooManyUnknown: It is a connection for short reads, and too many of the jobs are not cached as they are now.
+        """
+        heads = connection.execute(wanted, parameters).all()
+        with self._lock:
+            jobs = {job_id: self._known[job_id] for job_id, _, _ in heads if job_id in self._known}
+        waiting: dict[str, str | None] = {}
+        unknown: list[str] = []
+        for job_id, version, waiting_for in heads:
+            job = jobs.get(job_id)
+            if job is None or job.version != version:
+                unknown.append(job_id)
+            elif job.waiting_for != waiting_for:
+                waiting[job_id] = waiting_for  # which changes without the version
+        if len(unknown) + len(waiting) > _MOST_IN_SHORT_READ and SHORT_READS in connection.get_execution_options():
+            raise TooManyUnknown
+        changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
+        changed |= _fresh(connection, unknown)
+        self.remember(changed)
+        jobs |= changed
+        return [jobs[job_id] for job_id, _, _ in heads]
+
+    def remember(self, jobs: Mapping[str, JobRecord]) -> None:
+        """Remember records, by id, as they are in the database now."""
+        with self._lock:
+            for job_id in jobs:
+                self._known.pop(job_id, None)  # so that it comes last
+            self._known |= jobs
+            for job_id in list(islice(self._known, max(0, len(self._known) - self._most))):
+                del self._known[job_id]
+
+
+def _fresh(connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+    records: dict[str, JobRecord] = {}
+    for begin in range(0, len(job_ids), _CHUNK):
+        query = select(JobRow).where(JobRow.id.in_(job_ids[begin : begin + _CHUNK]))
+        with Session(connection) as session:
+            records |= {job.id: record_of(job) for job in session.scalars(query)}
+    return records
+
+
+# Notifies followers of jobs of writes.
+#
+# Followers in the same process are called directly. Other processes on the same PostgreSQL are notified by NOTIFY in
+# the
+# writing transaction. Notifications may be lost, so followers must also poll the record now and then.
+
+Heard = Callable[[str, int], None]  # called with a job's id and its version after the write
+
+_CHANNEL = "boost_jobs"
+# Otherwise a connection on which nothing is sent would not detect that the other side is gone.
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
+
+
+class Notifications:
+    """Calls all subscribers after each write of this process to a job. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Heard] = []
+
+    def subscribe(self, heard: Heard) -> None:
+        """Register a function to be called in the thread that has written; it must not raise or block."""
+        self._subscribers.append(heard)
+
+    def publish(self, versions: Mapping[str, int]) -> None:
+        """Announce that writes to jobs have been committed."""
+        for job_id, version in versions.items():
+            for heard in self._subscribers:
+                heard(job_id, version)
+
+
+def can_listen(engine: Engine) -> bool:
+    """Whether the database can notify processes of each other's writes."""
+    return engine.dialect.name == "postgresql"
+
+
+def send_probe(engine: Engine, name: str) -> None:
+    """Notify listeners of version 0 of a job of this name, on a connection other than theirs.
+
+    A pooler may silently accept LISTEN and then pass nothing on.
+    """
+    with engine.begin() as connection:
+        notify(connection, {name: 0})
+
+
+def notify(connection: Connection, versions: Mapping[str, int]) -> None:
+    """Notify other processes of writes to jobs on commit, if the database can do that."""
+    if can_listen(connection.engine):
+        payloads = [f"{job_id} {version}" for job_id, version in versions.items()]
+        connection.execute(select(func.pg_notify(_CHANNEL, func.unnest(literal(payloads, ARRAY(Text))))))
+
+
+@asynccontextmanager
+async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, int]]]:
+    """Listen for the writes of all processes on a separate connection; yields jobs' ids and versions.
+
+    Args:
+        engine: Engine of a database that can notify.
+
+    Raises:
+        psycopg.OperationalError: The database cannot be reached.
+    """
+    arguments = connect_arguments(engine) | _KEEPALIVES
+    async with await AsyncConnection.connect(autocommit=True, **arguments) as connection:
+        # The database queues what this process does not read, for all; so it must end a stopped process's connection.
+        await connection.execute(f"SET tcp_user_timeout = {SILENT_MILLISECONDS}")
+        await connection.execute(f"LISTEN {_CHANNEL}")
+        yield _notifications(connection)
+
+
+async def _notifications(connection: AsyncConnection[Any]) -> AsyncGenerator[tuple[str, int]]:
+    async for notification in connection.notifies():
+        job_id, _, version = notification.payload.partition(" ")
+        with suppress(ValueError):  # anyone with an account on the database may send anything
+            yield job_id, int(version)
+
 
 _LOST_RACES = 100
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
@@ -171,10 +342,10 @@ class JobStore:
             events.append(writes.layouts_values(record, chosen))
         with self.engine.begin() as connection:  # plain statements take a fraction of the time of a session's objects
             if request is not None:
-                if known := requests.find(connection, request):
+                if known := model.find(connection, request):
                     alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
+                connection.execute(_INSERT_REQUEST, model.values_of(request, record.id))
             arrival = connection.execute(_INSERT_JOB, job).scalar_one()
             connection.execute(_INSERT_EVENT, events)
             if trackers:
@@ -189,7 +360,7 @@ class JobStore:
             IdempotencyKeyReused: The request's key came with another one before.
         """
         with Session(self.engine) as session:
-            job_id = requests.find(session, request)
+            job_id = model.find(session, request)
             return queries.load(session, job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
@@ -526,7 +697,7 @@ class JobStore:
     def forget_old_requests(self) -> None:
         """Delete requests that are too old to be repeated."""
         with Session(self.engine) as session, session.begin():
-            requests.forget_old(session)
+            model.forget_old(session)
 
     def _write_once_asked(
         self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]
@@ -536,10 +707,10 @@ class JobStore:
         def plan(session: Session, record: JobRecord) -> Write | None:
             if request is None:
                 return change(record)
-            if requests.find(session, request):
+            if model.find(session, request):
                 return None
             write = change(record)
-            return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
+            return Write(write.values, [*write.rows, model.row_of(request, job_id)])
 
         try:
             return self._write_with(job_id, plan)

@@ -179,7 +179,7 @@ class DatasetRow(Table):
 
 
 class ProfileRow(Table):
-    """A profile of a kind of GPU at a precision: ``service.models.profiles.StoredProfile``."""
+    """A profile of a kind of GPU at a precision: ``service.models.cluster.StoredProfile``."""
 
     __tablename__ = "profiles"
 

@@ -1,12 +1,12 @@
 """What a plan is requested for, and its answer."""
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import Fitted
 from boost_core.plan.report import Plan, PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
 
 
 class PlanRequest(JobSpec):
@@ -33,3 +33,20 @@ class PlanAnswer(Plan):
     fitted: Fitted | None = Field(
         None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
     )
+
+
+# Examples of job files.
+
+
+class JobExample(BaseModel):
+    """An example job file."""
+
+    name: str = Field(description="Name of its file, without the suffix.")
+    description: str = Field(description="What it shows.")
+    text: str = Field(description="The file: YAML with comments.")
+
+
+class JobExampleList(BaseModel):
+    """All examples; those that need no GPU come first."""
+
+    examples: list[JobExample]

@@ -10,7 +10,7 @@ from typing import Any
 from boost_core.config.base import counted
 from service.gang.builds import Builds, BuildTask
 from service.gang.status import NodeCapacity
-from service.jobs.dataset_builds import DatasetBuild, DatasetBuilds
+from service.jobs.datasets import DatasetBuild, DatasetBuilds
 from service.jobs.model import JobRecord
 from service.jobs.seen_nodes import cpus_without_rank
 from service.models.datasets import DatasetState

@@ -6,23 +6,172 @@ could delay it, so that it cannot starve (``backfill``; ``quotas``); one that is
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
-from service.gang.resources import gang_in_words
+from service.gang.assignment import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.jobs.states import WAITING_STATES
+from service.jobs.states import WAITING_STATES, JobState
 from service.scheduler import messages
-from service.scheduler.actions import Action, Gang, ResizePolicy
+from service.scheduler.actions import Action, CapacityObserved, Gang, ResizePolicy
 from service.scheduler.backfill import Head
 from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.growth import grow
+from service.scheduler.demand import Demand
+from service.scheduler.placement import Nodes
 from service.scheduler.preemption import make_room, make_room_in_quota
 from service.scheduler.quotas import Account, Limits
-from service.scheduler.upkeep import keep_up
+
+# Decides which gangs grow.
+
+
+def grow(cluster: ClusterSnapshot, wanted: Iterable[Nodes]) -> None:
+    """Let gangs grow into the room left, in queue order, but not into a quota that a job waits for.
+
+    Args:
+        cluster: The cluster snapshot.
+        wanted: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
+    """
+    taken = reduce(or_, wanted, 0)
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if (
+            gang
+            and gang.layout
+            and _may_grow(job, gang)
+            and not (cluster.nodes(job) & taken or _quota_wanted(cluster, job))
+        ):
+            _grow(cluster, job, gang, gang.layout)
+
+
+def _quota_wanted(cluster: ClusterSnapshot, job: JobRecord) -> bool:
+    return any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job))
+
+
+def _may_grow(job: JobRecord, gang: Gang) -> bool:
+    has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
+    trains = job.state is JobState.RUNNING and has_steps_to_do
+    return job.spec.elasticity is not None and trains and gang.layout == gang.target
+
+
+def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) -> None:
+    larger = [other for other in cluster.demand(job).layouts if other.world_size > layout.world_size]
+    fitting = cluster.fitting(job, cluster.room, larger)
+    demand = cluster.demand(job)
+    choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None
+    if choice is None:
+        return
+    policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
+    ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
+    if not (ripe or gang.limits_changed):
+        cluster.room.place(demand, choice, layout)
+        cluster.keep(job, choice.world_size - gang.held)
+        cluster.actions.append(CapacityObserved(job))
+        return
+    part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
+    cluster.room.place(demand, choice, layout, part)
+    cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
+    cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
+
+
+def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
+    """The best layout for a gang to grow to; ``None`` if none gains enough.
+
+    Args:
+        demand: The job's demand.
+        layout: The gang's layout.
+        larger: Larger layouts that fit.
+        policy: How much gain is enough.
+    """
+    stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
+    if not _gains(demand, layout, stay, policy.minimum_gain):
+        stay = layout
+    other = demand.fastest(larger)
+    if other and other.per_replica != layout.per_replica and _gains(demand, stay, other, policy.layout_gain):
+        return other
+    return stay if stay != layout else None
+
+
+def _gains(demand: Demand, old: Layout, new: Layout, share: float) -> bool:
+    """Whether a layout's predicted throughput exceeds another's by at least a share."""
+    return demand.seconds(old) >= (1 + share) * demand.seconds(new)
+
+
+# Replaces targets that cannot be kept: a job's limits have changed, nodes are gone, or gangs block each other.
+
+
+def keep_up(cluster: ClusterSnapshot) -> None:
+    """Give gangs whose target cannot be kept another one, the last in the queue first.
+
+    A gang that has lost workers keeps its target, to return to it, while there are nodes for it.
+    """
+    for job in reversed(cluster.queue):
+        gang = cluster.gangs.get(job.id)
+        if gang is None or gang.target is None:
+            continue
+        if gang.target not in cluster.demand(job).layouts:
+            _follow_limits(cluster, job, gang.target)
+        elif job.id in cluster.moved or not cluster.whole.fits(cluster.demand(job), gang.target):
+            _follow_nodes(cluster, job, gang.target)
+        elif gang.layout and gang.layout.world_size < gang.target.world_size:
+            _give_up(cluster, job, gang, gang.layout, gang.target)
+    _break_deadlock(cluster)
+
+
+def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
+    """Resize a gang to a layout that is allowed now; it continues as it is until one fits."""
+    waiting = cluster.gangs[job.id].waiting
+    if choice := cluster.demand(job).fastest(cluster.fitting(job, cluster.whole if waiting else cluster.room)):
+        cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
+
+
+def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
+    """Resize a gang to the nodes left. It changes its number of replicas by itself, so that is tried first."""
+    same = [layout for layout in cluster.demand(job).layouts if layout.per_replica == target.per_replica]
+    choice = cluster.demand(job).fastest(
+        cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
+    )
+    if choice:
+        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
+
+
+def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout, target: Layout) -> None:
+    """Lower the target of a gang that has lost workers when it cannot be reached.
+
+    The target is lowered by as much as all targets together exceed the nodes, and to the present layout if the room
+    that is free now has not been enough for a while.
+    """
+    smaller = [
+        other
+        for other in cluster.demand(job).layouts
+        if other.per_replica == target.per_replica and layout.world_size <= other.world_size < target.world_size
+    ]
+    over, late = -cluster.room.ranks(cluster.demand(job)), gang.unchanged_seconds >= cluster.policy.patience_seconds
+    if late and not cluster.fitting(job, cluster.room, [target]):
+        over = target.world_size - layout.world_size
+    if over > 0 and smaller:
+        enough = [other for other in smaller if target.world_size - other.world_size >= over]
+        choice = enough[-1] if enough else smaller[0]
+        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target} next to other jobs")
+
+
+def _break_deadlock(cluster: ClusterSnapshot) -> None:
+    """Pause one of several gangs that each have too few workers and wait for those of the others."""
+    stuck: list[JobRecord] = []
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
+            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
+            if others and cluster.room.ranks(cluster.demand(job)) < 0:
+                message = f"pauses because {others[0].id}, which comes before it, needs its workers"
+                cluster.pause(job, message, messages.gave_way_to(job, others[0]))
+                return
+            stuck.append(job)
+
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 

@@ -19,7 +19,7 @@ from boost_core.plan import resolve
 from boost_core.plan.machine import NOMINAL, Basis, Machine, device_bytes, kind_of_gpu, required_labels
 from boost_core.plan.memory import lacking
 from boost_core.plan.resolve import needed_bytes, node_host_bytes, step_seconds
-from service.gang.resources import gang_in_words, worker_resources
+from service.gang.assignment import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
 
 _NOTHING: Mapping[Layout, int] = MappingProxyType({})

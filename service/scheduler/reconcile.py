@@ -8,15 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from boost_core.config import JobSpec
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause, RestartReport
-from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, PollRequest
+from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, NodeCapacity, PollRequest
 from service.jobs.leases import LeaseLost
-from service.jobs.model import JobRecord
+from service.jobs.model import NODES, JobRecord
 from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
@@ -35,12 +36,42 @@ from service.scheduler.actions import (
 )
 from service.scheduler.autoscaling import Autoscaling, nodes_wanted
 from service.scheduler.decisions import decide
-from service.scheduler.housekeeping import Housekeeping
 from service.scheduler.memory import GangMemory
 from service.scheduler.quotas import Limits
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracing
+
+
+# The scheduler's side tasks: publishing the nodes to other processes, and cleaning up.
+
+SHOW_SECONDS = 10.0  # after which unchanged nodes are published again
+CLEAR_SECONDS = 3600.0
+
+
+class Housekeeping:
+    """Does each task when it is due.
+
+    Args:
+        store: The record.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, store: JobStore, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._shown: Any = None
+        self._shown_at = self._cleared_at = clock()
+
+    def show(self, nodes: Sequence[NodeCapacity]) -> None:
+        """Publish the nodes to other processes, and delete records of old requests."""
+        now, found = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
+        if found != self._shown or now >= self._shown_at + SHOW_SECONDS:
+            self._store.keep_snapshot(NODES, found)
+            self._shown, self._shown_at = found, now
+        if now >= self._cleared_at + CLEAR_SECONDS:
+            self._store.forget_old_requests()
+            self._cleared_at = now
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,15 @@
 """What a tenant's processes may reach: object stores with a secret of its own, and some folders of the disk."""
 
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from boost_core.config import JobSpec
+from boost_core.config.data import BYTES, DataConfig, SourceConfig
 from boost_core.config.storage import confine, is_local
+from service.models.problems import FieldError
 from service.security.secrets import SecretReference, configure_fsspec, load
 
 
@@ -62,3 +68,114 @@ class AccessRules:
             return Access(secret)
         named = (prefix.replace("{tenant}", tenant) for prefix in self.prefixes)
         return Access(secret, tuple(each.removeprefix("file://") for each in named if is_local(each)))
+
+
+# Which places a job may name: those under the prefixes that the operator allows for its tenant.
+
+_LONGEST_VALUE = 200  # characters of a refused place that are shown
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder in canonical form.
+
+    Attributes:
+        scheme: ``file``, ``s3`` or ``hf``.
+        parts: The components of its path: folders, or the bucket and the parts of a key.
+    """
+
+    scheme: str
+    parts: tuple[str, ...]
+
+    def is_under(self, folder: "Place") -> bool:
+        """Whether it is the folder or inside it."""
+        return self.scheme == folder.scheme and self.parts[: len(folder.parts)] == folder.parts
+
+
+def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
+    """Return the fields of a job that name places outside the prefixes, each with its value and what is allowed.
+
+    Local paths are resolved, so that no symbolic link leads out.
+
+    Args:
+        spec: The job.
+        prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if everything is allowed.
+        tenant: The job's tenant.
+    """
+    return refused_places(named_places(spec), prefixes, tenant)
+
+
+def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
+    """Return those fields that name places outside the prefixes; see ``prefix_errors``.
+
+    Args:
+        places: The fields, and the places that they name.
+        prefixes: The allowed prefixes; ``None``: everything is allowed.
+        tenant: The tenant.
+    """
+    if prefixes is None:
+        return []
+    allowed = [prefix.replace("{tenant}", tenant) for prefix in prefixes]
+    folders = [_place(prefix) for prefix in allowed]
+    listed = f"use a place under {' or '.join(allowed)}" if allowed else "the service allows none"
+    return [
+        FieldError(field=field, message=f"{problem}; {listed}", value=named[:_LONGEST_VALUE])
+        for field, named in places
+        if (problem := _problem(named, folders)) is not None
+    ]
+
+
+def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a job that name places, with these."""
+    data, checkpoint = spec.data, spec.checkpoint
+    for field, source in named_sources(data):
+        yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
+    tokenizer = None if data.tokenizer == BYTES else data.tokenizer
+    named = {
+        "data.tokenizer": tokenizer,
+        "checkpoint.url": checkpoint.url,
+        "checkpoint.continue_from": checkpoint.continue_from,
+        "checkpoint.weights_from": checkpoint.weights_from,
+    }
+    yield from ((field, place) for field, place in named.items() if place is not None)
+
+
+def named_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
+    """Yield the fields of a job's data that name sources, with these."""
+    yield from ((f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture))
+    yield from ((f"data.validation[{number}]", each) for number, each in enumerate(data.validation))
+    if data.source is not None:
+        yield "data.source", data.source
+
+
+def _problem(named: str, folders: Sequence[Place]) -> str | None:
+    path = named.removeprefix("file://")
+    if named.startswith(("s3://", "hf://")):
+        if {".", ".."}.intersection(named.split("/")):
+            return f"a path on {named[:5]} has no . or .. between its slashes here"
+    elif not path.startswith("/"):
+        return "the path is not absolute, so it would be a different place on each node"
+    # Matches of a pattern are in the folder before its first wildcard; but if a file has that very name, the
+    # pattern means that file, which may be a link.
+    try:
+        places = [_place(named), _place(_literal_folder(named))]
+    except OSError as error:  # a link that may not be read
+        return f"cannot be looked up ({error.strerror})"
+    if all(any(place.is_under(folder) for folder in folders) for place in places):
+        return None
+    return "is outside of what this tenant may use"
+
+
+def _literal_folder(named: str) -> str:
+    """Return the folder that contains all matches of a pattern; a path without wildcards is returned unchanged."""
+    magic = _MAGIC.search(named)
+    return named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
+
+
+def _place(named: str) -> Place:
+    scheme, separator, key = named.partition("://")
+    if separator and scheme != "file":
+        return Place(scheme, tuple(key.strip("/").split("/")) if key.strip("/") else ())
+    real = os.path.realpath(named.removeprefix("file://"))
+    return Place("file", tuple(filter(None, real.split("/"))))

@@ -12,7 +12,7 @@ import typer
 from service.api import audit
 from service.cli.main import app
 from service.client.api import Api
-from service.models.audit import ACTIONS, AuditEntry
+from service.models.access import ACTIONS, AuditEntry
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

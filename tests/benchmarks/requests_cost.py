@@ -33,7 +33,7 @@ from service.accounts.keys import KeyStore
 from service.api.server import MOST_HEADER_BYTES, listen
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.benchmarks.figures import FIGURES, write_table
 

@@ -20,8 +20,7 @@ import psutil
 from httpx_sse import aconnect_sse
 
 from service.api.app import create_app
-from service.api.middleware.connections import raise_descriptor_limit
-from service.api.server import ApiServer, listen
+from service.api.server import ApiServer, listen, raise_descriptor_limit
 from service.jobs.database import migrate
 from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.grafana.source.variables import SERVICE_URL
+from deploy.grafana.source.panels import SERVICE_URL
 from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, read_values, render, values
 from tests.prometheus import promtool
 

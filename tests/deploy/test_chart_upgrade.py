@@ -22,7 +22,7 @@ from service.jobs.database import migrate, open_engine
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
 from tests.deploy.chart import environment, nested, render, the

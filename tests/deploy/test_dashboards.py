@@ -10,8 +10,7 @@ import pytest
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.source import build
-from deploy.grafana.source.frame import Encoder
-from deploy.grafana.source.panels import WIDTH, Need
+from deploy.grafana.source.panels import WIDTH, Encoder, Need
 from tests.deploy.dashboards import CHOICES, Query, asked, dashboards, filled, need_of, panels, queries
 from tests.deploy.exported import names, published
 

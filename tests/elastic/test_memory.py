@@ -22,7 +22,7 @@ from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, Snapsh
 from boost_core.train import Membership, Outcome, StepTimes, checkpoint_manager, train
 from boost_core.train.state import TrainState
 from service.gang.assignment import Message
-from service.gang.worker.reporter import SupervisorReporter
+from service.gang.worker.rank_metrics import SupervisorReporter
 from tests.distributed.recording import Recorder, losses, train_and_record
 from tests.distributed.whole import Whole, whole_tensors
 from tests.jobs import tiny_job, write_corpus

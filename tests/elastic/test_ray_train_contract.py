@@ -31,17 +31,21 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
 
-from service.gang.assignment import End, GangContext, RankEnd
+from service.gang.assignment import ON_THE_HEAD, End, GangContext, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
-from service.gang.ray_train.controller import GangTrainController
 from service.gang.ray_train.decided import RunWorker
+from service.gang.ray_train.mirror import (
+    GangTrainController,
+    GangTrainer,
+    GangWorkerGroup,
+    KeptGroupState,
+    KeptGroupStateBuilder,
+    RunState,
+    TrainRun,
+)
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
-from service.gang.ray_train.run import GangTrainer, TrainRun
-from service.gang.ray_train.run_state import RunState
-from service.gang.ray_train.worker_group import GangWorkerGroup, KeptGroupState, KeptGroupStateBuilder
-from service.gang.resources import ON_THE_HEAD
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access

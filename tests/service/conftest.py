@@ -22,7 +22,7 @@ from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.postgres import PostgresServer, postgres_server
 from tests.service.browser import Visit, open_browser, visit

@@ -22,9 +22,8 @@ from sqlalchemy.orm import Session
 
 from boost_core.messages import Drill
 from service.jobs.leases import Lease, Leases
-from service.jobs.model import JobRecord
+from service.jobs.model import JobRecord, Request
 from service.jobs.patch import JobPatch
-from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, LeaseRow

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.settings import Settings
-from service.trackers.delivery import deliver
+from service.trackers.forwarder import deliver
 from service.trackers.opening import TrackerFactory
 from tests.service.records import a_step
 from tests.service.tracking import report

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 import boost_core
 from service.api.auth import Requires
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.service.records import GOOD, PROFILE, SCORES
 
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})

@@ -8,10 +8,9 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from service.jobs.model import Owner
-from service.jobs.requests import Request
+from service.jobs.model import Owner, Request
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec
 from tests.service.routes import GOOD_FOR_ALL, UNSAFE, routes_of

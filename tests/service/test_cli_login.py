@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.login_file import read_login
+from service.cli.connection import read_login
 from tests.service.canned import a_job
 from tests.service.certificates import self_signed
 from tests.service.command_line import run_boost

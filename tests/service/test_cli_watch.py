@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.cli.commands import watch
-from service.cli.output.sparkline import sparkline
+from service.cli.commands.watch import sparkline
 from service.jobs.states import JobState, Reason
 from tests.service.canned import a_job, a_running_job, metrics
 from tests.service.command_line import boost_at, process

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from boost_core.messages import Profile
-from service.client import ApiError, AsyncClient, Client, ServiceUnreachable, retries
-from service.client.calls import operation, stream
-from service.client.retries import RetryPolicy
+from service.client import ApiError, AsyncClient, Client, ServiceUnreachable, calls
+from service.client.calls import RetryPolicy, operation, stream
 from service.jobs.model import JobEvent
 from service.jobs.states import JobState
 from tests.service.canned import A_KEY, a_job
@@ -47,7 +46,7 @@ def ask_awaiting(url: str, what: Callable[[AsyncClient], Any], **options: Any) -
 @pytest.fixture(params=[ask_blocking, ask_awaiting], ids=["blocking", "awaiting"])
 def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Does something with a client of a server, and soon again; every test is one of both clients."""
-    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(calls, "_FIRST_PAUSE_SECONDS", 0.02)
     return request.param
 
 

@@ -18,12 +18,10 @@ import pytest
 from boost_core.messages import LogLine
 from service.accounts.keys import KeyStore
 from service.api import server
-from service.api.middleware import connections
-from service.api.middleware.connections import Listener, Notes, most_connections
-from service.api.server import listen
+from service.api.server import Listener, Notes, listen, most_connections
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.certificates import self_signed
 from tests.service.conftest import RunningApi, With
@@ -86,7 +84,7 @@ def test_thousands_of_half_sent_headers_are_closed_and_others_are_answered(small
         heard = [client.recv(100)[:12] for client in answers]
         assert heard.count(b"HTTP/1.1 408") == most // 2, "those that were let in"
         assert heard.count(b"HTTP/1.1 503") == most - most // 2
-        assert time.monotonic() - began >= connections.HEAD_SECONDS
+        assert time.monotonic() - began >= server.HEAD_SECONDS
         assert httpx.get(f"{small.url}/healthz").status_code == 200, "there is room again"
     assert small.process.poll() is None
     assert "refused, because their address had 75 open" in small.lines()[0]
@@ -113,7 +111,7 @@ def test_without_descriptors_the_server_lives_and_is_quiet(small: SmallServer) -
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of this process that waits for nobody for long."""
     for name in ("HEAD_SECONDS", "BODY_SECONDS", "READ_SECONDS", "TLS_SECONDS"):
-        monkeypatch.setattr(connections, name, 2.0)
+        monkeypatch.setattr(server, name, 2.0)
 
 
 def closed_after(client: socket.socket) -> tuple[float, bytes]:
@@ -251,7 +249,7 @@ def test_streams_stay_open_unless_nobody_reads_them(
         while said < 10_000_000:  # more than any buffer holds
             said += len(reader.recv(2**20))
         until(lambda: len(guarded.server.server_state.connections) == 1)
-        time.sleep(2 * connections.READ_SECONDS)
+        time.sleep(2 * server.READ_SECONDS)
         store.append_reports(job.id, 1, numbered(a_step(7), first=len(reports) + 1))
         until(lambda: b'"step":7' in reader.recv(2**20))
 

@@ -17,13 +17,12 @@ from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder
 from service.gang.status import NodeCapacity
-from service.jobs.dataset_builds import DatasetBuilds
-from service.jobs.datasets import MOST_BUILDING, DatasetConflict, DatasetStore
+from service.jobs.datasets import MOST_BUILDING, DatasetBuilds, DatasetConflict, DatasetStore
 from service.jobs.leases import LeaseLost, Leases
 from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
+from service.models.access import Scope
 from service.models.datasets import DatasetProgress, DatasetRequest, DatasetState
-from service.models.identity import Scope
 from service.scheduler.datasets import ASIDE_SECONDS, LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler, job_in_need
 from service.scheduler.quotas import Limits
 from service.security.access import Access

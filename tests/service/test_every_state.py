@@ -13,7 +13,7 @@ from service.client import ApiError, Client
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
 from service.jobs.states import TRANSITIONS, JobState, Reason
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 

@@ -21,7 +21,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, Drill, Report
 from boost_core.plan.machine import Basis
-from service.gang.ray import handles
+from service.gang.ray import gangs as handles
 from service.gang.ray.gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult
 from service.scheduler.actions import Wait

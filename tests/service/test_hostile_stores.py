@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.store_access import THREADS_PER_TENANT
+from service.api.limits import THREADS_PER_TENANT
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
 from tests.service.hostile import hostile_server, until

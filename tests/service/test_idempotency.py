@@ -9,8 +9,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from boost_core.messages import Drill
-from service.jobs.model import Owner
-from service.jobs.requests import KEPT, IdempotencyKeyReused, Request
+from service.jobs.model import KEPT, IdempotencyKeyReused, Owner, Request
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, JobRow, RequestRow
 from service.jobs.writes import WrongState
@@ -21,7 +20,7 @@ ROOT = "file:///checkpoints"
 SENDERS = 3
 SENDER = """
 import sys
-from service.jobs.requests import Request
+from service.jobs.model import Request
 from service.jobs.store import JobStore
 from tests.service.records import a_spec
 store = JobStore(sys.argv[1])

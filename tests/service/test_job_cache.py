@@ -5,13 +5,12 @@ import json
 import httpx
 import pytest
 
-from service.jobs.job_cache import JobCache
 from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
 from service.jobs.patch import JobPatch
 from service.jobs.queries import UNFINISHED
 from service.jobs.states import JobState, Reason
-from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.jobs.store import JobCache, JobStore
+from service.models.access import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec, a_step, numbered, start
 

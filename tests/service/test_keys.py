@@ -12,15 +12,14 @@ from sqlalchemy import Engine, event, select
 
 from service.accounts import keys
 from service.accounts.audit import AuditLog
-from service.accounts.keys import KeyNotFound, KeyRevoked, KeyStore
+from service.accounts.keys import ANONYMOUS, KeyNotFound, KeyRevoked, KeyStore, Principal
 from service.accounts.local import LocalKeys
-from service.accounts.principal import ANONYMOUS, Principal
 from service.accounts.tables import TenantRow
 from service.jobs.database import open_engine
-from service.jobs.requests import IdempotencyKeyReused, Request
+from service.jobs.model import IdempotencyKeyReused, Request
 from service.jobs.store import JobStore
-from service.models.identity import Scope
-from service.models.requests import KeyRequest
+from service.models.access import Scope
+from service.models.jobs import KeyRequest
 from tests.service.conftest import With
 from tests.service.records import a_spec
 

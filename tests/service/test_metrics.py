@@ -17,8 +17,8 @@ from service.jobs.outlook import Outlook
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow
-from service.models.identity import Scope
-from service.models.requests import QueueSettings, TenantSettings
+from service.models.access import Scope
+from service.models.jobs import QueueSettings, TenantSettings
 from tests.postgres import PostgresServer
 from tests.service.conftest import RunningApi, With
 from tests.service.records import (

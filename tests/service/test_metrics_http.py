@@ -7,9 +7,9 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from service.api.middleware.metrics import OTHER, UNMATCHED
+from service.api.app import OTHER, UNMATCHED
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec

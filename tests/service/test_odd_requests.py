@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.middleware.access_log import without_values
+from service.api.auth import without_values
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import GOOD, a_spec
 from tests.service.test_api import problem_of

@@ -15,7 +15,7 @@ import pytest
 from service.jobs.database import migrate
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi
 from tests.service.records import (

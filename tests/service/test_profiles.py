@@ -22,7 +22,7 @@ from service.client import ApiError, Client
 from service.jobs.database import migrate, open_engine
 from service.jobs.profiles import ProfileNotFound, ProfileStore
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.service.command_line import boost_at, job_file
 from tests.service.concurrency import in_threads
 from tests.service.conftest import RunningApi, With

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from service.api.exceptions import RateLimited
-from service.api.middleware.limits import WINDOW_SECONDS, RateLimits
+from service.api.errors import RateLimited
+from service.api.limits import WINDOW_SECONDS, RateLimits
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec
@@ -64,7 +64,7 @@ def test_a_key_has_its_rate_with_bursts(server_with: Begin) -> None:
 
 
 def test_the_limit_ends_when_it_says(server_with: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.middleware.limits.WINDOW_SECONDS", 1)
+    monkeypatch.setattr("service.api.limits.WINDOW_SECONDS", 1)
     _, client_with = server_with(rate_per_second=5)
     http = client_with(Scope.READ)
     count_until_limited(lambda: http.get("/v1/whoami"), 30)
@@ -138,7 +138,7 @@ def test_one_sender_has_a_whole_network_of_ipv6() -> None:
 
 
 def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.middleware.limits._MOST_COUNTED", 100)
+    monkeypatch.setattr("service.api.limits._MOST_COUNTED", 100)
     limits = RateLimits(Settings())
     for number in range(1000):
         limits.count_address(f"10.0.{number // 250}.{number % 250}")
@@ -147,7 +147,7 @@ def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("service.api.middleware.limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("service.api.limits.time.monotonic", lambda: now)
     limits = RateLimits(Settings(failed_logins_per_minute=2))
     taken = []
     for now in (100.0, 130.0, 159.0, 160.0, 189.0, 190.0, 300.0):  # noqa: B007  # the clock reads it

@@ -15,7 +15,7 @@ from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 

@@ -11,12 +11,11 @@ from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
 from boost_core.plan.report import PlanSearch, search_report
 from boost_core.plan.resolve import choose_layouts
-from service.api.exceptions import RateLimited
-from service.api.merge import merged
-from service.api.routes.nodes import NODES
+from service.api.errors import RateLimited
+from service.api.routes.cluster import NODES
+from service.api.routes.jobs import merged
 from service.api.searches import Searches, Turns
-from service.jobs.dataset_builds import DatasetBuilds
-from service.jobs.datasets import DatasetStore
+from service.jobs.datasets import DatasetBuilds, DatasetStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

@@ -19,8 +19,8 @@ from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
 from boost_core.messages import LogLine
 from service.gang.assignment import RankEnd
-from service.gang.worker.errors import end_of
-from service.gang.worker.reporter import LogReports
+from service.gang.worker.rank_metrics import LogReports
+from service.gang.worker.worker import end_of
 from service.security.redaction import redact_logs
 from service.security.secrets import SecretReference, configure_fsspec, load
 from tests.distributed.recording import losses, train_and_record

@@ -13,7 +13,7 @@ from service.api.audit import ACTIONS
 from service.api.requests import StrictRoute
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_checkpoint, a_spec, numbered, start

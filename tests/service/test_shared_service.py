@@ -12,7 +12,7 @@ import pytest
 from service.accounts.keys import KeyStore
 from service.client import ApiError, AsyncClient, Client
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
 from tests.service.command_line import Boost, job_file, run_boost
 from tests.service.conftest import RunningApi

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url, text, update
 
 from service.accounts.quotas import QuotaStore
-from service.api.short_reads import ShortReads
+from service.api.limits import ShortReads
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow
 from tests.service.records import a_spec

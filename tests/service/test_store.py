@@ -18,8 +18,7 @@ import service.accounts.tables  # noqa: F401  # its tables are among those expec
 from boost_core.config import DataParallelRange, Layout
 from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile
 from service.jobs.database import migrate, open_engine
-from service.jobs.ids import new_job_id
-from service.jobs.model import JobFilter
+from service.jobs.model import JobFilter, new_job_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound, last_sequence
 from service.jobs.states import IllegalTransition, JobState, Reason

@@ -12,7 +12,7 @@ from boost_core.data.pipeline.engine import LocalEngine
 from service.accounts.keys import KeyStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.security.access import Access
 from service.settings import Settings
 from tests.jobs import tiny_job

@@ -3,7 +3,7 @@
 from boost_core.messages import ShapeReport
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.service.conftest import With
 from tests.service.records import a_spec, finish, numbered, start
 

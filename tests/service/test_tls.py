@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.jobs.store import JobStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.security.network import UnsafeExposure, check_exposure
 from service.serve import run
 from service.settings import Settings

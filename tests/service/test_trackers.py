@@ -17,9 +17,9 @@ from service.jobs.leases import Leases
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
-from service.models.identity import Scope
+from service.models.access import Scope
 from service.settings import Settings
-from service.trackers import forwarder as forwarder_module
+from service.trackers import forwarder
 from service.trackers.forwarder import LEASE, THREADS_PER_TENANT
 from tests.service.command_line import run_boost
 from tests.service.conftest import RunningApi, With
@@ -131,7 +131,7 @@ def test_a_job_that_is_retried_is_told_on(store: JobStore, settings: Settings, t
 def test_the_tracker_of_a_job_that_has_ended_is_given_up_in_the_end(
     store: JobStore, settings: Settings, tmp_path: Path, unused_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder_module, "GIVEN_UP_AFTER", timedelta(0))
+    monkeypatch.setattr(forwarder, "GIVEN_UP_AFTER", timedelta(0))
     trackers = {"tensorboard": False, "mlflow": {"tracking_uri": unused_url}}
     job = tracked_job(store, tmp_path, settings, trackers=trackers)
     progress = TrackerStore(store.engine)

@@ -21,8 +21,8 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.settings import Settings
-from service.trackers import delivery, forwarder, wandb
-from service.trackers.delivery import deliver
+from service.trackers import forwarder, wandb
+from service.trackers.forwarder import deliver
 from service.trackers.opening import TrackerFactory, tracker_errors
 from tests.service.records import a_restart, a_spec, a_step, an_evaluation
 from tests.service.test_trackers import write_secret
@@ -92,7 +92,7 @@ def losses(steps: range) -> list[tuple[int, float]]:
 def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (delivery, wandb):
+    for module in (forwarder, wandb):
         monkeypatch.setattr(module, "BATCH", 6)
     job = tracked_job(store, tmp_path, settings, trackers=OFFLINE)
     report(store, job, *map(a_step, range(1, 8)), a_restart(7), a_step(6, loss=0.1), a_step(7, loss=0.1))

@@ -15,8 +15,8 @@ from service.jobs.model import Owner
 from service.jobs.outlook import Outlook
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
-from service.models.identity import Scope
-from service.models.requests import QueueSettings
+from service.models.access import Scope
+from service.models.jobs import QueueSettings
 from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, visit
 from tests.service.conftest import RunningApi

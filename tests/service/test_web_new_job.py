@@ -14,8 +14,8 @@ from boost_core.config import JobSpec, load_job
 from boost_core.config.reading import read_yaml
 from service.accounts.keys import KeyStore
 from service.jobs.store import JobStore
-from service.models.identity import Scope
-from service.models.requests import QueueSettings
+from service.models.access import Scope
+from service.models.jobs import QueueSettings
 from tests.service.browser import PHONE, Visit, visit
 from tests.service.conftest import RunningApi
 from tests.service.sample_jobs import SampleJob

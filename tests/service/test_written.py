@@ -16,7 +16,7 @@ from service.accounts.keys import KeyStore
 from service.client import ApiError, Client
 from service.jobs.database import migrate
 from service.jobs.states import JobState
-from service.models.identity import Scope
+from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.service.serving import Server

@@ -11,12 +11,11 @@ from boost_core.config import JobSpec
 from boost_core.messages import Cause, InterruptionReport, Report
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
-from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace
+from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace, selects
 from service.gang.control import port
 from service.gang.control.controller import GangController
 from service.gang.control.record import GangRecord
 from service.gang.control.watch import Heartbeat
-from service.gang.resources import selects
 from service.gang.status import Orders
 from tests.service.records import a_start, a_step
 

@@ -15,8 +15,7 @@ from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.state import TrainState
 from service.gang.assignment import End
 from service.gang.worker import worker as worker_module
-from service.gang.worker.errors import end_of
-from service.gang.worker.worker import Worker
+from service.gang.worker.worker import Worker, end_of
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
 

@@ -22,8 +22,8 @@ from boost_core.plan.resolve import (
     step_seconds,
 )
 from boost_core.plan.search import largest_part, reasons, search, sensitivities
+from service.gang.assignment import bytes_to_keep
 from service.gang.control import port
-from service.gang.resources import bytes_to_keep
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.jobs.observations import observation

@@ -7,7 +7,7 @@ from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.messages import Cause
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
 from service.scheduler.actions import Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.demand import Demand

@@ -3,7 +3,7 @@ from torch.distributed import DistNetworkError
 
 from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
-from service.gang.worker.errors import end_of
+from service.gang.worker.worker import end_of
 
 
 @pytest.mark.parametrize(

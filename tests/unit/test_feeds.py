@@ -12,12 +12,10 @@ import pytest
 from sqlalchemy import event
 
 from boost_core.messages import LogLine, Report
-from service.accounts.keys import KeyStore
-from service.accounts.principal import ANONYMOUS
-from service.api.streaming import feed as feed_module
-from service.api.streaming import following as following_module
-from service.api.streaming.feed import Follower
-from service.api.streaming.following import Feeds
+from service.accounts.keys import ANONYMOUS, KeyStore
+from service.api import following as feed_module
+from service.api import following as following_module
+from service.api.following import Feeds, Follower
 from service.jobs.database import migrate
 from service.jobs.queries import EventFilter
 from service.jobs.store import JobStore

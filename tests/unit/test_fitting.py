@@ -15,7 +15,7 @@ from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import plan
 from boost_core.plan.resolve import at, needed_bytes, nothing_fits
-from service.gang.resources import node_selector
+from service.gang.assignment import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, apply

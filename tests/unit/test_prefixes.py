@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec, SourceConfig
 from boost_core.config.data_files import list_files
-from service.security.storage_policy import prefix_errors
+from service.security.access import prefix_errors
 from service.settings import Settings
 from tests.unit.test_job_spec import changed
 

@@ -30,7 +30,7 @@ from service.jobs.model import JobRecord, Owner
 from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job

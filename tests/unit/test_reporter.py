@@ -4,7 +4,7 @@ import threading
 
 from boost_core.messages import LogLine
 from service.gang.assignment import Message
-from service.gang.worker.reporter import SupervisorReporter
+from service.gang.worker.rank_metrics import SupervisorReporter
 
 
 def line(text: str) -> LogLine:

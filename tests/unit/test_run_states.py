@@ -23,9 +23,8 @@ from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
 from service.gang.control.port import Finish
 from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train.decided import RunWorker
+from service.gang.ray_train.mirror import RunState, TrainRun
 from service.gang.ray_train.rank_worker import BROKEN_UP
-from service.gang.ray_train.run import TrainRun
-from service.gang.ray_train.run_state import RunState
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access

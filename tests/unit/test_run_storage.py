@@ -9,7 +9,7 @@ from ray.train import Checkpoint
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2.api.result import Result
 
-from service.gang.ray_train.storage import RunStorage, folder_of
+from service.gang.ray_train.mirror import RunStorage, folder_of
 from service.security.access import Access
 from service.security.secrets import SecretReference, SecretUnusable
 

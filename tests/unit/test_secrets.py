@@ -15,8 +15,8 @@ import pytest
 
 from boost_core.messages import Fault, FaultReport, LogLine
 from service.gang.assignment import End, RankEnd
-from service.gang.worker.errors import end_of
-from service.gang.worker.reporter import LogReports, without_secrets
+from service.gang.worker.rank_metrics import LogReports, without_secrets
+from service.gang.worker.worker import end_of
 from service.security.redaction import redact, redact_logs, register_secrets
 from service.security.secrets import SecretReference, SecretUnusable, load
 

@@ -9,7 +9,7 @@ from boost_core.config import Layout, ParallelismConfig
 from boost_core.messages import ShapeReport
 from boost_core.parallel.mesh import ParallelMesh
 from service.jobs.states import JobState
-from service.telemetry.targets import targets
+from service.telemetry.exporter import targets
 from tests.service.canned import a_record
 from tests.service.records import a_shape
 

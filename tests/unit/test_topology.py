@@ -8,7 +8,7 @@ from ray._private.label_utils import validate_label_selector
 
 from boost_core.config import Layout
 from boost_core.messages import Cause, ShapeReport
-from service.gang.resources import node_selector
+from service.gang.assignment import node_selector
 from service.gang.status import GangPhase, GangStatus, Labels, NodeCapacity
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang, Launch, Resize

@@ -10,9 +10,9 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.source.checkpoints import checkpoints
 from deploy.grafana.source.fleet import fleet
-from deploy.grafana.source.frame import encode
 from deploy.grafana.source.job import job
 from deploy.grafana.source.nodes import nodes
+from deploy.grafana.source.panels import encode
 from deploy.grafana.source.ranks import ranks
 from deploy.grafana.source.scheduler import scheduler
 

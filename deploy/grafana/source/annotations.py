@@ -2,8 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 
-from deploy.grafana.source.datasource import PROMETHEUS
-from deploy.grafana.source.promql import earlier, newest
+from deploy.grafana.source.panels import PROMETHEUS, earlier, newest
 
 _SHAPE = {
     "boost_job_workers": "workers",

@@ -3,12 +3,22 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import annotations, links, variables
-from deploy.grafana.source.frame import Row, frame
-from deploy.grafana.source.graphs import stepped, time_series
-from deploy.grafana.source.panels import Query
-from deploy.grafana.source.promql import JOBS, NAMES, newest, share, total
-from deploy.grafana.source.tables import OF_JOBS, Column, table
+from deploy.grafana.source import annotations, links, panels
+from deploy.grafana.source.panels import (
+    JOBS,
+    NAMES,
+    OF_JOBS,
+    Column,
+    Query,
+    Row,
+    frame,
+    newest,
+    share,
+    stepped,
+    table,
+    time_series,
+    total,
+)
 
 _LEGEND = "{{job_name}} {{job_id}}"
 
@@ -17,7 +27,7 @@ def checkpoints() -> Dashboard:
     """The dashboard."""
     says = "How much of each job is saved, what saving costs, and whether the store accepts it."
     board = frame("boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()])
-    board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
+    board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
     return board.annotation(annotations.restarts(JOBS)).link(links.to_service())
 
 

@@ -1,19 +1,153 @@
 """One job: how well and how fast it learns, how its steps and its time are spent, and what happened to it."""
 
-from grafana_foundation_sdk.builders import bargauge, timeseries
+from grafana_foundation_sdk.builders import bargauge, stat, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import annotations, job_communication, job_head, links, variables
-from deploy.grafana.source.frame import Row, frame
-from deploy.grafana.source.graphs import curves, stacked, stepped, time_series
-from deploy.grafana.source.numbers import bars
-from deploy.grafana.source.panels import Need, Query
-from deploy.grafana.source.promql import JOB, a_step, newest
+from deploy.grafana.source import annotations, links
+from deploy.grafana.source import panels as variables
+from deploy.grafana.source.panels import (
+    JOB,
+    Need,
+    Query,
+    Row,
+    a_step,
+    bars,
+    curves,
+    frame,
+    goodput,
+    levels,
+    newest,
+    number,
+    rate,
+    share,
+    stacked,
+    stepped,
+    time_series,
+    total,
+    word,
+)
+
+# How a job stands now, in numbers.
+
+
+def job_head_row() -> Row:
+    """Two lines of numbers."""
+    return Row("Now", [*_progress(), *_health()])
+
+
+def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
+    return number(title, says, unit, Query(expr))
+
+
+def _progress() -> list[stat.Panel]:
+    step, target = newest("boost_job_step", JOB), newest("boost_job_target_steps", JOB)
+    pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
+    return [
+        _state(),
+        _value("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
+        _value("Steps", "Optimizer steps done.", "locale", step),
+        _value(
+            "Time left",
+            "Time until the last step, at the pace of the last ten minutes.",
+            "s",
+            f"({target} - {step}) / ({pace} > 0)",
+        ),
+        _value("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
+        _value("Speed", "Tokens trained on per second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
+    ]
+
+
+def _health() -> list[stat.Panel]:
+    good = _value(
+        "Goodput", "Share of the job's time, without waiting, that went into new steps.", "percentunit", goodput(JOB)
+    )
+    silence = _value("Last step", "Time since the newest step was done.", "s", _since("progress")).decimals(0)
+    age = _value("Last checkpoint", "Time since the newest checkpoint was committed.", "s", _since("checkpoint"))
+    restarts = _value(
+        "Interruptions",
+        "How often training resumed after an interruption.",
+        "none",
+        total(newest("boost_job_restarts_total", JOB, "cause")),
+    )
+    attempts = _value("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
+    return [
+        good.max(1).thresholds(levels("red", (0.5, "yellow"), (0.7, "green"))),
+        silence.thresholds(levels("text", (120, "yellow"), (600, "red"))),
+        age.decimals(0).thresholds(levels("text", (3600, "yellow"), (7200, "red"))),
+        restarts.thresholds(levels("text", (1, "yellow"), (3, "red"))),
+        attempts,
+        _value("Workers", "Ranks that train.", "none", newest("boost_job_workers", JOB)),
+    ]
+
+
+def _state() -> stat.Panel:
+    return word("State", "What the job does.", Query(newest("boost_job_info", JOB, "state"), "{{state}}"), "ended")
+
+
+def _since(what: str) -> str:
+    return f"time() - {newest(f'boost_job_{what}_timestamp_seconds', JOB)}"
+
+
+# Communication between a job's ranks: how long, how much, and which part training waits for.
+
+_BY = ("collective", "group")
+_LEGEND = "{{collective}} {{group}}"
+
+_STEP = rate("boost_rank_step_part_seconds_total", JOB)
+_WHOLE = rate("boost_rank_communication_seconds_total", JOB)
+_EXPOSED = rate("boost_rank_exposed_communication_seconds_total", JOB)
+
+
+def communication_row() -> Row:
+    """Communication."""
+    shares = time_series(
+        "Share of the step",
+        "Communication that training waits for, and the hidden part, as shares of the step's time.",
+        "percentunit",
+        Query(f"{_EXPOSED} / {_STEP}", "exposed"),
+        Query(f"clamp_min({_WHOLE} - {_EXPOSED}, 0) / {_STEP}", "hidden"),
+    )
+    seconds = time_series(
+        "Seconds by collective",
+        "Duration of a step's collectives on a rank, from start to end, including hidden ones.",
+        "s",
+        Query(a_step("boost_rank_communication_seconds_total", JOB, *_BY), _LEGEND),
+    )
+    exposed = time_series(
+        "Waited for by collective",
+        "Time that a rank waits for the collectives of a step.",
+        "s",
+        Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, *_BY), _LEGEND),
+    )
+    volume = time_series(
+        "Bytes by collective",
+        "Payload of a step's collectives on a rank.",
+        "bytes",
+        Query(a_step("boost_rank_communication_bytes_total", JOB, *_BY), _LEGEND),
+    )
+    speed = time_series(
+        "Bandwidth by collective",
+        "Payload divided by the duration of the collectives.",
+        "binBps",
+        Query(_bandwidth(), _LEGEND),
+    )
+    calls = time_series(
+        "Calls by collective",
+        "Collectives that a rank starts in a step.",
+        "none",
+        Query(a_step("boost_rank_communication_calls_total", JOB, *_BY), _LEGEND),
+    )
+    return Row("Communication", [stacked(shares), stacked(seconds), stacked(exposed), stacked(volume), speed, calls])
+
+
+def _bandwidth() -> str:
+    volume = rate("boost_rank_communication_bytes_total", JOB, *_BY)
+    return share(volume, rate("boost_rank_communication_seconds_total", JOB, *_BY), *_BY)
 
 
 def job() -> Dashboard:
     """The dashboard."""
-    rows = [job_head.row(), _learning(), _speed(), job_communication.row(), _time()]
+    rows = [job_head_row(), _learning(), _speed(), communication_row(), _time()]
     board = frame("boost-job", "Boost / Job", "One training job, from its loss to how its time was spent.", rows)
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())

@@ -3,11 +3,8 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import links, variables
-from deploy.grafana.source.frame import Row, frame
-from deploy.grafana.source.graphs import counted, stepped, time_series
-from deploy.grafana.source.panels import Need, Query
-from deploy.grafana.source.promql import share
+from deploy.grafana.source import links, panels
+from deploy.grafana.source.panels import Need, Query, Row, counted, frame, share, stepped, time_series
 
 _NODES = 'instance=~"$instance"'
 _DISKS = f'{_NODES}, fstype!~"tmpfs|overlay|squashfs|ramfs"'
@@ -18,7 +15,7 @@ def nodes() -> Dashboard:
     """The dashboard."""
     says = "Disks, networks and memory of the nodes, and the checkpoint volume."
     board = frame("boost-nodes", "Boost / Nodes", says, [_storage(), _networks(), _memory()])
-    return board.with_variable(variables.instances()).link(links.to_service())
+    return board.with_variable(panels.instances()).link(links.to_service())
 
 
 def _storage() -> Row:

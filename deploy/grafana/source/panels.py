@@ -3,18 +3,113 @@
 A panel has a title, one sentence that says what it shows, and a unit. What else is particular to it is set on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import table as tables
+from grafana_foundation_sdk.builders.dashboard import (
+    ConstantVariable,
+    DatasourceVariable,
+    QueryVariable,
+    TextBoxVariable,
+)
 from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.variants import Dataquery
-from grafana_foundation_sdk.models.common import SortOrder, TooltipDisplayMode
-from grafana_foundation_sdk.models.dashboard import FieldColorModeId
-from grafana_foundation_sdk.models.prometheus import QueryEditorMode
+from grafana_foundation_sdk.models import common as looks
+from grafana_foundation_sdk.models.common import DataSourceRef, SortOrder, TooltipDisplayMode
+from grafana_foundation_sdk.models.dashboard import (
+    AnnotationQuery,
+    Dashboard,
+    DashboardCursorSync,
+    DashboardLink,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Panel,
+    Threshold,
+    ThresholdsMode,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
-from deploy.grafana.source.datasource import PROMETHEUS
+from deploy.grafana.source import links
+
+# PromQL that all dashboards share.
+#
+# Several replicas of the API may be scraped, and each shows the same series of a job, so what comes from the API's
+# record
+# is read with ``max by``. A rank's series come from its one process and are summed.
+
+JOB = 'job_id="$job_id"'
+JOBS = 'tenant=~"$tenant", job_name=~"$job_name"'
+TENANTS = 'tenant=~"$tenant"'
+NAMES = ("job_id", "job_name", "tenant")
+
+_NEW_STEPS = 'kind="productive"'
+_NOT_WAITING = 'kind!="waiting"'
+
+
+def newest(metric: str, where: str = "", *by: str) -> str:
+    """A gauge of the record, once for each value of ``by`` however many replicas show it."""
+    return f"max{_by(by)}({_series(metric, where)})"
+
+
+def earlier(metric: str, where: str = "", *by: str) -> str:
+    """``newest`` as of one point of the graph before."""
+    return f"max{_by(by)}({_series(metric, where)} offset $__interval)"
+
+
+def rate(metric: str, where: str = "", *by: str) -> str:
+    """A counter's increase a second, summed over all processes but for ``by``."""
+    return f"sum{_by(by)}(rate({_series(metric, where)}[$__rate_interval]))"
+
+
+def total(expr: str, *by: str) -> str:
+    """The sum of an expression's series but for ``by``."""
+    return f"sum{_by(by)}({expr})"
+
+
+def goodput(where: str, *by: str) -> str:
+    """The share of jobs' time that went into new steps; the time in which they waited is left out."""
+
+    def seconds(kinds: str) -> str:
+        return total(newest("boost_job_goodput_seconds", f"{where}, {kinds}", *NAMES, "kind"), *by)
+
+    return f"{seconds(_NEW_STEPS)} / {seconds(_NOT_WAITING)}"
+
+
+def share(part: str, whole: str, *by: str) -> str:
+    """``part`` over the ``whole`` that has the same labels ``by``; over the only one without."""
+    return f"{part} / on ({', '.join(by)}) group_left () {whole}"
+
+
+def a_step(metric: str, where: str = JOB, *by: str) -> str:
+    """What a counter of ranks grows by in an optimizer step, the mean of the ranks."""
+    return share(rate(metric, where, *by), rate("boost_rank_steps_total", JOB))
+
+
+def quantile(below: float, histogram: str, *by: str) -> str:
+    """The value that the share ``below`` of a histogram's observations do not exceed."""
+    return f"histogram_quantile({below}, {rate(f'{histogram}_bucket', '', 'le', *by)})"
+
+
+def _series(metric: str, where: str) -> str:
+    return f"{metric}{{{where}}}" if where else metric
+
+
+def _by(labels: tuple[str, ...]) -> str:
+    return f" by ({', '.join(labels)}) " if labels else " "
+
+
+# Where all panels read from: whichever Prometheus is chosen at the top of the dashboard.
+
+PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
 
 WIDTH = 24  # of Grafana's grid
 
@@ -64,3 +159,249 @@ def by_name() -> dashboard.FieldColor:
 def tooltip() -> common.VizTooltipOptions:
     """All series at the place of the pointer, the largest first."""
     return common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+
+
+# Lines over time.
+
+# Rates over ranks' steps have no value where no step ended; steps may take minutes. In milliseconds.
+_GAP = 300_000
+
+
+def time_series(title: str, says: str, unit: str, *queries: Query) -> timeseries.Panel:
+    """Lines over time, from zero up."""
+    return curves(title, says, unit, *queries).min(0)
+
+
+def curves(title: str, says: str, unit: str, *queries: Query) -> timeseries.Panel:
+    """Lines over time on an axis that fits them."""
+    panel = timeseries.Panel().title(title).description(says).datasource(PROMETHEUS)
+    panel = panel.unit(unit).height(8).span(8)
+    panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
+    panel = panel.color_scheme(by_name()).legend(_legend()).tooltip(tooltip())
+    return panel.targets(over_time(queries))
+
+
+def quantiles(title: str, says: str, histogram: str) -> timeseries.Panel:
+    """What half, nine of ten and 99 of 100 of a histogram's observations do not exceed, in seconds."""
+    shares = {"half": 0.5, "90 %": 0.9, "99 %": 0.99}
+    return time_series(title, says, "s", *(Query(quantile(below, histogram), name) for name, below in shares.items()))
+
+
+def stacked(panel: timeseries.Panel) -> timeseries.Panel:
+    """Areas that add up."""
+    return panel.fill_opacity(40).stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL))
+
+
+def stepped(panel: timeseries.Panel) -> timeseries.Panel:
+    """Lines of whole numbers that jump."""
+    return panel.fill_opacity(0).line_width(2).line_interpolation(looks.LineInterpolation.STEP_AFTER)
+
+
+def counted(panel: timeseries.Panel) -> timeseries.Panel:
+    """Bars of how many there were between a point and the one before."""
+    return stacked(panel).draw_style(looks.GraphDrawStyle.BARS)
+
+
+def _legend() -> common.VizLegendOptions:
+    legend = common.VizLegendOptions().show_legend(True).display_mode(looks.LegendDisplayMode.LIST)
+    return legend.placement(looks.LegendPlacement.BOTTOM)
+
+
+# Tables: a row for each combination of labels, a column for each label and each query.
+
+OF_JOBS = {"job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
+
+
+class Column(NamedTuple):
+    """A query's values under a heading; without one they are not shown, and the query is there for its labels."""
+
+    heading: str
+    unit: str
+    expr: str
+
+
+def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Column]) -> tables.Panel:
+    """What is so at this moment.
+
+    Args:
+        title: Of the panel.
+        says: One sentence.
+        labels: The labels that the queries' series have, in the order of their columns, with their headings. Those that
+            only some have come from these, and join the rows of the others.
+        columns: The queries.
+    """
+    panel = tables.Panel().title(title).description(says).datasource(PROMETHEUS).height(9).span(WIDTH)
+    fields = _fields(len(columns))
+    for place, column in enumerate(columns):
+        panel = panel.with_target(target(Query(column.expr), place).instant().format(PromQueryFormat.TABLE))
+    hidden = [field for field, column in zip(fields, columns, strict=True) if not column.heading]
+    panel = panel.transformations(
+        [DataTransformerConfig("merge", options={}), _arranged([*labels, *fields], ["Time", *hidden])]
+    )
+    for label, heading in labels.items():
+        panel = panel.override_by_name(label, [DynamicConfigValue("displayName", heading), *_link(label)])
+    for field, column in zip(fields, columns, strict=True):
+        shown = {"displayName": column.heading, "unit": column.unit}
+        panel = panel.override_by_name(field, [DynamicConfigValue(*option) for option in shown.items()])
+    return panel
+
+
+def _fields(queries: int) -> list[str]:
+    """What Grafana calls the values of so many queries."""
+    return ["Value"] if queries == 1 else [f"Value #{chr(ord('A') + place)}" for place in range(queries)]
+
+
+def _arranged(order: Sequence[str], hidden: Sequence[str]) -> DataTransformerConfig:
+    options = {
+        "excludeByName": dict.fromkeys(hidden, True),
+        "indexByName": {field: place for place, field in enumerate(order)},
+        "renameByName": {},
+    }
+    return DataTransformerConfig("organize", options=options)
+
+
+def _link(label: str) -> list[DynamicConfigValue]:
+    if label != "job_name":
+        return []
+    return [DynamicConfigValue("links", [{"title": "Look at this job", "url": links.TO_JOB}])]
+
+
+# Single values in large, and bars.
+
+
+def number(title: str, says: str, unit: str, query: Query) -> stat.Panel:
+    """The newest value in large, with its course behind it."""
+    panel = stat.Panel().title(title).description(says).datasource(PROMETHEUS)
+    panel = panel.unit(unit).height(4).span(4).color_mode(looks.BigValueColorMode.VALUE)
+    panel = panel.graph_mode(looks.BigValueGraphMode.AREA).reduce_options(_newest())
+    return panel.thresholds(levels("text")).targets(over_time([query]))
+
+
+def count(title: str, says: str, unit: str, query: Query) -> stat.Panel:
+    """The value of this moment in large; 0 where there is no series, because nothing is there to be counted."""
+    panel = number(title, says, unit, query).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
+    return panel.targets(of_now([query]))
+
+
+def word(title: str, says: str, query: Query, otherwise: str) -> stat.Panel:
+    """What the only series of this moment is called, in large; ``otherwise`` where there is none."""
+    panel = count(title, says, "none", query).no_value(otherwise)
+    return panel.text_mode(looks.BigValueTextMode.NAME)
+
+
+def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
+    """A bar for each series, of this moment."""
+    panel = bargauge.Panel().title(title).description(says).datasource(PROMETHEUS)
+    panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(by_name())
+    panel = panel.display_mode(looks.BarGaugeDisplayMode.BASIC).orientation(looks.VizOrientation.HORIZONTAL)
+    return panel.reduce_options(_newest()).targets(of_now(queries))
+
+
+def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig:
+    """Colours of values: ``lowest`` below all ``steps``, and from each step on its own."""
+    thresholds = [Threshold(None, lowest), *(Threshold(value, colour) for value, colour in steps)]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(thresholds)
+
+
+def _newest() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+
+
+# What is chosen at the top of a dashboard, and filled into its queries and links.
+
+SERVICE_URL = "http://localhost:8900"
+GPU_HOUR_PRICE = "gpu_hour_price"
+
+_ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
+
+
+def datasource() -> DatasourceVariable:
+    """Which Prometheus."""
+    return DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+
+
+def service_url() -> ConstantVariable:
+    """Where people reach the service's page; the chart sets it."""
+    return ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
+
+
+def gpu_hour_price() -> TextBoxVariable:
+    """What a GPU costs in an hour, in whichever currency; the chart sets it."""
+    return TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
+
+
+def instances() -> TextBoxVariable:
+    """Some machines or all, as Prometheus calls node_exporter's targets."""
+    return TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
+
+
+def tenants() -> QueryVariable:
+    """Some tenants or all."""
+    return _several("tenant", "Tenant", "label_values(boost_job_info, tenant)")
+
+
+def job_names() -> QueryVariable:
+    """Some jobs by name or all; several jobs may have one name."""
+    return _several("job_name", "Job", 'label_values(boost_job_info{tenant=~"$tenant"}, job_name)')
+
+
+def job_id() -> QueryVariable:
+    """One job."""
+    jobs = 'boost_job_info{tenant=~"$tenant", job_name=~"$job_name"}'
+    return _query("job_id", "Job id", f"label_values({jobs}, job_id)")
+
+
+def _several(name: str, label: str, query: str) -> QueryVariable:
+    return _query(name, label, query).multi(True).include_all(True).all_value(".*").current(_ALL)
+
+
+def _query(name: str, label: str, query: str) -> QueryVariable:
+    variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
+    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+
+
+# What all dashboards have in common, and their JSON.
+
+_REFRESH = "15s"  # as often as the shipped Prometheus scrapes; the chart says how often its Prometheus does
+
+
+class Row(NamedTuple):
+    """Panels under a heading. They fill lines from the left; the next begins where their spans reach the full width."""
+
+    title: str
+    panels: Sequence[Builder[Panel]]
+
+
+def frame(uid: str, title: str, says: str, rows: Sequence[Row]) -> dashboard.Dashboard:
+    """A dashboard with its rows, to which variables, marks and links are still to be added."""
+    board = dashboard.Dashboard(title).uid(uid).description(says).tags([links.TAG]).timezone("browser")
+    board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
+    board = board.variables([datasource(), service_url()]).link(links.to_all())
+    for row in rows:
+        board = board.with_row(dashboard.Row(row.title))
+        for panel in row.panels:
+            board = board.with_panel(panel)
+    return board
+
+
+class Encoder(JSONEncoder):
+    """The SDK's, but links and the switches of marks stay in sight: it would put all of them into a menu."""
+
+    def default(self, obj: Any) -> Any:
+        """What JSON knows no way to write."""
+        plain = super().default(obj)
+        if isinstance(obj, DashboardLink | AnnotationQuery):
+            del plain["placement"]
+        return plain
+
+
+def encode(board: dashboard.Dashboard) -> str:
+    """A dashboard as Grafana imports it; the same text for the same source."""
+    built = board.build()
+    _number(built)
+    return Encoder(indent=2, sort_keys=True).encode(built) + "\n"
+
+
+def _number(board: Dashboard) -> None:
+    for number, panel in enumerate(board.panels or (), start=1):
+        panel.id_val = number

@@ -2,9 +2,7 @@
 
 from grafana_foundation_sdk.builders import timeseries
 
-from deploy.grafana.source.graphs import stepped, time_series
-from deploy.grafana.source.panels import Query
-from deploy.grafana.source.promql import newest, total
+from deploy.grafana.source.panels import Query, newest, stepped, time_series, total
 
 _WAITING = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
 WAITING_JOBS = total(_WAITING)

@@ -4,13 +4,23 @@ from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.source import links, queues
-from deploy.grafana.source.bands import states
-from deploy.grafana.source.frame import Row, frame
-from deploy.grafana.source.graphs import quantiles, stepped, time_series
-from deploy.grafana.source.numbers import count, levels
-from deploy.grafana.source.panels import Query
-from deploy.grafana.source.promql import NAMES, newest, rate
-from deploy.grafana.source.tables import OF_JOBS, Column, table
+from deploy.grafana.source.panels import (
+    NAMES,
+    OF_JOBS,
+    Column,
+    Query,
+    Row,
+    count,
+    frame,
+    levels,
+    newest,
+    quantiles,
+    rate,
+    stepped,
+    table,
+    time_series,
+)
+from deploy.grafana.source.ranks import states
 
 
 def scheduler() -> Dashboard:

@@ -5,19 +5,31 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boost_core.config.reading import Moment
-from service.accounts.principal import Principal
+from service.accounts.keys import Principal
 from service.api.auth import Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
-from service.api.streaming.feed import BATCH
-from service.api.streaming.streams import HeldByStream
+from service.api.following import BATCH
 from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
+
+# Limits the number of open event streams per key, and releases what a stream holds when it ends.
+
+
+async def _hold_stream(who: Reader, context: ContextDep) -> AsyncIterator[ExitStack]:
+    with context.limits.stream(who), ExitStack() as held:
+        yield held
+
+
+# For routes that return a stream: it is counted, and contexts entered here are held, until the stream ends for whatever
+# reason. A generator is not closed in time if its client leaves while an event is being sent.
+HeldByStream = Annotated[ExitStack, Depends(_hold_stream)]
+
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -1,36 +1,180 @@
 """Jobs: submit, dry-run, list, show, clone."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
-from service.accounts.principal import Principal
-from service.api.admission import Completed, admitted, planned
+from boost_core.messages import Drill, Profile, Scores
+from service.accounts.keys import Principal
+from service.api.admission import Completed, admitted, planned, with_layouts
 from service.api.audit import NotRecorded, recorded_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import InvalidJob, problem_responses
-from service.api.idempotency import IdempotentDep
-from service.api.merge import merged
+from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
-from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
+from service.jobs import queries
+from service.jobs.history import history
+from service.jobs.model import JobFilter, JobPage, JobRecord, Owner, Request
+from service.jobs.patch import JobPatch, changed_spec
 from service.jobs.queries import JobNotFound
-from service.jobs.requests import Request
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
+from service.jobs.trackers import TrackerStore
 from service.jobs.writes import WrongState
-from service.models.identity import Scope, TenantName
+from service.models.access import Scope, TenantName
+from service.models.cluster import QueueName
+from service.models.jobs import (
+    CloneRequest,
+    DryRun,
+    EvaluationList,
+    JobEvaluation,
+    MetricsHistory,
+    TrackerList,
+    TrackerState,
+)
 from service.models.plans import PlanAnswer
-from service.models.queues import QueueName
-from service.models.requests import CloneRequest, DryRun
-from service.trackers.opening import kinds_of
+from service.models.problems import FieldError
+from service.trackers.opening import kinds_of, place_of
+
+# Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
+
+changes_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
+
+_CHANGE_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_CHANGE_BODY_REFUSED = _CHANGE_REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+IfMatch = Annotated[
+    str | None,
+    Header(max_length=256, description="Apply the change only if the ETag still matches; * or none: always."),
+]
+
+
+@changes_router.patch("", responses=_CHANGE_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
+def patch(
+    job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
+) -> JobRecord:
+    """Change a job's name, priority or limits; a running gang is resized to fit."""
+    expected, chosen = None if if_match == "*" else if_match, None
+    with _illegal_fields(JobSpec):
+        if changes.gpus and not job.finished:
+            spec = changed_spec(changes, job.spec)
+            spec, chosen = with_layouts(spec, context, who.tenant, job.basis)
+            expected = expected or job.etag  # what was chosen is for this spec
+        record = context.store.patch(job.id, changes, expected, chosen)
+    response.headers["ETag"] = record.etag
+    return context.outlook().of(record)
+
+
+@changes_router.post("/pause", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Pause a job. Its gang finishes the current step, saves and stops; follow its events to see it PAUSED."""
+    return context.outlook().of(context.store.request_pause(job.id))
+
+
+@changes_router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing keeps training."""
+    return context.outlook().of(context.store.resume(job.id))
+
+
+@changes_router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
+    return context.outlook().of(context.store.retry(job.id))
+
+
+@changes_router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
+    """Inject a fault into a RUNNING job, to see it recover."""
+    with _illegal_fields(Drill):
+        return context.outlook().of(context.store.ask(job.id, drill, request))
+
+
+@changes_router.post("/profiles", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+def request_profile(
+    job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
+) -> JobRecord:
+    """Trace some steps of a RUNNING job. Each rank's trace is stored next to the checkpoints; an event says where."""
+    with _illegal_fields(Profile):
+        return context.outlook().of(context.store.ask(job.id, profile, request))
+
+
+@changes_router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Cancel a job. Its workers stop within seconds; follow its events to see it CANCELLED."""
+    return context.outlook().of(context.store.request_cancel(job.id))
+
+
+@changes_router.delete("", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Cancel a job; its record stays."""
+    return context.outlook().of(context.store.request_cancel(job.id))
+
+
+@contextmanager
+def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
+    """Refuse changes that turn out illegal only together with the record like all other invalid requests."""
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidJob.of(error, model) from error
+
+
+# Evaluations of a job's checkpoints on tasks: record, list.
+
+evaluations_router = APIRouter(prefix="/v1/jobs/{job_id}/evaluations", tags=["jobs"], route_class=StrictRoute)
+
+_MOST = 50
+_MOST_SCORES = 500
+_MOST_BYTES = 2**18
+_EVALUATION_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+@evaluations_router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    responses=_EVALUATION_REFUSED | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+)
+def record_evaluation(
+    job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
+) -> JobRecord:
+    """Record the scores of one of a job's checkpoints on some tasks; this also adds an event of kind `scores`."""
+    if len(scores.scores) > _MOST_SCORES or len(scores.model_dump_json().encode()) > _MOST_BYTES:
+        limits = f"an evaluation has at most {_MOST_SCORES} scores and {_MOST_BYTES // 1024} KiB"
+        raise InvalidJob([FieldError(field="scores", message=f"{limits}; record the tasks in several evaluations")])
+    return context.store.add_scores(job.id, scores, request)
+
+
+@evaluations_router.get("", responses=_EVALUATION_REFUSED)
+def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
+    """List the evaluations of a job's checkpoints on tasks, newest first."""
+    with Session(context.store.engine) as session:
+        found = queries.newest_events(session, job.id, "scores", _MOST)
+    return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in found])
+
+
+# JSON merge patch (RFC 7396).
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Return a document with a patch applied: given members replace existing ones, ``null`` removes one."""
+    if not isinstance(patch, dict):
+        return patch
+    kept = target if isinstance(target, dict) else {}
+    changed = {name: merged(kept.get(name), value) for name, value in patch.items() if value is not None}
+    return {name: value for name, value in kept.items() if name not in patch} | changed
+
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -180,3 +324,59 @@ async def _create(
         record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
     return Response(context.outlook().of(record).as_json, HTTPStatus.CREATED, headers, _JSON)
+
+
+# A job's metrics over its steps.
+
+history_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_LAST_STEP = 2**31 - 1  # what a database counts with
+
+
+class HistoryQuery(BaseModel):
+    """Range and resolution of the curves."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
+    from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
+    to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
+
+
+@history_router.get(
+    "/{job_id}/metrics", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+)
+def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> MetricsHistory:
+    """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
+    newest = job.goodput.highest_step
+    last = newest if query.to_step is None else min(query.to_step, newest)
+    with Session(context.store.engine) as session:
+        return history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+
+
+# The progress of a job's trackers.
+
+trackers_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@trackers_router.get(
+    "/{job_id}/trackers", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+)
+def trackers(job: JobDep, context: ContextDep) -> TrackerList:
+    """Show a job's trackers, how many events each is behind, and why."""
+    found = TrackerStore(context.store.engine).of_job(job.id)
+    return TrackerList(
+        trackers=[
+            TrackerState.model_validate(
+                {
+                    "kind": tracked.kind,
+                    "place": tracked.kept.get("url") or place_of(tracked.kind, job),
+                    "behind": behind,
+                    "failures": tracked.failures,
+                    "failing_since": tracked.failing_since,
+                    "problem": tracked.problem,
+                }
+            )
+            for tracked, behind in found
+        ]
+    )

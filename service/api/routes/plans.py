@@ -1,27 +1,46 @@
 """Plans of jobs before they are submitted, presets, examples and versions."""
 
 import platform
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter
 
 from boost_core import __version__
+from boost_core.config.job import load_job
 from boost_core.plan.machine import Basis
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
-from service.api.job_examples import job_examples
 from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
 from service.jobs.seen_nodes import size_of_a_node
-from service.models.examples import JobExampleList
-from service.models.plans import PlanAnswer, PlanRequest
+from service.models.cluster import Versions
+from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
-from service.models.versions import Versions
+
+# The job files in the folder ``examples``, which are installed with the service.
+
+_FOLDER = Path(__file__).parents[1] / "examples"
+
+
+@cache
+def job_examples() -> JobExampleList:
+    """All examples, those that need no GPU first; each is described by the comment at the top of its file."""
+    files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: (load_job(file).resources.gpus_per_worker, file.stem))
+    return JobExampleList(examples=[_example(file.stem, file.read_text(encoding="utf-8")) for file in files])
+
+
+def _example(name: str, text: str) -> JobExample:
+    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return JobExample(name=name, description=" ".join(line.lstrip("# ") for line in comment), text=text)
+
 
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 

@@ -8,13 +8,13 @@ from fastapi.exceptions import RequestValidationError
 
 from boost_core.config.job import AcceleratorType
 from boost_core.plan.machine import MeasuredProfile, ProfilePrecision
-from service.accounts.principal import Principal
+from service.accounts.keys import Principal
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
 from service.api.requests import StrictRoute
-from service.models.identity import Scope
-from service.models.profiles import ProfileList, StoredProfile
+from service.models.access import Scope
+from service.models.cluster import ProfileList, StoredProfile
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
 

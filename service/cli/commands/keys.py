@@ -11,17 +11,17 @@ from pydantic import ValidationError
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, Failed, read_settings
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_list, say
+from service.cli.output.printing import print_json, print_list, print_table, say
 from service.cli.times import moment_from_now
 from service.client import Client
-from service.models.identity import Scope
-from service.models.keys import Key
+from service.models.access import AuditEntry, Key, Scope
+from service.models.jobs import KeyRequest
 from service.models.problems import job_errors
-from service.models.requests import KeyRequest
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.accounts.local import LocalKeys
+
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
 
@@ -133,3 +133,37 @@ def _row(key: Key) -> tuple[str, ...]:
 
 def _time(time: datetime | None) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else "-"
+
+
+# ``boost audit``: for operators.
+
+
+def audit(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's requests.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Only entries with a higher ID.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Print the audit log; for operators."""
+    with open_client(url) as client:
+        page = client.audit(tenant, after, limit)
+    if as_json:
+        print_json(page)
+        return
+    print_table(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), map(_audit_row, page.entries))
+    if page.next_after is not None:
+        say(f"(more entries follow: add --after {page.next_after})")
+
+
+def _audit_row(entry: AuditEntry) -> tuple[str, ...]:
+    return (
+        str(entry.id),
+        f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}",
+        entry.tenant or "-",
+        entry.key_name or "-",
+        entry.address or "-",
+        str(entry.status),
+        entry.action,
+        entry.resource,
+    )

@@ -1,15 +1,193 @@
 """What runs on this machine without a service: ``boost serve``, ``bench``, ``data``, ``import-config``, ``demo``."""
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import httpx
 import typer
 import yaml
+from rich.console import Console
 
-from service.cli.commands.demo import run_demo
-from service.cli.failures import read_foreign_config, read_settings
-from service.cli.output.printing import Terminal, say
-from service.cli.trainer_process import run_trainer
+from boost_core.config import JobSpec
+from boost_core.messages import EvaluationReport, StepReport
+from service.cli.commands.trainer import run_trainer
+from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
+from service.cli.output.job_text import report_of
+from service.cli.output.printing import Terminal, print_line, say, say_unchanged
+from service.cli.output.progress import follow
+from service.client import ApiError, Client, ServiceUnreachable
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
+from service.settings import Settings
+
+# ``boost demo``: the whole service on one example, from scratch to a trained model.
+
+EXAMPLE = Path("examples/cola-tiny.yaml")
+
+_START_SECONDS = 120.0
+_STOP_SECONDS = 15.0
+_LOG_LINES = 20
+
+
+def run_demo(settings: Settings, console: Console) -> ExitStatus:
+    """Start a service, train the example on it, report the result, and stop the service.
+
+    Returns:
+        OK if the job SUCCEEDED and its validation loss is below the unigram entropy of the validation text.
+
+    Raises:
+        BadInput: The example job is not below the current folder.
+    """
+    if not EXAMPLE.exists():
+        raise BadInput(f"{EXAMPLE} is not under {Path.cwd()}; run this in the root of the repository")
+    spec = read_job(EXAMPLE)
+    log = settings.home / "demo.log"
+    try:
+        with _ended_by_signals(), _service(log) as (process, url), Client(url) as client:
+            with console.status("starting the service"):
+                _wait_until_ready(process, url)
+            record, events = _train(client, spec, console)
+    except (_ServiceFailed, ServiceUnreachable) as error:
+        print_line(console, f"{error}\nlast lines of {log}:", style="red")
+        say_unchanged(_tail(log))
+        return ExitStatus.FAILED
+    return _conclude(record, events, log, console)
+
+
+class _ServiceFailed(RuntimeError):
+    """The service did not become ready."""
+
+
+def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, list[JobEvent]]:
+    """Submit the example and follow it; cancel it when interrupted, or the next demo would have to wait for it."""
+    job_id = client.submit(spec).id
+    print_line(console, f"submitted {EXAMPLE} as {job_id}")
+    try:
+        record = follow(client, job_id, console)
+    except BaseException:
+        with suppress(ServiceUnreachable, ApiError):
+            client.cancel(job_id)
+        raise
+    return record, list(client.events(job_id, follow=False))
+
+
+@contextmanager
+def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a service in its own process on a free port, and stop it on the way out in any case."""
+    port = _free_port()
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
+    with log.open("wb") as output:
+        # A session of its own, so that Ctrl-C reaches the service only through us, and only once.
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Exit cleanly on SIGTERM and SIGHUP, so that the service is not left running."""
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait for the service.
+
+    Raises:
+        _ServiceFailed: It exited, or took too long.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    while not _ready(url):
+        if process.poll() is not None:
+            raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
+        if time.monotonic() > deadline:
+            raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
+        time.sleep(0.2)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console: Console) -> ExitStatus:
+    """Print how the job ended."""
+
+    def say(text: str) -> None:
+        print_line(console, text)
+
+    reports = [report_of(event) for event in events]
+    steps = [report for report in reports if isinstance(report, StepReport)]
+    evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
+    say("")
+    if record.state is not JobState.SUCCEEDED or not steps or not evaluations or record.checkpoint is None:
+        say(f"the job is {record.state}: {record.message}; the service's log is {log}")
+        return ExitStatus.FAILED
+    last = evaluations[-1]
+    say(f"checkpoint     {record.checkpoint.url}")
+    say(f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps")
+    say(f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}")
+    if last.loss >= last.unigram_entropy:
+        say("the model learned no more than byte frequencies: the demo failed")
+        return ExitStatus.FAILED
+    boost = _own_command()
+    say("\nTry next:")
+    say(f"  {boost} serve --no-auth")
+    say(f"  {boost} submit {EXAMPLE} --follow")
+    say(f"  {boost} ls")
+    return ExitStatus.OK
+
+
+def _own_command() -> str:
+    """Return how the user can call this program from here."""
+    program = Path(sys.argv[0])
+    if program.name != "boost" or shutil.which("boost") == str(program):
+        return "boost"
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+
 
 HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -78,3 +256,26 @@ def import_configuration(
 def demo() -> None:
     """Start a service, train the example job on it and show the result."""
     raise typer.Exit(run_demo(read_settings(), Terminal()))
+
+
+# ``boost migrate``: migrate the database before a service starts.
+
+
+def migrate() -> None:
+    """Migrate the database at BOOST_DATABASE_URL to this version. `boost serve` also does this when it starts."""
+    # Imported here because few commands need SQL.
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+    from service.jobs.database import migrate as bring_up_to_date
+    from service.jobs.database_errors import in_words
+
+    settings = read_settings()
+    try:
+        place = make_url(settings.database_url).render_as_string(hide_password=True)
+        bring_up_to_date(settings.database_url)
+    except ArgumentError as error:
+        raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
+    except (OSError, SQLAlchemyError) as error:
+        raise Failed(f"the database {place} could not be migrated: {in_words(error)}") from error
+    say(f"the database {place} is up to date")

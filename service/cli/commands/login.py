@@ -8,12 +8,11 @@ from urllib.parse import urlsplit
 import typer
 from pydantic import SecretStr
 
-from service.cli.connection import client_of, open_client
+from service.cli.connection import Login, client_of, open_client, write_login
 from service.cli.failures import BadInput, read_settings
-from service.cli.login_file import Login, write_login
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import print_json, say
-from service.models.identity import Identity
+from service.models.access import Identity
 
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -1,16 +1,21 @@
 """``boost profiles``."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from boost_core.messages import Profile
 from boost_core.plan.machine import MeasuredLink
 from service.cli.connection import open_client
-from service.cli.failures import read_profile
-from service.cli.options import AsJson, Url
+from service.cli.failures import Failed, read_profile
+from service.cli.options import AsJson, JobId, Url
+from service.cli.output.job_text import line_of
 from service.cli.output.printing import print_facts, print_json, print_list, say
-from service.models.profiles import StoredProfile
+from service.client import Client
+from service.jobs.model import EventKind, JobEvent
+from service.models.cluster import StoredProfile
 
 app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
 
@@ -101,3 +106,50 @@ def _link(link: MeasuredLink | None) -> str:
 
 def _measured(stored: StoredProfile) -> str:
     return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
+
+
+# ``boost profile``: trace some steps of a job with torch's profiler.
+
+_TELLING: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # possible outcomes of a profile
+_READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
+
+
+def profile(
+    job_id: JobId,
+    steps: Annotated[int, typer.Option(help="Number of steps, 1 to 20.")] = Profile().steps,
+    rank: Annotated[list[int] | None, typer.Option(help="Rank to trace (default: 0); repeatable.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces and print their locations.")] = False,
+    url: Url = None,
+) -> None:
+    """Trace some steps of a running job with torch's profiler. The traces are stored next to its checkpoints."""
+    ranks = rank or [0]
+    with open_client(url) as client:
+        seen = max((event.id for event in client.events(job_id, follow=False, kinds=_TELLING)), default=0)
+        job = client.profile(job_id, {"steps": steps, "ranks": ranks})
+        if wait:
+            for trace in _traces(client, job_id, seen, set(ranks)):
+                say(trace)
+        else:
+            say(f"{steps} step(s) of {job.id} will be traced; for the traces' locations: boost events {job.id} -f")
+            say(_READERS)
+
+
+def _traces(client: Client, job_id: str, seen: int, ranks: set[int]) -> Iterator[str]:
+    """Yield the URL of each rank's trace as it arrives.
+
+    Raises:
+        Failed: A trace will not be written.
+    """
+    for event in client.events(job_id, after=seen, kinds=_TELLING):
+        if event.kind == "interruption" or _is_failure(event, ranks):
+            raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
+        if event.kind == "profile" and event.data["rank"] in ranks:
+            ranks.remove(event.data["rank"])
+            yield event.data["url"]
+        if not ranks:
+            return
+    raise Failed(f"the job ended before the steps of rank {min(ranks)} were traced")
+
+
+def _is_failure(event: JobEvent, ranks: set[int]) -> bool:
+    return event.kind == "fault" and event.data["what"] == "profile" and event.data["rank"] in ranks

@@ -1,25 +1,129 @@
 """``boost watch``: several jobs at once, live."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Annotated
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Annotated, TypeGuard
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from boost_core.messages import duration, numbers_of
-from service.cli.commands.watched_jobs import Watched
 from service.cli.completion import complete_job_ids
 from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
 from service.cli.options import Url
 from service.cli.output.job_text import loss, news, productive_share, step
 from service.cli.output.printing import PlainTable, Terminal, print_line
-from service.cli.output.sparkline import sparkline
+from service.client import ApiError, Client
 from service.jobs.model import JobRecord
-from service.jobs.states import JobState
+from service.jobs.states import TERMINAL_STATES, JobState
+
+# The jobs that ``boost watch`` shows, and the curves of their losses and throughputs.
+
+_POINTS = 24  # of a curve
+_ENDED = 10  # ended jobs that stay visible while all active jobs are watched
+_UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
+
+
+class Curve:
+    """The newest numbers of a job, as many as fit into a line."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float | None] = deque(maxlen=_POINTS)
+        self.throughputs: deque[float | None] = deque(maxlen=_POINTS)
+        self._step = 0
+
+    def begin(self, client: Client, job_id: str) -> None:
+        """Load the job's past; without it, the curve just starts now."""
+        with suppress(ApiError):
+            for sample in client.metrics(job_id, _POINTS).samples:
+                self._add(sample.step, sample.loss, sample.tokens_per_second)
+
+    def go_on(self, job: JobRecord) -> None:
+        """Add the job's newest step, if it is new."""
+        if job.progress and job.progress.step != self._step:
+            self._add(job.progress.step, job.progress.loss, job.progress.tokens_per_second)
+
+    def _add(self, step: int, loss: float | None, throughput: float | None) -> None:
+        self._step = step
+        self.losses.append(loss)
+        self.throughputs.append(throughput)
+
+
+class Watched:
+    """Some jobs, as of the last poll.
+
+    Args:
+        client: The service.
+        job_ids: The jobs; if empty, all active ones, including new ones.
+    """
+
+    def __init__(self, client: Client, job_ids: Sequence[str]) -> None:
+        self._client = client
+        self._named = list(dict.fromkeys(job_ids))
+        self._curves: dict[str, Curve] = {}
+        self.jobs: list[JobRecord] = []
+
+    def look(self) -> None:
+        """Poll the jobs.
+
+        Raises:
+            ApiError: One of the named jobs does not exist.
+            ServiceUnreachable: The service does not answer.
+        """
+        self.jobs = [self._client.get(job_id) for job_id in self._named] if self._named else self._unfinished()
+        for job in self.jobs:
+            self.curve(job).go_on(job)
+
+    def curve(self, job: JobRecord) -> Curve:
+        """Return the curve of a job."""
+        if job.id not in self._curves:
+            self._curves[job.id] = curve = Curve()
+            if job.progress:
+                curve.begin(self._client, job.id)
+        return self._curves[job.id]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all named jobs have ended."""
+        return bool(self._named) and all(job.finished for job in self.jobs)
+
+    def _unfinished(self) -> list[JobRecord]:
+        """Return the active jobs, and those that ended while they were watched."""
+        going_on = self._client.list(_UNFINISHED).jobs
+        known = {job.id for job in going_on}
+        ended = [job if job.finished else self._client.get(job.id) for job in self.jobs if job.id not in known]
+        return going_on + ended[:_ENDED]
+
+
+# Curves one line high.
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Draw a block for each value, taller for larger values; a blank for missing and non-finite ones."""
+    numbers = [value for value in values if _is_number(value)]
+    if not numbers:
+        return " " * len(values)
+    low, high = min(numbers), max(numbers)
+    return "".join(_block(value, low, high) for value in values)
+
+
+def _block(value: float | None, low: float, high: float) -> str:
+    if not _is_number(value):
+        return " "
+    share = (value - low) / (high - low) if high > low else 0.5
+    return _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
 
 _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state

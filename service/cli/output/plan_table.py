@@ -8,7 +8,7 @@ from boost_core.messages import Provenance, duration
 from boost_core.plan.report import Plan, PlannedChoice, PlannedContext, PlannedShape, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.cli.output.printing import print_facts, print_table, say
-from service.models.profiles import StoredProfile
+from service.models.cluster import StoredProfile
 
 _COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY/RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
 _PROVENANCE: dict[Provenance, str] = {

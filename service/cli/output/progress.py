@@ -11,7 +11,7 @@ from rich.table import Column
 
 from boost_core.messages import StepReport, duration, numbers_of
 from service.cli.failures import ExitStatus
-from service.cli.output.event_text import line_of, report_of
+from service.cli.output.job_text import line_of, report_of
 from service.cli.output.printing import print_line
 from service.client import Client
 from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord

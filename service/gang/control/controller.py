@@ -22,25 +22,44 @@ from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile, RankT
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.resolve import at
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
-from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace, visible_gpus
+from service.gang.assignment import (
+    FAILURES,
+    Assignment,
+    End,
+    Message,
+    MisplacedRanks,
+    WorkerPlace,
+    bytes_to_keep,
+    gang_in_words,
+    node_selector,
+    visible_gpus,
+    without_resources,
+    worker_resources,
+)
 from service.gang.control import port
-from service.gang.control.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
-from service.gang.control.record import GangRecord
-from service.gang.control.spare_policy import SparePolicy, SpareView
-from service.gang.control.state import (
+from service.gang.control.policy import (
     Break,
     Checking,
     Finished,
+    Form,
     Formation,
+    Halt,
     Idle,
+    Keep,
+    Pause,
     Preparing,
     Replica,
+    ReplicaView,
     State,
     Stopping,
     Suspecting,
+    View,
+    next_action,
+    replica_set,
 )
+from service.gang.control.record import GangRecord
+from service.gang.control.spare_policy import SparePolicy, SpareView
 from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
-from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
 from service.gang.status import GangPhase, Orders
 
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed

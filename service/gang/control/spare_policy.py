@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from boost_core.config import JobSpec
 from boost_core.messages import SpareReport
+from service.gang.assignment import node_selector, worker_resources
 from service.gang.control import port
 from service.gang.control.record import GangRecord
-from service.gang.resources import node_selector, worker_resources
 
 LOOK_SECONDS = 10.0  # between two searches for a node
 AVOID_SECONDS = 60.0  # during which a node that could not keep the copy is left alone

@@ -11,12 +11,11 @@ from ray.actor import ActorProxy
 from ray.exceptions import RayError
 
 from boost_core.config import JobSpec
-from service.gang.assignment import End, GangContext, RankEnd
+from service.gang.assignment import End, GangContext, RankEnd, selects
 from service.gang.control import port
 from service.gang.ray.private_api import draining_nodes, free_resources, node_table
 from service.gang.ray.replica import RayReplica, WorkerHandle, next_number
 from service.gang.ray.spare import RaySpare
-from service.gang.resources import selects
 
 if TYPE_CHECKING:
     from service.gang.ray.supervisor import Supervisor
@@ -39,7 +38,7 @@ class RayExecutor:
     """
 
     def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        from service.gang.ray_train.run import TrainRun  # not needed by the service's own process
+        from service.gang.ray_train.mirror import TrainRun  # not needed by the service's own process
 
         self._supervisor, self._context = supervisor, context
         self._run = TrainRun(spec, context)

@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from boost_core import __version__
-from service.gang.resources import ON_THE_HEAD
+from service.gang.assignment import ON_THE_HEAD
 from service.gang.versions import require_version
 
 HEAD_SECONDS = 120.0  # for a process to start there

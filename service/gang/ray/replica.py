@@ -21,11 +21,10 @@ from ray.util.scheduling_strategies import (
 )
 
 from boost_core.config import Layout
-from service.gang.assignment import GangContext, WorkerPlace
+from service.gang.assignment import GangContext, WorkerPlace, worker_resources
 from service.gang.control.port import StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
 from service.gang.ray.node import END_SECONDS
-from service.gang.resources import worker_resources
 
 if TYPE_CHECKING:
     from service.gang.ray.supervisor import Supervisor

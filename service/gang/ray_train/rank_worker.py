@@ -1,6 +1,7 @@
 """The worker's actor, and how Ray Train makes it train."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from functools import partial
@@ -18,13 +19,29 @@ from boost_core.messages import CheckpointReport, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.ray.private_api import free_memory
-from service.gang.ray_train.settings import set_environment
 
 if TYPE_CHECKING:
     import numpy as np
 
     from service.gang.ray.supervisor import Supervisor
     from service.gang.worker.worker import Worker
+
+
+# The environment variables that Ray Train reads, in supervisors and in workers.
+
+SETTINGS = {  # read by Ray Train from the environment
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",  # lines go into the gang's log, without secrets
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the gang's controller watches the nodes
+}
+
+
+def set_environment() -> None:
+    """Set the environment before Ray Train reads it."""
+    os.environ.update(SETTINGS)
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,13 +3,16 @@
 Imports torch but not Ray; the API's process and the supervisor never import this.
 """
 
+import errno
 import gc
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,20 +24,107 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.messages import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
-from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, release_broken_step, train
+from boost_core.train import (
+    LastSaveFailed,
+    Membership,
+    SnapshotStore,
+    StateLost,
+    StepProfiler,
+    StepTimes,
+    release_broken_step,
+    train,
+)
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.control.watch import Heartbeat
 from service.gang.versions import require_version
-from service.gang.worker.drills import Drills
-from service.gang.worker.errors import end_of
-from service.gang.worker.rank_metrics import StepCollector, serve_metrics
-from service.gang.worker.reporter import LogReports, SupervisorReporter
+from service.gang.worker.rank_metrics import LogReports, StepCollector, SupervisorReporter, serve_metrics
 from service.gang.worker.transport import TransportCollector
 from service.security.redaction import redact, redact_logs
+
+# Why a rank stopped: whether it would happen again, and how to describe it.
+#
+# The only place that recognises errors by other libraries' messages. Imports torch; for workers.
+
+REFUSALS = (ValueError, ArithmeticError)  # the trainer's own messages about a job, its data or its numbers
+DEFECTS = (TypeError, AttributeError, LookupError, NameError, AssertionError, ImportError)
+BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+
+
+def end_of(error: Exception) -> RankEnd:
+    """Describe an error of the trainer in a line or two, without secrets."""
+    text = redact(str(error))
+    if isinstance(error, (*REFUSALS, LastSaveFailed)):
+        return RankEnd(End.LASTING, text)
+    named = f"{type(error).__name__}: {text}"
+    if isinstance(error, DEFECTS):
+        return RankEnd(End.LASTING, named)
+    if isinstance(error, StateLost):
+        return RankEnd(End.STATE_LOST, text)
+    # gloo's errors are RuntimeErrors, distinguished only by their messages.
+    if isinstance(error, DistError) or any(sign in text for sign in BROKEN_CONNECTION):
+        return RankEnd(End.CONNECTION, f"lost its connection to another rank: {text}")
+    return RankEnd(End.FAILED, named)
+
+
+# Faults that a rank's process injects into itself on request.
+
+
+class Drills:
+    """The drills given to a process. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Drill] = []
+        self._step = 0
+        self._lock = threading.Lock()
+        self._full_until = 0.0
+        self._late = (0, 0.0)  # number of steps, and delay of each in seconds
+
+    def add(self, drill: Drill) -> None:
+        """Take a drill; one without a step starts immediately."""
+        with self._lock:
+            if drill.at_step is None or drill.at_step <= self._step:
+                self._begin(drill)
+            else:
+                self._waiting.append(drill)
+
+    def after_step(self, step: int) -> None:
+        """Start what is due after a step, and delay it if a drill says so."""
+        with self._lock:
+            self._step = step
+            due = [drill for drill in self._waiting if drill.at_step is not None and drill.at_step <= step]
+            self._waiting = [drill for drill in self._waiting if drill not in due]
+            for drill in due:
+                self._begin(drill)
+            steps, seconds = self._late
+            self._late = (max(0, steps - 1), seconds)
+        if steps:
+            time.sleep(seconds)
+
+    def before_save(self) -> None:
+        """Refuse to write while a drill makes the store full.
+
+        Raises:
+            OSError: The store is full.
+        """
+        if time.monotonic() < self._full_until:
+            raise OSError(errno.ENOSPC, "the store is full, by a drill")
+
+    def _begin(self, drill: Drill) -> None:
+        match drill.kind:
+            case "kill_rank" | "drop_node":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang_rank":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "delay_rank":
+                self._late = (drill.steps, drill.seconds)
+            case "fill_store":
+                self._full_until = time.monotonic() + drill.seconds
+
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0

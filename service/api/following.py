@@ -1,0 +1,360 @@
+"""Following jobs: when each job's ``Feed`` reads more, and which streams may continue.
+
+A feed reads more whenever its job has been written to. This process is notified of its own writes directly and of other
+processes' by PostgreSQL; polling the versions of all followed jobs now and then finds what both have missed.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from fastapi.sse import ServerSentEvent
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.accounts.keys import KeyStore, Principal
+from service.jobs.model import JobEvent
+from service.jobs.queries import EventFilter, Position
+from service.jobs.store import JobStore, can_listen, listening, send_probe
+
+# The newest events of a followed job, read and encoded once for all streams that follow it.
+#
+# A stream that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a
+# job's events increase in the order of commits, so no event is inserted later.
+
+BATCH = 100  # events read, or passed to a stream, at once
+
+
+@dataclass(frozen=True)
+class EncodedEvent:
+    """An event and its encoded form.
+
+    Attributes:
+        event: The event.
+        encoded: The event as all streams send it.
+        size: Size of its JSON in bytes.
+    """
+
+    event: JobEvent
+    encoded: ServerSentEvent
+    size: int
+
+    @classmethod
+    def of(cls, event: JobEvent) -> "EncodedEvent":
+        """Encode an event."""
+        json = event.model_dump_json()
+        return cls(event, ServerSentEvent(id=str(event.id), event=event.kind, raw_data=json), len(json))
+
+
+Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
+
+
+def read_events(store: JobStore, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+    """Read a job's next events from the record: a batch, or fewer if there are no more."""
+    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, wanted)]
+
+
+def read_on(store: JobStore, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
+    """Read a feed's next input: the job's position and then its next events, in this order so that none is missed."""
+    position = store.position(job_id)
+    if newest is None or position.newest <= newest:
+        return position, []
+    return position, read_events(store, job_id, newest, EventFilter())
+
+
+class Feed:
+    """The newest events of a job, for all streams that follow it.
+
+    Attributes:
+        job_id: The job.
+        followers: The streams.
+        version: The job's version when it was last read to the end; 0 before.
+        finished: Whether the job had ended then.
+        newest: Id of the newest event read; ``None`` before the first read.
+        start: All events read with greater ids are kept.
+        size: Size of the kept events in bytes of JSON.
+        stale: Set when there may be more to read.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.followers: set[Follower] = set()
+        self.version, self.finished = 0, False
+        self.newest: int | None = None
+        self.start = 0
+        self.stale = asyncio.Event()
+        self.stale.set()
+        self.size = 0
+        self._kept: list[EncodedEvent] = []
+        self._changed = asyncio.Event()
+
+    def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
+        """Take what was read: the job's position, then its next events; a full batch means there may be more."""
+        if self.newest is None:
+            self.newest = self.start = position.newest
+        if events:
+            self._kept += events
+            self.size += sum(each.size for each in events)
+            self.newest = events[-1].event.id
+        if len(events) < BATCH:
+            self.version, self.finished = position.version, position.finished
+        else:
+            self.stale.set()
+        self._wake()
+
+    def after(self, seen: int) -> Sequence[EncodedEvent]:
+        """Return the next events after a given one, which is not before the feed's start; a batch at most."""
+        first = self._index(seen)
+        return self._kept[first : first + BATCH]
+
+    def trim(self, most: int) -> None:
+        """Drop the events that all followers have seen, and the oldest others beyond ``most`` bytes."""
+        dropped = self._index(min(follower.seen for follower in self.followers))
+        self.size -= sum(each.size for each in self._kept[:dropped])
+        while self.size > most:
+            self.size -= self._kept[dropped].size
+            dropped += 1
+        if dropped:
+            self.start = self._kept[dropped - 1].event.id
+            del self._kept[:dropped]
+
+    def end(self, is_over: Callable[[Principal], bool]) -> None:
+        """End the streams of some principals before the job has ended."""
+        for follower in self.followers:
+            follower.over |= is_over(follower.who)
+        self._wake()
+
+    async def changed(self) -> None:
+        """Wait until there is something new."""
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _index(self, seen: int) -> int:
+        return bisect_right(self._kept, seen, key=lambda kept: kept.event.id)
+
+
+class Follower:
+    """One stream that follows a job.
+
+    Args:
+        feed: The job's feed.
+        read: Reads the record; see ``read_events``.
+        who: Whose stream it is.
+        wanted: Which events are wanted.
+        seen: Id of the event after which it starts.
+
+    Attributes:
+        over: Set when the stream is to end before the job does.
+    """
+
+    def __init__(self, feed: Feed, read: Read, who: Principal, wanted: EventFilter, seen: int) -> None:
+        self.who, self.seen, self.over = who, seen, False
+        self._feed, self._read, self._wanted = feed, read, wanted
+
+    async def next(self) -> Sequence[EncodedEvent]:
+        """Wait for the next wanted events and return them in order; none at the end of the stream."""
+        while not self.over:
+            if self._feed.newest is None:
+                await self._feed.changed()
+            elif self.seen < self._feed.start:
+                if found := await self._catch_up(self._feed.newest):
+                    return found
+            elif events := self._feed.after(self.seen):
+                self.seen = events[-1].event.id
+                if found := [each for each in events if self._wanted.matches(each.event)]:
+                    return found
+            elif self._feed.finished:
+                break
+            else:
+                await self._feed.changed()
+        return []
+
+    async def _catch_up(self, newest: int) -> Sequence[EncodedEvent]:
+        found = await self._read(self._feed.job_id, self.seen, self._wanted)
+        # If there were no more, these include all wanted events up to what the feed had read before.
+        self.seen = max([self.seen if len(found) == BATCH else newest, *(each.event.id for each in found[-1:])])
+        return found
+
+
+KEPT_BYTES = 16 * 2**20  # of JSON, in all feeds together
+WATCH_SECONDS = 0.5  # until streams end if their key was revoked or has expired, or their server stops
+LOOK_SECONDS = 1.0
+LOOK_SECONDS_WHEN_TOLD = 5.0
+RETRY_SECONDS = 1.0
+
+_THREADS = 4  # for reading events; other requests have their own
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+
+
+class Feeds:
+    """The feeds of one process. Used from its event loop only.
+
+    Args:
+        store: The record.
+        keys: API keys.
+        stopping: Set when the server stops.
+    """
+
+    def __init__(self, store: JobStore, keys: KeyStore, stopping: threading.Event) -> None:
+        self._store, self._keys, self._stopping = store, keys, stopping
+        self._feeds: dict[str, Feed] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}  # by job
+        self._watcher: asyncio.Task[None] | None = None  # while there are feeds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._is_told = False  # by the database, of other processes' writes
+        self._next_look = 0.0
+        store.notifications.subscribe(self._heard)
+
+    @contextmanager
+    def follow(self, job_id: str, who: Principal, wanted: EventFilter, after: int) -> Iterator[Follower]:
+        """Follow a job.
+
+        Args:
+            job_id: The job.
+            who: Whose stream it is; it ends when their key is revoked or expires.
+            wanted: Which events are wanted.
+            after: Id of the event after which to start.
+        """
+        feed = self._feeds.get(job_id) or self._open(job_id)
+        follower = Follower(feed, self.read, who, wanted, after)
+        feed.followers.add(follower)
+        feed.stale.set()
+        try:
+            yield follower
+        finally:
+            feed.followers.remove(follower)
+            if not feed.followers:
+                self._close(feed)
+
+    async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+        """Read the record in another thread; see ``read_events``."""
+        return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
+
+    def _open(self, job_id: str) -> Feed:
+        if not self._feeds:
+            self._loop = asyncio.get_running_loop()
+            self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
+            self._watcher = asyncio.create_task(self._look_after())
+        feed = self._feeds[job_id] = Feed(job_id)
+        self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
+        return feed
+
+    def _close(self, feed: Feed) -> None:
+        del self._feeds[feed.job_id]
+        self._readers.pop(feed.job_id).cancel()
+        if not self._feeds and self._watcher is not None:
+            self._watcher.cancel()
+
+    def _heard(self, job_id: str, version: int) -> None:
+        """Called by the thread of this process that has written to a job."""
+        if job_id in self._feeds and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._note, job_id, version)
+
+    def _note(self, job_id: str, version: int) -> None:
+        feed = self._feeds.get(job_id)
+        if feed is not None and version > feed.version:
+            feed.stale.set()
+
+    async def _keep_reading(self, feed: Feed) -> None:
+        """Read a job's new events whenever there may be some."""
+        while True:
+            await feed.stale.wait()
+            feed.stale.clear()
+            try:
+                position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
+            except SQLAlchemyError:  # the next poll finds that there is more to read
+                self._look_soon()
+            except Exception:
+                _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
+                feed.end(lambda _: True)
+            else:
+                feed.take(position, events)
+                feed.trim(KEPT_BYTES // len(self._feeds))
+
+    async def _look_after(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._tend(), self._watch(), self._listen()):
+                tasks.create_task(work)
+
+    async def _tend(self) -> None:
+        """Do what must not wait for the database: end all streams when the server stops, and bound the memory."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for feed in self._feeds.values():
+                feed.trim(KEPT_BYTES // len(self._feeds))
+                if self._stopping.is_set():
+                    feed.end(lambda _: True)
+
+    async def _watch(self) -> None:
+        """End streams whose keys were revoked or have expired, and poll for writes that came without a notification."""
+        is_away = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self._check_keys()
+                if time.monotonic() >= self._next_look:
+                    await self._look()
+                is_away = False
+            except Exception as error:
+                if not is_away:
+                    _log.warning("event streams wait for the database: %s", error)
+                is_away = True
+                self._look_soon()
+
+    async def _check_keys(self) -> None:
+        asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
+        bad = await self._in_thread(lambda: {who for who in asked if not self._keys.is_good(who)})
+        if bad:
+            for feed in self._feeds.values():
+                feed.end(bad.__contains__)
+
+    async def _look(self) -> None:
+        self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
+        followed = list(self._feeds)
+        for job_id, version in (await self._in_thread(lambda: self._store.versions(followed))).items():
+            self._note(job_id, version)
+
+    def _look_soon(self) -> None:
+        self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
+
+    async def _listen(self) -> None:
+        """Listen for other processes' writes, if the database can notify of them."""
+        is_said = False
+        while can_listen(self._store.engine):
+            try:
+                await self._listen_once()
+            except Exception as error:
+                if self._is_told or not is_said:
+                    _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
+                is_said = True
+            self._is_told = False
+            self._look_soon()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _listen_once(self) -> None:
+        probe = uuid.uuid4().hex
+        async with listening(self._store.engine) as writes:
+            await self._in_thread(lambda: send_probe(self._store.engine, probe))
+            async for job_id, version in writes:
+                if job_id == probe:
+                    self._is_told = True
+                    self._next_look = 0.0  # to find earlier writes
+                self._note(job_id, version)
+
+    async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)

@@ -1,0 +1,309 @@
+"""Rate limits. Counted in this process only: each replica allows as much."""
+
+import asyncio
+import hashlib
+import ipaddress
+import math
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Annotated, TypeVar
+
+import anyio
+import anyio.to_thread
+from fastapi import Depends, Header
+from fastapi import Request as HttpRequest
+from sqlalchemy.exc import OperationalError
+
+from service.accounts.keys import Principal
+from service.api.errors import RateLimited, StoreUnavailable
+from service.jobs.database import WAIT_SECONDS, DatabaseSlow
+from service.jobs.model import Request
+from service.jobs.store import JobStore, TooManyUnknown
+from service.security.redaction import redact
+from service.settings import Settings
+
+WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
+
+_MOST_COUNTED = 5_000  # addresses, which bounds the memory
+_STREAM_RETRY_SECONDS = 5
+
+
+class _Window:
+    """A sliding window: limits the requests of each sender in the last seconds."""
+
+    def __init__(self, most: int, seconds: float, what: str) -> None:
+        self._most, self._seconds, self._what = most, seconds, what
+        self._counted: dict[str, deque[float]] = {}  # when each sender's newest requests came, ``most`` of them
+
+    def count(self, who: str) -> None:
+        """Count a request.
+
+        Raises:
+            RateLimited: The sender sent too many; this one is not counted.
+        """
+        now = time.monotonic()
+        if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
+            self._forget_old(now - self._seconds)
+        times = self._counted.setdefault(who, deque(maxlen=self._most))
+        until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
+        if until_free > 0:
+            raise RateLimited(self._what, math.ceil(until_free))
+        times.append(now)  # which drops the oldest
+
+    def _forget_old(self, before: float) -> None:
+        self._counted = {who: times for who, times in self._counted.items() if times[-1] > before}
+        if len(self._counted) >= _MOST_COUNTED:
+            self._counted.clear()
+
+
+class RateLimits:
+    """The limits of one process. Used from its event loop only.
+
+    Args:
+        settings: The operator's settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        rate, failures = settings.rate_per_second, settings.failed_logins_per_minute
+        often = rate * WINDOW_SECONDS, WINDOW_SECONDS
+        self._keys = _Window(*often, f"this key has sent more than {rate} requests a second")
+        self._addresses = _Window(*often, f"this address has sent more than {rate} requests a second without a key")
+        self._failures = _Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
+        self._most_streams = settings.streams_per_key
+        self._streams: Counter[str] = Counter()
+
+    def count(self, principal: Principal) -> None:
+        """Count a request that came with a key.
+
+        Raises:
+            RateLimited: There were too many.
+        """
+        self._keys.count(str(principal.key_id))
+
+    def count_address(self, address: str | None) -> None:
+        """Count a request that came without a key.
+
+        Raises:
+            RateLimited: There were too many.
+        """
+        self._addresses.count(network_of(address))
+
+    def count_failure(self, address: str | None) -> None:
+        """Count a request that came with a wrong key.
+
+        Raises:
+            RateLimited: The address sent too many. Requests from there with a valid key are still admitted.
+        """
+        self._failures.count(network_of(address))
+
+    @contextmanager
+    def stream(self, principal: Principal) -> Iterator[None]:
+        """Count an event stream while it is open. Without authentication, their number is not limited.
+
+        Raises:
+            RateLimited: The key has too many streams open.
+        """
+        key_id = principal.key_id
+        if key_id is None:
+            yield
+            return
+        if self._streams[key_id] >= self._most_streams:
+            message = f"this key has {self._most_streams} event streams open, which is the maximum; close some"
+            raise RateLimited(message, _STREAM_RETRY_SECONDS)
+        self._streams[key_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[key_id] -= 1
+            if not self._streams[key_id]:
+                del self._streams[key_id]
+
+
+def network_of(address: str | None) -> str:
+    """A sender's address, or its /64 network with IPv6, all of which one sender may use."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"
+    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
+
+
+# Reads of the record that are too short for a thread: handing one over and back takes several times as long.
+
+T = TypeVar("T")
+
+
+class ShortReads:
+    """Reads a SQLite file in the event loop, and any other database in a thread. Used from the event loop only.
+
+    A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait
+    for the disk, as it does wherever it opens a file.
+
+    Args:
+        store: The record.
+        seconds: How long a read may take in a thread, waiting for one included.
+    """
+
+    def __init__(self, store: JobStore, seconds: float = 2 * WAIT_SECONDS) -> None:
+        self._store, self._in_loop, self._seconds = store, store.for_short_reads(), seconds
+
+    async def run(self, read: Callable[[JobStore], T]) -> T:
+        """Return what a function reads, which may be called twice.
+
+        Args:
+            read: The function; it gets the record to read from, and writes nothing. It may go on after this has raised.
+
+        Raises:
+            DatabaseSlow: It took too long.
+        """
+        if self._in_loop is not None:
+            try:
+                return read(self._in_loop)
+            except (OperationalError, TooManyUnknown):
+                pass
+        try:
+            with anyio.fail_after(self._seconds):
+                return await anyio.to_thread.run_sync(read, self._store, abandon_on_cancel=True)
+        except TimeoutError as error:
+            raise DatabaseSlow(self._seconds) from error
+
+    def close(self) -> None:
+        """Close its connection."""
+        if self._in_loop is not None:
+            self._in_loop.close()
+
+
+# Threads for accessing stores and files, which may never respond: a few per tenant, and none that others need.
+#
+# A thread that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long
+# after the request was answered: the number of hung threads is bounded, and only their tenant is affected.
+
+THREADS_PER_TENANT = 4
+THREADS = 64
+
+_STOPPING_SECONDS = 2.0
+
+
+class StoreAccess:
+    """Runs functions that access stores and files. Used from the server's event loop only.
+
+    Args:
+        seconds: How long a request waits, for a thread and for its result.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._all = asyncio.Semaphore(THREADS)
+        self._of_tenant: dict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, THREADS_PER_TENANT))
+        self._waiting: set[asyncio.Timeout] = set()
+
+    async def run(self, tenant: str, what: str, look: Callable[[], T]) -> T:
+        """Run a function that accesses stores or files, and return its result.
+
+        Args:
+            tenant: The tenant that they belong to.
+            what: What is accessed, for messages.
+            look: The function. It may continue after this has raised, so it must tolerate finishing late.
+
+        Raises:
+            StoreUnavailable: It took too long.
+        """
+        began, release = time.monotonic(), None
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                self._waiting.add(deadline)
+                release = await self._place(tenant)
+                return await _in_thread(look, release)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the function's own
+            waited = f"within {time.monotonic() - began:.0f} s"
+            if release is None:
+                problem = f"{what} was not accessed {waited}: earlier requests wait for stores that do not respond"
+            else:
+                problem = f"{what} did not respond {waited}"
+            raise StoreUnavailable(redact(f"{problem}; check that the store can be reached, and try again")) from error
+        finally:
+            self._waiting.discard(deadline)
+
+    def stop(self) -> None:
+        """Answer waiting requests soon, because the server stops. Hung threads end with the process."""
+        soon = asyncio.get_running_loop().time() + _STOPPING_SECONDS
+        for deadline in self._waiting:
+            if not deadline.expired():
+                deadline.reschedule(min(soon, deadline.when() or soon))
+
+    async def _place(self, tenant: str) -> Callable[[], None]:
+        """Take a slot of the tenant's and one of all; return the function that releases them."""
+        own = self._of_tenant[tenant]
+        await own.acquire()
+        try:
+            await self._all.acquire()
+        except asyncio.CancelledError:
+            own.release()
+            raise
+
+        def release() -> None:
+            own.release()
+            self._all.release()
+
+        return release
+
+
+async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
+    """Run a function in a daemon thread of its own and return its result; its slot is released at the end."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        release()
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # None only if that is what T is
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(look)
+        except Exception as caught:
+            error = caught
+        with suppress(RuntimeError):  # the server has stopped in the meantime
+            loop.call_soon_threadsafe(settle, result, error)
+
+    try:
+        threading.Thread(target=work, name="store", daemon=True).start()
+    except RuntimeError:  # no more threads can be started
+        release()
+        raise
+    return await outcome
+
+
+# Requests that carry an Idempotency-Key.
+
+_Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="Makes it safe to retry the request: the same key with the same body takes effect once.",
+    ),
+]
+
+
+async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
+    if key is None:
+        return None
+    who: Principal = http.state.principal  # admitted by the route
+    content = hashlib.sha256(f"{http.method} {http.url.path}\n".encode() + await http.body())
+    return Request(who.tenant, key, content.hexdigest())
+
+
+IdempotentDep = Annotated[Request | None, Depends(_idempotent)]

@@ -1,0 +1,129 @@
+"""API keys: create, list, revoke."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
+from service.api.deps import ContextDep
+from service.api.errors import Unauthenticated, problem_responses
+from service.api.limits import IdempotentDep
+from service.api.requests import StrictRoute
+from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
+from service.models.jobs import KeyRequest
+from service.security.network import is_seen_over_tls
+
+router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=StrictRoute)
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    responses=problem_responses(
+        HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY
+    ),
+)
+def create(wanted: KeyRequest, _who: Admin, context: ContextDep, request: IdempotentDep) -> NewKey:
+    """Create a key. Only this response shows it; repeating the request returns the same key with a new secret."""
+    return context.keys.create(wanted.name, wanted.tenant, wanted.scopes, wanted.expires_at, request)
+
+
+@router.get("")
+def list_keys(_who: Admin, context: ContextDep) -> KeyList:
+    """List all keys, newest first."""
+    return KeyList(keys=list(context.keys.list()))
+
+
+@router.delete(
+    "/{key_id}",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
+    """Revoke a key. This cannot be undone, and takes effect everywhere within seconds."""
+    context.keys.revoke(key_id)
+
+
+# The identity of a request's sender.
+
+identity_router = APIRouter(prefix="/v1", tags=["identity"])
+
+
+@identity_router.get("/whoami")
+async def whoami(who: Reader) -> Identity:
+    """Show the key's tenant, name and scopes."""
+    return Identity(tenant=who.tenant, name=who.name, scopes=list(who.scopes))
+
+
+# A browser's session: its API key in a cookie that scripts cannot read.
+
+session_router = APIRouter(
+    prefix="/session",
+    tags=["identity"],
+    route_class=StrictRoute,
+    responses=problem_responses(HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS),
+)
+
+
+class SessionRequest(BaseModel):
+    """A request to open a session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(max_length=200, description="An API key.")
+
+
+@session_router.post(
+    "",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=problem_responses(
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    ),
+)
+async def open_session(wanted: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
+    """Sign the browser in: it sends the key with every request until it is closed."""
+    refuse_foreign_page(request)
+    principal = await run_in_threadpool(context.keys.verify, wanted.key)
+    if principal is None:
+        context.limits.count_failure(request.client.host if request.client else None)
+        raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")
+    request.state.principal = principal
+    secure = is_seen_over_tls(context.settings)
+    response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)
+
+
+@session_router.delete("", status_code=HTTPStatus.NO_CONTENT)
+async def close_session(request: Request, response: Response, context: ContextDep) -> None:
+    """Sign the browser out."""
+    refuse_foreign_page(request)
+    secure = is_seen_over_tls(context.settings)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)
+
+
+# The audit log.
+
+audit_router = APIRouter(prefix="/v1/audit", tags=["audit"])
+
+_LARGEST_ID = 2**63 - 1  # what a database can compare
+
+
+class AuditQuery(BaseModel):
+    """Which entries to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: TenantName | None = Field(None, description="Only of this tenant.")
+    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the previous page.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
+
+
+@audit_router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
+    """List the audit log, oldest entries first."""
+    return context.audit.page(query.tenant, query.after, query.limit)

@@ -1,1 +1,0 @@
-"""Event streams: events are read and encoded once for all who follow a job."""

@@ -1,0 +1,251 @@
+"""``boost eval``: score a checkpoint on lm-eval tasks."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Annotated
+
+import typer
+
+from boost_core.messages import Scores
+from service.cli.commands.ckpt import JOB_ID, checkpoint_of_job
+from service.cli.commands.jobs import evaluations_of
+from service.cli.connection import open_client
+from service.cli.failures import Failed
+from service.cli.options import JobOrCheckpoint, Tokenizer, Url, WhichStep
+from service.cli.output.job_text import value_in_words
+from service.cli.output.printing import say
+from service.client import Client
+from service.models.access import Scope
+from service.trainer import REMEDY, has_trainer
+
+# Runs what needs torch or reads much data in a process of its own, so that this program need not load it.
+
+_HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
+_TIDIES_UP_SECONDS = 10.0  # how long it may take to end when this program is terminated, before it is killed
+
+# Like python -m, except that an interrupt while modules are loading ends it without a traceback.
+_RUN_MODULE = (
+    "import runpy, signal, sys; "
+    "signal.getsignal(signal.SIGINT) == signal.default_int_handler and signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def run_trainer(module: str, arguments: Iterable[str]) -> int:
+    """Run one of the trainer's programs.
+
+    Args:
+        module: Its module, such as ``boost_core.bench``.
+        arguments: Its command-line arguments.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        Failed: The trainer is not installed here.
+    """
+    if not has_trainer():
+        raise Failed(
+            f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
+        )
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
+            try:
+                status = _end_of(process)
+            except KeyboardInterrupt:  # interrupted again
+                process.kill()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return status if status >= 0 else 128 - status  # the shells' convention for an exit by a signal
+
+
+class _Terminated(Exception):
+    """This program is to end, together with the one that it runs."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a program that the terminal interrupts as well: it removes what it has partly written."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_HEARS_IT_SECONDS)
+        process.send_signal(signal.SIGINT)  # only this program was interrupted
+        return process.wait()
+    except _Terminated:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, _Terminated):
+            return process.wait(_TIDIES_UP_SECONDS)
+        process.kill()
+        return process.wait()
+
+
+def evaluate(
+    where: JobOrCheckpoint,
+    tasks: Annotated[
+        list[str], typer.Option(metavar="PATH", help="An lm-eval task file, or a folder of them; repeatable.")
+    ],
+    step: WhichStep = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many documents of each task.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Sequences at a time.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the scores to this file, as JSON.")
+    ] = None,
+    tokenizer: Tokenizer = None,
+    url: Url = None,
+) -> None:
+    """Evaluate a checkpoint on tasks, on this machine; scores of a job's checkpoint are recorded with the job."""
+    job_id = where if JOB_ID.fullmatch(where) else None
+    if job_id is not None:
+        with open_client(url) as client:
+            _refuse_who_may_not_record(client)
+            where, step = checkpoint_of_job(client, job_id, step).url, None
+    given = {"step": step, "limit": limit, "batch-size": batch_size, "tokenizer": tokenizer}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    with _kept_if_not_recorded(out) as file:
+        named = [f"--tasks={path}" for path in tasks]
+        status = run_trainer("boost_core.inference", ["eval", *options, *named, f"--out={file}", "--", where])
+        if status or job_id is None:
+            raise typer.Exit(status)
+        scores = Scores.model_validate_json(file.read_bytes())
+        with open_client(url) as client:
+            client.record_evaluation(job_id, scores)
+    say(f"recorded with {job_id}, step {scores.step}")
+
+
+def _refuse_who_may_not_record(client: Client) -> None:
+    """Refuse before hours of work what the service would refuse afterwards."""
+    who = client.whoami()
+    if not any(scope.includes(Scope.SUBMIT) for scope in who.scopes):
+        raise Failed(f"recording scores needs a key with the scope submit, which {who.name!r} lacks; nothing was run")
+
+
+@contextmanager
+def _kept_if_not_recorded(out: Path | None) -> Iterator[Path]:
+    """Provide a file for the scores; it is kept if it was asked for, or if recording the scores fails."""
+    folder = Path(mkdtemp(prefix="boost-eval-"))
+    file = out or folder / "scores.json"
+    try:
+        yield file
+    except BaseException as ended:
+        if not isinstance(ended, typer.Exit) and file.exists():
+            say(f"the scores are in {file}; POST it to /v1/jobs/JOB/evaluations to record them later", err=True)
+            raise
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
+
+
+# ``boost export``: a checkpoint's model for Hugging Face's tools, to a folder, S3 or a hub.
+
+_MOST_SCORES = 100  # on a card
+
+
+class Dtype(StrEnum):
+    """Types of exported tensors."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+def export(
+    where: JobOrCheckpoint,
+    destination: Annotated[str, typer.Argument(metavar="DEST", help="A new folder, or an s3:// URL.")],
+    step: WhichStep = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the tensors.")] = Dtype.FP32,
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="svd only: multiply the factors out into a plain dense model.")
+    ] = False,
+    tokenizer: Tokenizer = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Also push the model to this repository of a hub.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Export a model: safetensors, configuration, tokenizer and card, as `transformers` loads them."""
+    losses: dict[str, float] = {}
+    scores: dict[str, str] = {}
+    if JOB_ID.fullmatch(where):
+        with open_client(url) as client:
+            checkpoint = checkpoint_of_job(client, where, step)
+            losses = _losses(client, where, checkpoint.step)
+            scores = _scores(client, where, checkpoint.step)
+        where, step = checkpoint.url, None
+    given = {"step": step, "tokenizer": tokenizer, "push": push}
+    options = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    fixed = ["--dtype", dtype.value, "--max-shard-size", max_shard_size, *(["--merge"] if merge else [])]
+    with TemporaryDirectory(prefix="boost-export-") as folder:
+        known = Path(folder) / "known.json"  # a command line has no room for many scores
+        known.write_text(json.dumps({"losses": losses, "scores": scores}), encoding="utf-8")
+        command = ["export", where, destination, f"--known={known}", *fixed, *options]
+        status = run_trainer("boost_core.convert", command)
+    raise typer.Exit(status)
+
+
+def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
+    """Return the losses last reported by the job at a step, for the model card."""
+    curves = client.metrics(job_id, to_step=step)
+    last = {"training": curves.samples[-1].loss} if curves.samples else {}
+    if curves.evaluations:
+        newest = curves.evaluations[-1]
+        last |= {"validation": newest.loss, **{f"{each.name} validation": each.loss for each in newest.sets}}
+    return {part: loss for part, loss in last.items() if loss is not None}
+
+
+def _scores(client: Client, job_id: str, step: int) -> dict[str, str]:
+    """Return a checkpoint's scores on tasks, newest evaluation first, for the model card."""
+    found: dict[str, str] = {}
+    for each in evaluations_of(client, job_id):
+        if each.step == step:
+            for score in each.scores:
+                found.setdefault(f"{score.task} {score.metric}", f"{value_in_words(score)} ({each.evaluated_by})")
+    return dict(islice(found.items(), _MOST_SCORES))
+
+
+# ``boost generate``: text from a checkpoint's model.
+
+
+def generate(
+    where: JobOrCheckpoint,
+    prompt: Annotated[str, typer.Option(help="The beginning of a document; may be empty.")],
+    step: WhichStep = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens (default: 100, or what the sequence has room for)."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=100, help="Sampling temperature; 0 always takes the likeliest token.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens with this total probability.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: a new one each time).")] = None,
+    tokenizer: Tokenizer = None,
+    url: Url = None,
+) -> None:
+    """Continue a prompt with a job's newest checkpoint, on this machine; the job may still be training."""
+    if JOB_ID.fullmatch(where):
+        with open_client(url) as client:
+            where, step = checkpoint_of_job(client, where, step).url, None
+    given = {
+        "prompt": prompt, "temperature": temperature, "top-p": top_p, "step": step, "max-new-tokens": max_new_tokens,
+        "seed": seed, "tokenizer": tokenizer,
+    }  # fmt: skip
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    raise typer.Exit(run_trainer("boost_core.inference", ["generate", *options, "--", where]))

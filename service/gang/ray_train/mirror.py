@@ -1,0 +1,620 @@
+"""A job's attempt as a run of Ray Train, in a thread of the supervisor."""
+
+import asyncio
+import io
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any, cast
+
+import fsspec
+import pyarrow
+import ray
+from pyarrow.fs import FileInfo, FileType, FSSpecHandler, PyFileSystem
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
+from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
+from ray.train.v2._internal.execution.controller.state import (
+    AbortedState,
+    ErroredState,
+    FinishedState,
+    ReschedulingState,
+    RunningState,
+    SchedulingState,
+    ShuttingDownState,
+    TrainControllerState,
+)
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+    ScalingPolicy,
+)
+from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.worker_group import (
+    ActorMetadata,
+    PlacementGroupHandle,
+    WorkerGroup,
+    WorkerGroupContext,
+    WorkerGroupPollStatus,
+    WorkerGroupState,
+    WorkerGroupStateBuilder,
+)
+from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
+from ray.train.v2._internal.execution.worker_group import worker_group as worker_group_module
+from ray.train.v2._internal.state import state_actor
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+from ray.train.v2.api.result import Result
+
+from boost_core.config import JobSpec
+from service.gang.assignment import ON_THE_HEAD, GangContext, WorkerPlace, worker_resources
+from service.gang.control.port import Finish
+from service.gang.ray_train.decided import Decided, FormGeneration, GenerationHalted, RunWorker, ShowMessage
+from service.gang.ray_train.rank_worker import TrainingFunction, set_environment
+from service.gang.status import GangPhase
+from service.security.access import Access
+
+# Ray Train's policies, which leave all decisions to the gang's controller.
+
+
+class GangScalingPolicy(ScalingPolicy):
+    """Follows the gang's controller. Never asks an autoscaler for nodes, as the service does that.
+
+    Attributes:
+        next: The generation to train next.
+    """
+
+    def __init__(self, scaling_config: ScalingConfig) -> None:
+        super().__init__(scaling_config)
+        self.next: FormGeneration | None = None
+
+    def take(self) -> FormGeneration:
+        """Return the generation to train next, once."""
+        form, self.next = self.next, None
+        assert form is not None
+        return form
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start the next generation, if there is one."""
+        if self.next is None:
+            return NoopDecision()
+        return ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
+
+    def make_decision_for_running_worker_group(self, *status: Any, **more: Any) -> ScalingDecision:
+        """Start the next generation, if there is one."""
+        return self.make_decision_for_non_running_worker_group()
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return 0
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        """Request no nodes."""
+
+    async def before_controller_shutdown(self) -> None:
+        """Nothing was requested."""
+
+    def before_controller_abort(self) -> None:
+        """Nothing was requested."""
+
+
+class GangFailurePolicy(FailurePolicy):
+    """Makes the run wait for the next generation when workers are lost; the gang decides whether there is one."""
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        """Return whether the run continues."""
+        cause: Exception = training_failed_error
+        if isinstance(training_failed_error, ControllerError):
+            cause = training_failed_error.controller_failure
+        lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, RayActorError))
+        return FailureDecision.RETRY if lost else FailureDecision.RAISE
+
+
+# What Ray Train's list of runs, and with it Ray's dashboard, shows of a gang.
+
+
+class RunState(StateManagerCallback):
+    """Publishes this run in Ray Train's list of runs; a state's detail is the gang's message.
+
+    Attributes:
+        failure: Why the job failed, once it has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(datasets={})
+        self._message: str | None = None
+        self._attempt = ""
+        self.failure: str | None = None
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        """Publish that the run begins."""
+        _start_state_actor(ray.get_runtime_context().gcs_address)
+        super().after_controller_start(train_run_context)
+
+    def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
+        """Publish how an attempt ends: as a failed job does if the job fails, whether or not a poll has seen why."""
+        super().before_worker_group_shutdown(worker_group)
+        if self.failure is not None:
+            self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
+
+    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
+        """Publish that an attempt begins."""
+        super().before_worker_group_start(worker_group_context)
+        self._attempt = worker_group_context.run_attempt_id
+
+    def after_controller_state_update(
+        self, previous_state: TrainControllerState, current_state: TrainControllerState
+    ) -> None:
+        """Publish a new state."""
+        super().after_controller_state_update(previous_state, current_state)
+        if type(previous_state) is type(current_state):
+            return
+        if isinstance(current_state, ReschedulingState):  # a worker was lost before the group had started
+            cause = str(current_state.training_failed_error)
+            self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
+        self._tell()
+
+    def say(self, message: str) -> None:
+        """Publish the gang's message."""
+        self._message = message
+        self._tell()
+
+    def _tell(self) -> None:
+        run = self._state_manager._runs[self._run_id]
+        run.status_detail = self._message
+        self._state_manager._create_or_update_train_run(run)
+
+
+def _start_state_actor(address: str) -> None:
+    """Start the actor that keeps the cluster's list of runs, unless it is there, as Ray Train would do next.
+
+    It also ends the runs of supervisors that are gone, for which it must find its own cluster. Without the address, its
+    thread for that would fail on a machine with several clusters.
+
+    Args:
+        address: The cluster's ``host:port``.
+    """
+    actor: Any = ray.remote(state_actor.TrainStateActor)
+    actor.options(
+        name=state_actor.TRAIN_STATE_ACTOR_NAME,
+        namespace=state_actor.TRAIN_STATE_ACTOR_NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=-1,
+        num_cpus=0,
+        resources=ON_THE_HEAD,
+        scheduling_strategy="DEFAULT",
+        runtime_env={"env_vars": {"RAY_ADDRESS": address}},
+    ).remote(enable_state_actor_reconciliation=True)
+
+
+# Ray Train's worker group for one generation, on workers that outlive it.
+
+ANSWER_SECONDS = 0.1  # for a worker to answer a poll; a later answer is read with the next one
+
+
+class GangWorkerGroup(WorkerGroup):
+    """Ray Train's worker group for one generation, on workers that outlive it.
+
+    Args:
+        workers: The workers, by rank.
+        arguments: Ray Train's own arguments.
+
+    Attributes:
+        halted: Whether all its ranks have stopped as they were told to.
+    """
+
+    def __init__(self, workers: Sequence[RunWorker], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._given = workers
+        self.halted = False
+
+    def _start(self) -> None:
+        self._start_impl(KeptGroupStateBuilder())
+
+    def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
+        return ReservedPlacement()
+
+    def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
+        return train_workers(self._given)
+
+    def shutdown(self) -> None:
+        """Read the last reports, and shut down."""
+        self.poll_status(ANSWER_SECONDS)
+        super().shutdown()
+
+    def abort(self) -> None:
+        """Read the last reports, and abort."""
+        self.poll_status(ANSWER_SECONDS)
+        super().abort()
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        """Return the workers' status; for a halted generation, only their reports."""
+        status = super().poll_status(timeout)
+        if self.halted:
+            status = self._latest_poll_status = WorkerGroupPollStatus({})
+        return status
+
+
+def train_workers(workers: Sequence[RunWorker]) -> list[TrainWorker]:
+    """Return workers by rank in Ray Train's form."""
+    nodes = [worker.place.node for worker in workers]
+    distinct = list(dict.fromkeys(nodes))
+    return [
+        TrainWorker(
+            cast(ActorHandle[Any], worker.actor), _metadata(worker.place), worker.resources,
+            DistributedContext(
+                world_rank=rank, world_size=len(workers), local_rank=nodes[:rank].count(node),
+                local_world_size=nodes.count(node), node_rank=distinct.index(node),
+            ),
+        )
+        for rank, (worker, node) in enumerate(zip(workers, nodes, strict=True))
+    ]  # fmt: skip
+
+
+def _metadata(place: WorkerPlace) -> ActorMetadata:
+    gpus = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]  # Ray Train's list of runs takes only numbers
+    return ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": list(gpus)})
+
+
+class KeptGroupState(WorkerGroupState):
+    """The state of a worker group, none of which ends with it."""
+
+    def shutdown(self) -> None:
+        """Leave the workers to the gang, and the barrier to the next generation."""
+
+
+class KeptGroupStateBuilder(WorkerGroupStateBuilder):
+    """Builds a ``KeptGroupState``."""
+
+    def build(self) -> WorkerGroupState:
+        """Return the state of a group that has started."""
+        return KeptGroupState(**vars(super().build()))
+
+    def shutdown(self) -> None:
+        """Leave everything in place if a group could not be started."""
+
+
+class ReservedPlacement(PlacementGroupHandle):
+    """The gang's placement groups, one per replica, which the gang creates and removes itself."""
+
+    @property
+    def placement_group(self) -> Any:
+        """No worker is created through it."""
+        return None
+
+    def ready(self) -> Any:
+        """Not supported; nothing waits for it."""
+        raise NotImplementedError
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        """Return at once: placement groups are ready before there are workers."""
+        return True
+
+    def shutdown(self) -> None:
+        """Leave the placement groups in place."""
+
+
+class NoBarrier:
+    """Replaces Ray Train's ``SynchronizationActor``, a separate process where ranks meet when they report.
+
+    Here only rank 0 reports, and the gang's supervisor, which is the actor of this process, answers it.
+    """
+
+    def options(self, **_: Any) -> "NoBarrier":
+        """Accept any placement."""
+        return self
+
+    def remote(self, **_: Any) -> "ActorHandle[Any]":
+        """Return the supervisor; see ``Supervisor.broadcast_from_rank_zero``."""
+        return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)
+
+
+# Ray Train's controller, which carries out what the gang's controller decides.
+
+POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
+LOOK_SECONDS = 0.01  # between polls while the run ends
+END_SECONDS = 5.0  # for the run to end
+
+
+class GangError(TrainingFailedError):
+    """The gang's controller has given up the job."""
+
+
+class GangTrainController(TrainController):
+    """Ray Train's controller, which waits for the gang's controller to decide.
+
+    Args:
+        attempt: Number of the gang, counted over the job's life.
+        decided: The decisions, in order.
+        arguments: Ray Train's own arguments.
+    """
+
+    def __init__(self, attempt: int, decided: "queue.SimpleQueue[Decided]", **arguments: Any) -> None:
+        self._attempt, self._decided = attempt, decided
+        self._end: Finish | None = None
+        self._end_by = 0.0
+        (self._run_state,) = (each for each in arguments["callbacks"] if isinstance(each, RunState))
+        self._policy: GangScalingPolicy = arguments["scaling_policy"]
+        vars(worker_group_module)["SynchronizationActor"] = NoBarrier()  # this process has no other run
+        super().__init__(**arguments)
+
+    async def _step(self) -> TrainControllerLoopIterationResult:
+        state = self.get_state()
+        if not isinstance(state, (SchedulingState, ShuttingDownState)):
+            self._hear(state)
+            await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # lets Ray Train's other tasks run
+            if self._end is not None and not self._may_finish(state):
+                return self._shut_down(self._end)
+        return await super()._step()
+
+    def _hear(self, state: TrainControllerState) -> None:
+        """Take new decisions; wait for one if there is nothing to do."""
+        seconds = POLL_SECONDS if isinstance(state, RunningState) else None
+        wait = self._policy.next is None and self._end is None
+        try:
+            self._take(self._decided.get(block=wait, timeout=seconds))
+            while True:
+                self._take(self._decided.get_nowait())
+        except queue.Empty:
+            return
+
+    def _take(self, decided: Decided) -> None:
+        match decided:
+            case FormGeneration():
+                self._policy.next = decided
+            case GenerationHalted():
+                if isinstance(self._worker_group, GangWorkerGroup):
+                    self._worker_group.halted = True
+            case ShowMessage(message=message):
+                self._run_state.say(message)
+            case Finish(message=message):
+                self._end, self._end_by = decided, time.monotonic() + END_SECONDS / 2
+                self._run_state.say(message)
+
+    def _may_finish(self, state: TrainControllerState) -> bool:
+        """Whether Ray Train still has to notice that all ranks have finished, and to collect their reports."""
+        succeeds = self._end is not None and self._end.phase is GangPhase.SUCCEEDED
+        return succeeds and isinstance(state, RunningState) and time.monotonic() < self._end_by
+
+    def _shut_down(self, end: Finish) -> TrainControllerLoopIterationResult:
+        last: TrainControllerState
+        match end.phase:
+            case GangPhase.SUCCEEDED:
+                last = FinishedState()
+            case GangPhase.FAILED:
+                last = ErroredState(GangError(end.message))
+                self._run_state.failure = end.message
+            case _:
+                last = AbortedState()
+                if self._worker_group is not None:
+                    self._worker_group.abort()
+                    self._worker_group = None
+        return TrainControllerLoopIterationResult(
+            self._get_run_attempt_id(), self.get_state(), ShuttingDownState(next_state=last)
+        )
+
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        assert self._worker_group is not None
+        return self._worker_group.poll_status(ANSWER_SECONDS)
+
+    def _is_training_succeeded(self, worker_group_status: WorkerGroupPollStatus) -> bool:  # type: ignore[override]
+        """A generation may end while the job continues."""
+        return self._end is not None and super()._is_training_succeeded(worker_group_status)
+
+    def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
+        """Start Ray Train's worker group on the workers of the next generation."""
+        form = self._policy.take()
+        self._run_attempt_id = f"{self._attempt}.{form.generation}"
+        context = WorkerGroupContext(
+            self._run_attempt_id, TrainingFunction(form.generation), num_workers, resources_per_worker
+        )
+        group = GangWorkerGroup(
+            form.workers, self._train_run_context, context, self._worker_group_callbacks_to_propagate
+        )
+        group._start()
+        self._report_handler.set_required_ranks([0])  # a checkpoint belongs to all ranks, and rank 0 reports it
+        self._worker_group = group
+
+
+# A job's checkpoint folder as Ray Train's storage: read through a ``Result``, and never written to.
+
+MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
+SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
+
+
+class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
+    """Handler of a pyarrow file system for one job's folder, usable on any node.
+
+    A checkpoint is in the folder by the time Ray Train learns of it. Anything that Ray Train writes itself is accepted
+    and discarded: its list would still contain checkpoints that retention has removed, with which it refuses to
+    start, and a store that is temporarily unavailable is no reason for a run to end.
+
+    Args:
+        url: The folder.
+        access: What may be reached; a secret is read on the node, so that only the reference travels.
+    """
+
+    def __init__(self, url: str, access: Access) -> None:
+        self._url, self._access = url, access
+        self._opened: Any = None
+
+    def __reduce__(self) -> tuple[type["RunStorage"], tuple[str, Access]]:
+        return RunStorage, (self._url, self._access)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunStorage) and (self._url, self._access) == (other._url, other._access)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self._url, self._access))
+
+    @property
+    def fs(self) -> Any:
+        """The file system of the URL, opened on first use."""
+        if self._opened is None:
+            self._access.configure()
+            self._opened, _ = fsspec.url_to_fs(self._url)
+        return self._opened
+
+    def get_type_name(self) -> str:
+        """Return its name, as shown to people."""
+        return f"boost+{fsspec.utils.get_protocol(self._url)}"
+
+    def get_file_info(self, paths: list[str]) -> list[FileInfo]:
+        """Return what is at these paths."""
+        return [self._file_info(path) for path in paths]
+
+    def _file_info(self, path: str) -> FileInfo:
+        match PurePosixPath(path).name:
+            case name if name == MARKER:
+                return FileInfo(path, FileType.File)
+            case name if name == SNAPSHOT:
+                return FileInfo(path, FileType.NotFound)
+        (found,) = super().get_file_info([path])
+        return found
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        """Do nothing; the trainer creates the folder."""
+
+    def open_output_stream(self, path: str, metadata: object) -> Any:
+        """Accept and discard what is written."""
+        return pyarrow.PythonFile(io.BytesIO(), mode="w")
+
+
+def folder_of(url: str) -> str:
+    """Return a folder's path on its URL's file system, for example ``bucket/job``, without contacting the store."""
+    path: str = fsspec.core.strip_protocol(url)
+    return path
+
+
+logger = logging.getLogger(__name__)
+
+
+class TrainRun:
+    """One attempt of a job as a run of Ray Train, in its own thread. For use by the executor's thread.
+
+    Args:
+        spec: The job.
+        context: Settings of the service that workers need.
+
+    Attributes:
+        result: Ray Train's result; ``None`` before the run ends.
+    """
+
+    def __init__(self, spec: JobSpec, context: GangContext) -> None:
+        set_environment()
+        logging.getLogger("ray.train").setLevel(logging.WARNING)
+        self.result: Result | None = None
+        self._decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
+        self._said = ""
+        self._failure: Exception | None = None
+        self._ending = False
+        self._trainer = GangTrainer(spec, context, self._decided)
+        self._thread = threading.Thread(target=self._run, name="ray-train", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._trainer.fit()
+        except GangError:
+            pass  # as ordered
+        except Exception as error:
+            logger.exception("Ray Train's run has failed")
+            self._failure = error
+        self.result = self._trainer.result
+
+    def form(self, generation: int, workers: Sequence[RunWorker]) -> None:
+        """Train a generation. Its workers have got their assignments through ``RankWorker.train``."""
+        self._decided.put(FormGeneration(generation, workers))
+
+    def halted(self) -> None:
+        """Take note that all ranks have stopped as they were told to."""
+        self._decided.put(GenerationHalted())
+
+    def say(self, message: str) -> None:
+        """Show people the gang's state."""
+        if message != self._said:
+            self._said = message
+            self._decided.put(ShowMessage(message))
+
+    def check(self) -> None:
+        """Check that the run continues.
+
+        Raises:
+            RuntimeError: It has ended without being told to.
+        """
+        if not self._thread.is_alive() and not self._ending:
+            raise RuntimeError(f"Ray Train's run has ended: {self._failure or 'it was not told to'}")
+
+    def finish(self, end: Finish) -> None:
+        """End the run, and wait a few seconds at most until it has ended."""
+        self._ending = True
+        self._decided.put(end)
+        self._thread.join(END_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("Ray Train's run has not ended within %g s", END_SECONDS)
+
+
+class GangTrainer(DataParallelTrainer):
+    """Ray Train's trainer, whose controller runs in this process and follows the gang's controller.
+
+    Args:
+        spec: The job.
+        context: Settings of the service that workers need.
+        decided: The decisions, in order.
+
+    Attributes:
+        result: Result of ``fit``, even if it raises.
+    """
+
+    def __init__(self, spec: JobSpec, context: GangContext, decided: "queue.SimpleQueue[Decided]") -> None:
+        self.result: Result | None = None
+        self._decided, self._tag = decided, context.tag
+        assert spec.checkpoint.url is not None
+        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
+        resources, tag = worker_resources(spec), context.tag
+        run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
+        vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name
+        self._scaling = ScalingConfig(
+            num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
+        )
+        super().__init__(
+            _train,
+            train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
+            scaling_config=self._scaling,
+            run_config=cast(Any, run),  # its types name the previous class
+        )
+        object.__setattr__(self.train_run_context, "run_id", tag.job_id)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        """Return the callbacks that show the run. The others set up or clean up what the gang handles itself."""
+        return [ControllerMetricsCallback(), WorkerMetricsCallback(self.train_run_context), RunState()]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        async def run() -> Result:
+            arguments["scaling_policy"] = GangScalingPolicy(self._scaling)
+            arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
+            controller = GangTrainController(self._tag.attempt, self._decided, **arguments)
+            await controller.run()
+            return controller.get_result()
+
+        self.result = asyncio.run(run())
+        return self.result
+
+
+def _train() -> None:
+    """A placeholder for the training function; workers get the generation instead, by ``TrainingFunction``."""

@@ -1,0 +1,118 @@
+"""Who a request comes from, and what its sender may do."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, Field, StringConstraints
+
+DEFAULT_TENANT = "default"  # owns everything while authentication is off
+
+TenantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+
+
+class Scope(StrEnum):
+    """The scope of a key; each includes the ones before it."""
+
+    READ = "read"  # see the tenant's own jobs, queues and nodes
+    SUBMIT = "submit"  # also create and change the tenant's own jobs
+    ADMIN = "admin"  # operate the service: all tenants' jobs, keys, quotas, queues, the audit log
+
+    def includes(self, other: "Scope") -> bool:
+        """Whether this scope includes the permissions of another one."""
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+class Identity(BaseModel):
+    """The identity that the service sees in a request."""
+
+    tenant: str = Field(description="Tenant of the key.")
+    name: str = Field(description="Name of the key; anonymous while authentication is off.")
+    scopes: list[Scope] = Field(description="Scopes of the key.")
+
+
+# API keys, as the API shows them. The key itself is shown only once, when it is created.
+
+
+class _KeyFacts(BaseModel):
+    id: str = Field(description="ID of the key: its second part, which is not secret.")
+    name: str = Field(description="Its name in job records and the audit log.")
+    tenant: str = Field(description="The tenant it acts for.")
+    scopes: list[Scope] = Field(description="Scopes of the key.")
+    created_at: datetime = Field(description="When it was created.")
+    expires_at: datetime | None = Field(description="Expiry; null: never.")
+
+
+class Key(_KeyFacts):
+    """A key, without its secret, which the service does not have."""
+
+    revoked_at: datetime | None = Field(None, description="When it was revoked; null: not revoked.")
+    last_used_at: datetime | None = Field(
+        None, description="When it was last used, accurate to about a minute; null: never."
+    )
+
+
+class NewKey(_KeyFacts):
+    """A key that has just been created."""
+
+    key: str = Field(description="The key, boost_<id>_<secret>. It is shown only once.")
+
+
+class KeyList(BaseModel):
+    """All keys."""
+
+    keys: list[Key] = Field(description="Newest first.")
+
+
+# The audit log, as the API shows it to operators.
+
+# Names of requests in the log. They never change.
+ACTIONS = (
+    "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
+    "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
+    "dataset.cancel", "dataset.delete", "queue.put", "queue.delete", "tenant.put", "profile.put", "profile.delete",
+    "key.create", "key.revoke", "session.open", "session.close",
+)  # fmt: skip
+
+
+class AuditEntry(BaseModel):
+    """One request that changed something, or that was refused for lack of permission."""
+
+    id: int = Field(description="Increases over time.")
+    time: datetime = Field(description="When the request was answered.")
+    tenant: str | None = Field(description="Tenant that sent the request; null without a valid key.")
+    key_id: str | None = Field(description="ID of the key; null without a valid one.")
+    key_name: str | None = Field(description="Name of that key.")
+    action: str = Field(description=f"The request: {', '.join(ACTIONS)}.")
+    resource: str = Field(description="Target of the action, for example a job ID.")
+    status: int = Field(description="HTTP status of the response.")
+    address: str | None = Field(description="Client address.")
+    request_id: str = Field(description="Request ID, also in the response and the service's log.")
+
+
+class AuditPage(BaseModel):
+    """A page of the audit log."""
+
+    entries: list[AuditEntry] = Field(description="Ordered by ID.")
+    next_after: int | None = Field(description="Pass as after to get later entries; null if there are none.")
+
+
+# Tenants and their quotas, as the API shows them to operators.
+
+
+class Tenant(BaseModel):
+    """A tenant: its quota and usage."""
+
+    name: str = Field(description="Its name.")
+    gpus: float | None = Field(description="Maximum number of GPUs that its jobs may hold at a time; null: no limit.")
+    cpus: float | None = Field(description="Maximum number of CPUs that its jobs may hold at a time; null: no limit.")
+    used_gpus: float = Field(description="GPUs that its jobs hold now.")
+    used_cpus: float = Field(description="CPUs that its jobs hold now.")
+    jobs: dict[str, int] = Field(description="Number of its jobs by state.")
+
+
+class TenantList(BaseModel):
+    """All tenants."""
+
+    tenants: list[Tenant] = Field(description="Ordered by name.")

@@ -1,0 +1,237 @@
+"""Request bodies, and the answer to a dry run."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from boost_core.config import JobSpec
+from boost_core.config.base import Config
+from boost_core.config.reading import Moment
+from boost_core.messages import Scores
+from boost_core.plan.machine import Fitted
+from boost_core.plan.report import Plan
+from boost_core.plan.resolve import ChosenLayouts
+from service.models.access import Scope, TenantName
+from service.models.cluster import StoredProfile
+
+
+class CloneRequest(Config):
+    """A request for a new job made from another one's spec."""
+
+    changes: dict[str, Any] = Field(
+        {},
+        description="Changes to the spec as a JSON merge patch (RFC 7396): a field replaces the original's, null "
+        "removes it so that its default applies.",
+    )
+    from_checkpoint: bool = Field(
+        False,
+        description="Continue from the original's newest checkpoint, with all that is in it "
+        "(checkpoint.continue_from); training.steps has to be above its step.",
+    )
+    from_weights: bool = Field(
+        False,
+        description="Start at step 0 from the weights of the original's newest checkpoint (checkpoint.weights_from). "
+        "With neither, the clone starts where its spec says: from scratch unless the original or changes name a "
+        "checkpoint.",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "CloneRequest":
+        if self.from_checkpoint and self.from_weights:
+            raise ValueError("from_checkpoint continues and from_weights starts at step 0; set one of them")
+        return self
+
+
+class DryRun(BaseModel):
+    """The result of a dry run."""
+
+    spec: JobSpec = Field(description="The job as it would be recorded, with all defaults filled in.")
+    plan: Plan = Field(description="Its plan.")
+    chosen: ChosenLayouts | None = Field(
+        None, description="The layouts of a job with layouts=auto, and why; null for others."
+    )
+    profile: StoredProfile | None = Field(
+        None, description="Stored profile used for the predicted times; null if there is none."
+    )
+    fitted: Fitted | None = Field(
+        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
+    )
+
+
+class KeyRequest(Config):
+    """A request for a new key."""
+
+    name: str = Field(min_length=1, max_length=100, description="Its name in job records and the audit log.")
+    tenant: TenantName = Field(description="The tenant it acts for; created if it does not exist.")
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope), description="Scopes of the key.")
+    expires_at: Moment | None = Field(None, description="Expiry; null: never.")
+
+
+class QueueSettings(Config):
+    """An operator's settings of a queue. They replace all previous ones: a missing field gets its default."""
+
+    description: str = Field("", max_length=500, description="What it is for.")
+    gpus: float | None = Field(None, ge=0, description="Maximum number of GPUs that its jobs may hold; null: no limit.")
+    cpus: float | None = Field(None, ge=0, description="Maximum number of CPUs that its jobs may hold; null: no limit.")
+
+
+class TenantSettings(Config):
+    """A tenant's quota. It replaces the previous one: a missing field gets its default."""
+
+    gpus: float | None = Field(None, ge=0, description="Maximum number of GPUs that its jobs may hold; null: no limit.")
+    cpus: float | None = Field(None, ge=0, description="Maximum number of CPUs that its jobs may hold; null: no limit.")
+
+
+# Evaluations of a job's checkpoints on tasks, as the API shows them.
+
+
+class JobEvaluation(Scores):
+    """An evaluation of one of a job's checkpoints."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    time: datetime = Field(description="When it was recorded.")
+
+
+class EvaluationList(BaseModel):
+    """A job's evaluations on tasks."""
+
+    evaluations: list[JobEvaluation] = Field(description="The newest 50, newest first.")
+
+
+# A job's checkpoints, as the API shows them.
+
+
+class Checkpoint(BaseModel):
+    """One committed checkpoint of a job."""
+
+    step: int = Field(description="Step at which it was written.")
+    url: str = Field(description="Its folder.")
+    bytes: int = Field(description="Size of all its files.")
+    saved_at: datetime = Field(description="When it was committed.")
+    pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
+    tensor_parallel_size: int = Field(
+        description="Tensor parallel size of the gang that wrote it; any layout can load it."
+    )
+    pipeline_parallel_size: int = Field(description="Pipeline parallel size of the gang that wrote it.")
+    data_parallel_size: int = Field(description="Data parallel size of the gang that wrote it.")
+    context_parallel_size: int = Field(1, description="Context parallel size of the gang that wrote it.")
+    samples: int = Field(description="Samples consumed so far.")
+
+
+class CheckpointFile(BaseModel):
+    """One file of a checkpoint."""
+
+    bytes: int = Field(description="Its size.")
+    crc32: int = Field(description="CRC-32 of its content as written.")
+
+
+class CheckpointDetail(Checkpoint):
+    """A checkpoint with its files and the versions that wrote it."""
+
+    files: dict[str, CheckpointFile] = Field(description="The files by name.")
+    versions: dict[str, str] = Field(description="Versions of the packages that wrote it.")
+
+
+class DamagedCheckpoint(BaseModel):
+    """A committed checkpoint that no job can resume from."""
+
+    step: int = Field(description="Step at which it was written.")
+    url: str = Field(description="Its folder.")
+    pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
+    damage: str = Field(description="Which file is damaged, and how.")
+
+
+class CheckpointList(BaseModel):
+    """A job's committed checkpoints."""
+
+    checkpoints: list[Checkpoint] = Field(
+        description="Newest first. All files exist with the right size; their content is not verified."
+    )
+    damaged: list[DamagedCheckpoint] = Field(
+        [], description="Checkpoints whose manifest or files are missing, truncated or changed, newest first."
+    )
+
+
+# A job's step metrics over its whole length.
+
+
+class MetricsSample(BaseModel):
+    """Consecutive steps, as one point of a curve. Numbers that JSON cannot represent are null."""
+
+    step: int = Field(description="The last of these steps.")
+    time: datetime = Field(description="When that step was done.")
+    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
+    loss_min: float | None = Field(description="The lowest loss of a step.")
+    loss_max: float | None = Field(description="The highest loss of a step.")
+    learning_rate: float | None = Field(description="Mean learning rate.")
+    gradient_norm: float | None = Field(description="Mean global norm before clipping.")
+    tokens_per_second: float | None = Field(description="Mean throughput of the gang, in tokens per second.")
+    step_seconds: float | None = Field(description="Mean duration of a step.")
+    exposed_communication_seconds: float | None = Field(
+        description="Mean part of a step spent waiting for collectives."
+    )
+    model_flops_per_second: float | None = Field(description="Mean model FLOPs per second of the whole gang.")
+
+
+class ValidationPoint(BaseModel):
+    """The loss on some text, in three forms."""
+
+    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
+    perplexity: float | None = Field(None, description="Exponential of the loss.")
+    bits_per_byte: float | None = Field(
+        None, description="The loss in bits per byte of the text; null if the text's size in bytes is not known."
+    )
+
+
+class NamedValidationPoint(ValidationPoint):
+    """The loss on one set of data.validation."""
+
+    name: str = Field(description="The set's name.")
+
+
+class EvaluationPoint(ValidationPoint):
+    """One evaluation on validation text."""
+
+    step: int = Field(description="Step at which it ran.")
+    sets: list[NamedValidationPoint] = Field([], description="The named sets, in the job's order.")
+
+
+class RankTimes(BaseModel):
+    """How long each rank computed in a step."""
+
+    step: int = Field(description="The step.")
+    busy_seconds: list[float | None] = Field(description="Seconds that each rank computed, by rank.")
+
+
+class MetricsHistory(BaseModel):
+    """A job's curves between two steps, downsampled to a number of points."""
+
+    job_id: str = Field(description="The job.")
+    from_step: int = Field(description="First step requested.")
+    to_step: int = Field(description="Last step available of those requested.")
+    bucket_steps: int = Field(description="Steps per point.")
+    samples: list[MetricsSample] = Field(description="In order of steps.")
+    evaluations: list[EvaluationPoint] = Field(description="In order of steps.")
+    ranks: list[RankTimes] = Field(description="In order of steps; empty if nothing was measured by rank.")
+
+
+# The progress of a job's trackers, as the API shows it.
+
+
+class TrackerState(BaseModel):
+    """The progress of one of a job's trackers."""
+
+    kind: Literal["tensorboard", "mlflow", "wandb"]
+    place: str = Field(description="Where the job is tracked: a folder of event files, or the URL of a run.")
+    behind: int = Field(description="Events not sent to it yet; capped at 10,000.")
+    failures: int = Field(description="Number of failed deliveries so far.")
+    failing_since: datetime | None = Field(description="When it began to fail; null if it works.")
+    problem: str | None = Field(description="Why the last delivery failed; null if it did not.")
+
+
+class TrackerList(BaseModel):
+    """A job's trackers."""
+
+    trackers: list[TrackerState]
