@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -88,7 +88,13 @@ class _Checksumming(FileSystem):
             super().rename(path, new_path)
         else:  # whose rename would take the path for a pattern
             filesystem.cp_file(os.fspath(path), os.fspath(new_path))
-            filesystem.rm_file(os.fspath(path))
+            with suppress(OSError):  # what is left of it does no harm
+                filesystem.rm_file(os.fspath(path))
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        """Remove a file that is about to be replaced, or that was not completed: in a store, nothing needs it."""
+        if isinstance(self.fs, Disk):
+            super().rm_file(path)
 
 
 class _SummedStream:

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -158,21 +158,42 @@ class CheckpointFolder:
             raise CheckpointDamaged(f"{path} {damage}") from damage
 
     def prepare(self, step: int) -> None:
-        """Prepare a step's folder for shards, removing what an earlier save left there, complete or not."""
+        """Prepare a step's folder for shards, removing what an earlier save left there, complete or not.
+
+        Where nothing may be removed, it is emptied instead.
+        """
         self._clear(step)
         self._filesystem.makedirs(f"{self._path}/{_name(step)}", exist_ok=True)
 
     def _clear(self, step: int) -> None:
         """Remove all files of a step except the marker that it has been committed."""
-        with suppress(FileNotFoundError):
-            self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees a partial checkpoint
-        left = [self._file(step, name) for name in self._sizes(step) if name != COMMITTED]
-        if left:
-            self._filesystem.rm([literal(self._filesystem, path) for path in left])
+        left = self._sizes(step).keys() - {COMMITTED}
+        if MANIFEST in left:  # first, so that no reader sees a partial checkpoint
+            self._clear_file(self._manifest(step))
+        paths = [self._file(step, name) for name in sorted(left - {MANIFEST})]
+        if not paths:
+            return
+        try:
+            self._filesystem.rm([literal(self._filesystem, path) for path in paths])
+        except PermissionError:
+            if self.is_local:
+                raise
+            for path in paths:
+                self._filesystem.pipe_file(path, b"")
+
+    def _clear_file(self, path: str) -> None:
+        try:
+            self._filesystem.rm_file(path)
+        except FileNotFoundError:
+            pass
+        except PermissionError:
+            if self.is_local:
+                raise
+            self._filesystem.pipe_file(path, b"")
 
     def discard(self, step: int) -> None:
         """Remove what a failed save left of a step; a committed checkpoint is kept."""
-        if not self._filesystem.exists(self._manifest(step)):
+        if MANIFEST not in self._sizes(step):
             self._clear(step)
 
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
@@ -219,9 +240,10 @@ class CheckpointFolder:
             problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
         return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
-    def _unlisted(self, step: int, manifest: Manifest, found: Collection[str]) -> list[str]:
-        """Report files written by torch that the manifest does not list."""
-        unknown = {name for name in found if name == INDEX or name.endswith(".distcp")} - manifest.files.keys()
+    def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
+        """Report files written by torch that the manifest does not list; what could only be emptied is none."""
+        written = {name for name, size in sizes.items() if size and (name == INDEX or name.endswith(".distcp"))}
+        unknown = written - manifest.files.keys()
         return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]
 
     def _index_damage(self, step: int, manifest: Manifest) -> str:

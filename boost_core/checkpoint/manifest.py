@@ -24,6 +24,10 @@ class CheckpointDamaged(ValueError):
     """A committed checkpoint can no longer be read, or not by this version."""
 
 
+class CheckpointUnreadable(OSError):
+    """Something of a committed checkpoint cannot be read now, as all ranks know. Its store may be away."""
+
+
 class _Stored(BaseModel):
     # Fields that later versions add within a format are ignored; anything that must be understood gets a new format.
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)

@@ -93,7 +93,8 @@ class Saver:
         self._outcome: SaveOutcome | Exception | None = None
         self._failures, self._next_try = 0, 0.0  # consecutive failed attempts; when the next may begin
         # Only the first rank's values matter; it tells the others.
-        self._makes_way, self._trying = threading.Event(), False
+        self._makes_way, self._trying, self._began = threading.Event(), False, 0.0
+        self._unremoved = ""  # the latest reason for which old checkpoints could not be removed
         self._lock = threading.Lock()
         self.failure = ""
 
@@ -111,6 +112,7 @@ class Saver:
         if self._thread is not None:
             raise AssertionError("a copy is being written")
         self._makes_way.clear()
+        self._trying, self._began = checkpoint is not None and not self._failures, time.monotonic()
         # A daemon, so that a failed process does not wait for a store.
         device = torch.cuda.current_device() if dist.get_backend() == "nccl" else None
         work = partial(self._run, device, step, chunks, snapshot, checkpoint)
@@ -121,11 +123,24 @@ class Saver:
         """Stop retrying the copy if its store fails. All ranks call this; it takes effect on the first.
 
         Returns:
-            Whether an attempt is under way at a store that has failed before, so that its end is not worth waiting for.
+            Whether the store is still at work for the copy, so that its end is to be waited for.
         """
         with self._lock:
             self._makes_way.set()
-            return self._trying and self._failures > 0
+            return self._trying and self._thread is not None and self._thread.is_alive()
+
+    def makes_way(self) -> bool:
+        """``make_way``, and wait for the store, but only for ``store_wait_seconds`` after writing has begun.
+
+        A store that has failed before is not waited for.
+
+        Returns:
+            Whether the store is done with the copy.
+        """
+        if not self.make_way():
+            return True
+        until = time.monotonic() if self._failures else self._began + self._keep.store_wait_seconds
+        return self.ends_within(max(0.0, until - time.monotonic()))
 
     def outcome(self, wait: bool) -> SaveOutcome | None:
         """The outcome of the current copy, returned once; ``None`` if there is no copy or no outcome yet.
@@ -179,7 +194,11 @@ class Saver:
         try:
             self._folder.prune(self._keep.keep_last, self._keep.keep_every)
         except Exception as error:  # stores raise types of their own
-            logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
+            if str(error) != self._unremoved:  # one that may not remove anything would say so at each checkpoint
+                logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
+            self._unremoved = str(error)
+        else:
+            self._unremoved = ""
 
     def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
         """Retry until the copy is written or makes way; return the step then stored, and its manifest."""
@@ -188,11 +207,10 @@ class Saver:
                 stored = self._tried(step, chunks, checkpoint)
             except SaveFailed as reason:
                 self._failed(step, str(reason))
+                self._trying = False
             else:
                 self._failures, self.failure = 0, ""
                 return stored
-            finally:
-                self._trying = False
         return -1, None
 
     def _may_try(self) -> bool:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from boost_core.checkpoint.checksums import ChecksummingWriter, StoreRefused
 from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, TensorMissing
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable, Manifest
 from boost_core.checkpoint.reading import ShardReader
 
 Result = TypeVar("Result")
@@ -90,6 +90,30 @@ def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None 
     return cast(Result, result)
 
 
+def read_on_first_rank(action: Callable[[], Result]) -> Result:
+    """Look something up on the first rank only; all ranks call this and get its result.
+
+    Raises:
+        CheckpointDamaged: Raised on all ranks if it was on the first.
+        FileNotFoundError: Likewise.
+        PermissionError: Likewise.
+        CheckpointUnreadable: Raised on all ranks if it failed on the first in another way.
+    """
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except (CheckpointDamaged, FileNotFoundError, PermissionError) as error:
+            outcome[1] = type(error)(str(error))
+        except Exception as error:  # stores raise types of their own
+            outcome[1] = CheckpointUnreadable(_in_words(error))
+    dist.broadcast_object_list(outcome, src=0)
+    result, failure = outcome
+    if failure is not None:
+        raise failure
+    return cast(Result, result)
+
+
 def _first_cause(failure: CheckpointException) -> str:
     rank, (cause, _) = next(iter(failure.failures.items()))
     return f"rank {rank}: {_in_words(cause)}"
@@ -108,23 +132,44 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
     Raises:
         CheckpointDamaged: Raised on all ranks if a file is not what was written.
         ValueError: Raised on all ranks if the checkpoint lacks a tensor, as if its optimizer keeps fewer moments.
-        OSError: Raised on all ranks if any of them fails to read.
+        CheckpointUnreadable: Raised on all ranks if any of them fails to read.
     """
     url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
     reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
     try:
         load({}, storage_reader=reader, planner=LoadChunks(chunks))
     except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
-        _refuse(_of_all_ranks(folder.damage(manifest.step, rank, ranks)), failure)
-        for cause, _ in failure.failures.values():
+        causes = [cause for cause, _ in failure.failures.values()]
+        unread = [each for each in causes if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
+        if unread and not folder.is_local:  # a disk's is damage
+            raise CheckpointUnreadable(_in_words(unread[0])) from failure
+        _refuse(_problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)), failure)
+        for cause in causes:
             if isinstance(cause, TensorMissing):
                 raise ValueError(
                     f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
                     "start from its weights alone: checkpoint.weights_from"
                 ) from failure
-        raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
-    unread = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
-    _refuse(_of_all_ranks(folder.damage_of(manifest, unread[rank::ranks])))
+        raise CheckpointUnreadable(f"{url}: {_first_cause(failure)}") from failure
+    unverified = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
+    _refuse(_problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])))
+
+
+def _problems_of_all_ranks(find: Callable[[], list[str]]) -> list[str]:
+    """The problems that all ranks find, each in its own part of a checkpoint.
+
+    Raises:
+        CheckpointUnreadable: Raised on all ranks if none finds a problem and any fails to read.
+    """
+    problems, failures = [], []
+    try:
+        problems = find()
+    except Exception as error:  # stores raise types of their own
+        failures = [_in_words(error)]
+    failures = _of_all_ranks(failures)
+    if (problems := _of_all_ranks(problems)) or not failures:
+        return problems
+    raise CheckpointUnreadable(failures[0])
 
 
 def _of_all_ranks(found: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:

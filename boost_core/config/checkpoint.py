@@ -30,6 +30,14 @@ class CheckpointConfig(Config):
         description="How long a job that has finished its last step waits for its store to accept the last "
         "checkpoint before it fails.",
     )
+    store_wait_seconds: float = Field(
+        10,
+        ge=0,
+        le=3600,
+        description="How long, at most, steps wait for the store to take one checkpoint when the next copy of the state "
+        "is due. After that training goes on, and the newest state is written once the store has taken the checkpoint "
+        "or failed to.",
+    )
     continue_from: StorageUrl | None = Field(
         None,
         description="Folder of another job's checkpoints, or of one of them, that this job continues from while it "

@@ -79,11 +79,17 @@ class CheckpointManager:
         """Report the outcome of the previous copy, and have it make way if one is due after the coming step.
 
         Returns:
-            Whether none can be taken then, because the previous copy is still waiting for a failing store.
+            Whether none can be taken then, because the store is still at work for the previous copy and has failed
+            before, or has had ``checkpoint.store_wait_seconds``.
         """
         self.collect()
         self._report_failing_store()
-        return self._due.after(self._state.step + 1) and self._saver.make_way()
+        if not self._due.after(self._state.step + 1):
+            return False
+        started = time.perf_counter()
+        is_free = self._saver.makes_way()
+        self._held_seconds += time.perf_counter() - started
+        return not is_free
 
     def before_update(self) -> None:
         """Make changes to the state wait for a copy of it that is in progress on the device."""
@@ -171,10 +177,10 @@ class CheckpointManager:
         Returns:
             ``memory`` or ``storage``; ``None`` if there is no copy.
         """
-        self.collect(wait=True)
         state, samples = self._state, self._state.samples
-        if self._newest:
+        if self._newest:  # which a store may still be taking; it need not be waited for
             step, copies = self._newest
+            _until_made(self._copies, self._membership)
             for chunk, copy in zip(state.chunks(), copies, strict=True):
                 chunk.tensor.copy_(copy.tensor)
             state.optimizer.round_masters()

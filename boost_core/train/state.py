@@ -14,7 +14,7 @@ from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.origin import Origin
-from boost_core.checkpoint.shards import load_chunks
+from boost_core.checkpoint.shards import load_chunks, read_on_first_rank
 from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.kernels import fp8_product
@@ -174,7 +174,7 @@ class TrainState:
             CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
             OSError: It cannot be read; on all ranks.
         """
-        manifest = folder.manifest(step)
+        manifest = read_on_first_rank(partial(folder.manifest, step))
         if different := manifest.differences(self.spec.model):
             raise ValueError(
                 f"the checkpoint at {folder.step_url(step)} is of another model: {', '.join(different.values())}; "
@@ -193,7 +193,7 @@ class TrainState:
             CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
             OSError: It cannot be read; on all ranks.
         """
-        manifest = origin.folder.manifest(step)
+        manifest = read_on_first_rank(partial(origin.folder.manifest, step))
         origin.refuse_unfit(self.spec, manifest)
         if origin.weights_only:
             load_chunks(origin.folder, manifest, self._masters())

@@ -17,9 +17,9 @@ UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 # For s3:// by s3fs's names (key, secret, token, endpoint_url, client_kwargs); for a disk ``beneath``, see ``Disk``.
 StorageOptions = Mapping[str, Any]
 
-# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use s3fs's own timeouts and
-# five times the attempts, so that a store that is slow for minutes stops no job.
+# Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use longer ones.
 _BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
+_BRIEF_CALL_SECONDS = 15.0
 
 _CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -121,4 +121,9 @@ def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
         storage_options: Options for ``s3://``; default: the process's own.
     """
     of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the addressing style
-    return {**(storage_options or {}), "config_kwargs": {**_BRIEF, **of_the_node}}
+    brief = {"call_seconds": _BRIEF_CALL_SECONDS, "config_kwargs": {**_BRIEF, **of_the_node}}
+    return {**(storage_options or {}), **brief}
+
+
+for _protocol in ("s3", "s3a"):  # by name, because importing it takes a while
+    fsspec.register_implementation(_protocol, "boost_core.config.parsing.s3.ObjectStore", clobber=True)

@@ -26,7 +26,10 @@ from pathlib import Path
 
 from service.gang.ray import fork_client
 
-PRELOADED = ("service.gang.ray_train.rank_worker", "service.gang.worker.worker", "service.gang.ray.supervisor", "s3fs")
+PRELOADED = (
+    "service.gang.ray_train.rank_worker", "service.gang.worker.worker", "service.gang.ray.supervisor",
+    "boost_core.config.parsing.s3",
+)  # fmt: skip
 ONE_THREAD = {  # of libraries that would start threads on import
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow

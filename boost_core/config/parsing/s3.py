@@ -1,0 +1,246 @@
+"""Object stores as s3fs sees them, with what a job needs besides.
+
+- Each call has a total deadline, its retries included, and so has each answer's body; s3fs alone would repeat a call to a
+  store that never answers for many minutes.
+- An answer that is shorter than what was asked for is an error.
+- Errors name the operation, the object and, where access is denied, the permission that is missing.
+- No HTTP redirect is followed. aiohttp follows them to any host, with the session token. What S3 itself says about a
+  bucket's region is left to botocore, which stays within the endpoint that is configured or within AWS.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiobotocore.httpsession import AIOHTTPSession
+from botocore.exceptions import BotoCoreError, HTTPClientError, ReadTimeoutError
+from fsspec.asyn import sync_wrapper
+from s3fs.core import S3FileSystem, _error_wrapper
+
+from boost_core.config.parsing.stores import StoreUnusable
+
+CALL_SECONDS = 30.0
+_LEAST_BYTES_PER_SECOND = 2**20  # what is sent or received gets as much more time
+_ATTEMPTS = {"mode": "standard", "total_max_attempts": 5}  # at intervals of up to 1, 2, 4 and 8 s
+
+_PERMISSIONS = {
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "complete_multipart_upload": "s3:PutObject",
+    "copy_object": "s3:GetObject and s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "delete_object": "s3:DeleteObject",
+    "delete_objects": "s3:DeleteObject",
+    "get_object": "s3:GetObject",
+    "head_bucket": "s3:ListBucket",
+    "head_object": "s3:GetObject",
+    "list_objects_v2": "s3:ListBucket",
+    "put_object": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+}
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_OF_AWS = (".amazonaws.com", ".amazonaws.com.cn")
+
+
+class StoreTimeout(StoreUnusable):
+    """A call to an object store has taken longer than its deadline."""
+
+
+class RedirectRefused(StoreUnusable):
+    """An object store redirects requests, and that is not followed."""
+
+
+class ShortAnswer(StoreUnusable, aiohttp.ClientPayloadError):
+    """An object store has sent less than it was asked for. s3fs tries it again, as what was cut off on the way."""
+
+
+class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
+    """An object store that speaks S3.
+
+    Args:
+        call_seconds: How long a call may take in total, in addition to a second per MiB sent or received.
+        config_kwargs: botocore's options.
+        options: s3fs's own.
+    """
+
+    def __init__(
+        self, *, call_seconds: float = CALL_SECONDS, config_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        config = {"retries": _ATTEMPTS, **(config_kwargs or {}), "http_session_cls": _StayingSession}
+        super().__init__(config_kwargs=config, **options)
+        self.call_seconds = float(call_seconds)  # as text from the environment
+
+    async def _call_s3(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
+        """Call S3.
+
+        Raises:
+            FileNotFoundError: There is no such object or bucket.
+            PermissionError: The store refuses it; the message names the permission.
+            StoreUnusable: There is no answer, or none that is of use.
+            OSError: The store has answered with another error.
+        """
+        what, body = _named(method, named), named.get("Body", b"")
+        seconds = self._seconds_for(len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                answer = await self._called(method, *others, **named)
+        except (FileNotFoundError, FileExistsError, StoreUnusable):
+            raise
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise _unusable(what, error) from error
+            raise _too_late(what, seconds) from error
+        except OSError as error:
+            raise _in_words(error, method, what) from error
+        except (BotoCoreError, aiohttp.ClientError) as error:
+            raise _unusable(what, error) from error
+        if method == "get_object":
+            asked = {**dict(pair for other in others for pair in other.items()), **named}
+            return {**answer, "Body": self._body(what, answer, asked.get("Range", ""))}
+        if method == "delete_objects" and (refused := answer.get("Errors")):
+            raise _not_deleted(refused, named["Bucket"])
+        return answer
+
+    call_s3 = sync_wrapper(_call_s3)  # s3fs's own would call s3fs's own
+
+    async def _called(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
+        """What s3fs does, but without its own attempts, each of which would be as many of botocore's."""
+        await self.set_session()
+        call = getattr(await self.get_s3(named.get("Bucket")), method)
+        return await _error_wrapper(call, kwargs=self._get_s3_method_kwargs(call, *others, **named), retries=1)
+
+    def _seconds_for(self, size: int) -> float:
+        return self.call_seconds + size / _LEAST_BYTES_PER_SECOND
+
+    def _body(self, what: str, answer: Mapping[str, Any], asked: str) -> "_Body":
+        size = int(answer["ContentLength"])
+        expected = _size_of_range(asked, answer.get("ContentRange") or "", size)
+        if size != expected:
+            answer["Body"].close()
+            raise ShortAnswer(f"{what}: the store has sent {size} bytes of {expected}")
+        return _Body(answer["Body"], what, self._seconds_for(size))
+
+
+class _Body:
+    """The body of an answer, with a deadline for all of it and errors that name it."""
+
+    def __init__(self, body: Any, what: str, seconds: float) -> None:
+        self._body, self._what, self._seconds = body, what, seconds
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    async def read(self, amt: int | None = None) -> bytes:
+        """Read up to ``amt`` bytes; default: all."""
+        try:
+            async with asyncio.timeout_at(self._until):
+                content: bytes = await self._body.read(amt)
+        except (TimeoutError, ReadTimeoutError) as error:
+            raise _too_late(self._what, self._seconds) from error
+        except (HTTPClientError, BotoCoreError, aiohttp.ClientError) as error:
+            raise ShortAnswer(f"{self._what}: the answer was cut off: {error}") from error
+        return content
+
+    def close(self) -> None:
+        """Close the connection if it has not been read to the end."""
+        self._body.close()
+
+
+class _StayingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+    """aiobotocore's HTTP session, which follows no redirects."""
+
+    async def _get_session(self, proxy_url: str | None) -> "_WithoutRedirects":
+        return _WithoutRedirects(await super()._get_session(proxy_url))
+
+    async def send(self, request: Any) -> Any:
+        """Send a request.
+
+        Raises:
+            RedirectRefused: The answer is a redirect.
+        """
+        answer = await super().send(request)
+        target = answer.headers.get("location")
+        if target is None or not 300 <= answer.status_code < 400:
+            return answer
+        asked = urlsplit(request.url)
+        if "x-amz-bucket-region" in answer.headers and (asked.hostname or "").endswith(_OF_AWS):
+            return answer  # botocore asks AWS in that region
+        raise RedirectRefused(
+            f"the object store at {asked.scheme}://{asked.netloc} redirects to {_place(target)}, which is not followed, "
+            "because requests carry credentials; if that is the store, set it as the endpoint"
+        )
+
+
+class _WithoutRedirects:
+    """An aiohttp session of which ``send`` of aiobotocore needs but this."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, method: str, **named: Any) -> aiohttp.ClientResponse:
+        """Send a request, and return the answer even if it is a redirect."""
+        return await self._session.request(method, allow_redirects=False, **named)
+
+
+def _place(target: str) -> str:
+    """Scheme, host and port of a redirect's target, without what else it may hold."""
+    try:
+        parts = urlsplit(target)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "an invalid URL"
+    if not host:
+        return "another path"
+    return f"{parts.scheme or 'http'}://{host[:253]}{f':{port}' if port else ''}"
+
+
+def _named(method: str, named: Mapping[str, Any]) -> str:
+    """A call in words, such as ``put_object of s3://bucket/key``."""
+    objects = named.get("Delete", {}).get("Objects", ())
+    key = named.get("Key") or named.get("Prefix") or (objects[0]["Key"] if objects else "")
+    more = f" and {len(objects) - 1} more" if len(objects) > 1 else ""
+    return f"{method} of s3://{named.get('Bucket', '')}/{key}{more}"
+
+
+def _unusable(what: str, error: Exception) -> StoreUnusable:
+    return StoreUnusable(
+        f"the object store cannot be used: {what}: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
+    )
+
+
+def _too_late(what: str, seconds: float) -> StoreTimeout:
+    return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s")
+
+
+def _in_words(error: OSError, method: str, what: str) -> OSError:
+    """The same error of the same kind, with the operation, the object and the permission that it takes."""
+    text = f"{what}: {error.strerror or error}"
+    if isinstance(error, PermissionError) and method in _PERMISSIONS:
+        text += f"; this takes {_PERMISSIONS[method]}"
+    kind = type(error)
+    return kind(text) if error.errno is None else kind(error.errno, text)
+
+
+def _not_deleted(refused: list[Mapping[str, str]], bucket: str) -> OSError:
+    first = refused[0]
+    text = f"delete_objects of s3://{bucket}/{first.get('Key', '')}: {first.get('Message') or first.get('Code')}"
+    if first.get("Code") == "AccessDenied":
+        return PermissionError(f"{text}; this takes {_PERMISSIONS['delete_objects']}")
+    return OSError(text)
+
+
+def _size_of_range(asked: str, sent: str, size: int) -> int:
+    """The size that the answer to a request should have.
+
+    Args:
+        asked: The request's ``Range``; empty for a whole object.
+        sent: The answer's ``Content-Range``; empty for a whole object.
+        size: The answer's size.
+    """
+    asked_for, sent_part = _RANGE.fullmatch(asked), _CONTENT_RANGE.fullmatch(sent)
+    if asked_for is None:
+        return size
+    begin, last = (int(number) for number in asked_for.groups())
+    total = int(sent_part.group(3)) if sent_part else size
+    return max(0, min(last, total - 1) - begin + 1)
