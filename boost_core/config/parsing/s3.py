@@ -9,14 +9,16 @@
 """
 
 import asyncio
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
-from botocore.exceptions import BotoCoreError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ReadTimeoutError
+from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
 
@@ -24,7 +26,8 @@ from boost_core.config.parsing.stores import StoreUnusable
 
 CALL_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 2**20  # what is sent or received gets as much more time
-_ATTEMPTS = {"mode": "standard", "total_max_attempts": 5}  # at intervals of up to 1, 2, 4 and 8 s
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between attempts; each pause is twice the one before
+_PASSING = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "XAmzContentSHA256Mismatch"}
 
 _PERMISSIONS = {
     "abort_multipart_upload": "s3:AbortMultipartUpload",
@@ -35,11 +38,12 @@ _PERMISSIONS = {
     "delete_objects": "s3:DeleteObject",
     "get_object": "s3:GetObject",
     "head_bucket": "s3:ListBucket",
-    "head_object": "s3:GetObject",
+    "head_object": "s3:GetObject, and s3:ListBucket if it may be absent",
     "list_objects_v2": "s3:ListBucket",
     "put_object": "s3:PutObject",
     "upload_part": "s3:PutObject",
 }
+_DENIED = ("AccessDenied", "403")  # of a HEAD, there is but the status
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn")
@@ -62,16 +66,18 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     Args:
         call_seconds: How long a call may take in total, in addition to a second per MiB sent or received.
+        attempts: How often a call is tried in that time, if it fails for reasons that may pass.
         config_kwargs: botocore's options.
         options: s3fs's own.
     """
 
     def __init__(
-        self, *, call_seconds: float = CALL_SECONDS, config_kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        config = {"retries": _ATTEMPTS, **(config_kwargs or {}), "http_session_cls": _StayingSession}
-        super().__init__(config_kwargs=config, **options)
-        self.call_seconds = float(call_seconds)  # as text from the environment
+        self, *, call_seconds: float = CALL_SECONDS, attempts: int = 6, config_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        own = {"retries": {"total_max_attempts": 1}, "http_session_cls": _StayingSession}
+        super().__init__(config_kwargs={**(config_kwargs or {}), **own}, **options)
+        self.call_seconds, self.attempts = float(call_seconds), int(attempts)  # as text from the environment
 
     async def _call_s3(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
         """Call S3.
@@ -84,18 +90,21 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         """
         what, body = _named(method, named), named.get("Body", b"")
         seconds = self._seconds_for(len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0)
+        failures: list[Exception] = []
         try:
             async with asyncio.timeout(seconds) as deadline:
-                answer = await self._called(method, *others, **named)
-        except (FileNotFoundError, FileExistsError, StoreUnusable):
+                answer = await self._called(failures, method, *others, **named)
+        except (FileNotFoundError, FileExistsError):
             raise
+        except RedirectRefused as error:
+            raise RedirectRefused(f"{what}: {error}") from error
         except TimeoutError as error:
             if not deadline.expired():
                 raise _unusable(what, error) from error
-            raise _too_late(what, seconds) from error
+            raise _too_late(what, seconds, failures) from error
         except OSError as error:
             raise _in_words(error, method, what) from error
-        except (BotoCoreError, aiohttp.ClientError) as error:
+        except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
             raise _unusable(what, error) from error
         if method == "get_object":
             asked = {**dict(pair for other in others for pair in other.items()), **named}
@@ -106,11 +115,26 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     call_s3 = sync_wrapper(_call_s3)  # s3fs's own would call s3fs's own
 
-    async def _called(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
-        """What s3fs does, but without its own attempts, each of which would be as many of botocore's."""
+    async def _called(self, failures: list[Exception], method: str, *others: Mapping[str, Any], **named: Any) -> Any:
+        """What s3fs does, but with these attempts alone, where its own are each as many of botocore's.
+
+        Args:
+            failures: Gets those that came before another attempt.
+            method: As of s3fs.
+            others: As of s3fs.
+            named: As of s3fs.
+        """
         await self.set_session()
         call = getattr(await self.get_s3(named.get("Bucket")), method)
-        return await _error_wrapper(call, kwargs=self._get_s3_method_kwargs(call, *others, **named), retries=1)
+        arguments = self._get_s3_method_kwargs(call, *others, **named)
+        while True:
+            try:
+                return await _error_wrapper(call, kwargs=arguments, retries=1)
+            except Exception as error:
+                if len(failures) + 1 >= self.attempts or not _may_pass(error):
+                    raise
+                failures.append(error)
+            await asyncio.sleep(random.uniform(0.5, 1) * min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE))
 
     def _seconds_for(self, size: int) -> float:
         return self.call_seconds + size / _LEAST_BYTES_PER_SECOND
@@ -137,7 +161,7 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 content: bytes = await self._body.read(amt)
         except (TimeoutError, ReadTimeoutError) as error:
-            raise _too_late(self._what, self._seconds) from error
+            raise _too_late(self._what, self._seconds, ()) from error
         except (HTTPClientError, BotoCoreError, aiohttp.ClientError) as error:
             raise ShortAnswer(f"{self._what}: the answer was cut off: {error}") from error
         return content
@@ -209,17 +233,38 @@ def _unusable(what: str, error: Exception) -> StoreUnusable:
     )
 
 
-def _too_late(what: str, seconds: float) -> StoreTimeout:
-    return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s")
+def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
+    """What earlier attempts of the call met says more than that time is up."""
+    before = f"; the attempt before failed with: {_said(failures[-1])}" if failures else ""
+    return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s{before}")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a call that has failed is worth another attempt."""
+    if isinstance(error, RedirectRefused):
+        return False
+    if not isinstance(error.__cause__, ClientError):
+        return isinstance(error, (HTTPClientError, ConnectionError, aiohttp.ClientError, ResponseParserError))
+    answer = error.__cause__.response
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status in (429, 500, 502, 503, 504) or answer.get("Error", {}).get("Code") in _PASSING
 
 
 def _in_words(error: OSError, method: str, what: str) -> OSError:
     """The same error of the same kind, with the operation, the object and the permission that it takes."""
-    text = f"{what}: {error.strerror or error}"
-    if isinstance(error, PermissionError) and method in _PERMISSIONS:
+    text = f"{what}: {(said := _said(error))}"
+    if said.startswith(_DENIED) and method in _PERMISSIONS:
         text += f"; this takes {_PERMISSIONS[method]}"
     kind = type(error)
     return kind(text) if error.errno is None else kind(error.errno, text)
+
+
+def _said(error: Exception) -> str:
+    """A store's error with its code, which s3fs leaves out."""
+    if not isinstance(error.__cause__, ClientError):
+        return str(error)
+    answer = error.__cause__.response.get("Error", {})
+    return f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
 
 
 def _not_deleted(refused: list[Mapping[str, str]], bucket: str) -> OSError:

@@ -18,8 +18,8 @@ UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 StorageOptions = Mapping[str, Any]
 
 # Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use longer ones.
-_BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
-_BRIEF_CALL_SECONDS = 15.0
+_BRIEF = {"connect_timeout": 3, "read_timeout": 10}
+_BRIEF_CALLS = {"call_seconds": 15.0, "attempts": 1}
 
 _CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -121,8 +121,7 @@ def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
         storage_options: Options for ``s3://``; default: the process's own.
     """
     of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the addressing style
-    brief = {"call_seconds": _BRIEF_CALL_SECONDS, "config_kwargs": {**_BRIEF, **of_the_node}}
-    return {**(storage_options or {}), **brief}
+    return {**(storage_options or {}), **_BRIEF_CALLS, "config_kwargs": {**_BRIEF, **of_the_node}}
 
 
 for _protocol in ("s3", "s3a"):  # by name, because importing it takes a while
