@@ -34,9 +34,9 @@ class CheckpointConfig(Config):
         10,
         ge=0,
         le=3600,
-        description="How long, at most, steps wait for the store to take one checkpoint when the next copy of the state "
-        "is due. After that training goes on, and the newest state is written once the store has taken the checkpoint "
-        "or failed to.",
+        description="How long, at most, steps wait for the store to take one checkpoint when the next copy of the "
+        "state is due. After that training goes on, and the newest state is written once the store has taken the "
+        "checkpoint or failed to.",
     )
     continue_from: StorageUrl | None = Field(
         None,

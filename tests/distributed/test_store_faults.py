@@ -134,7 +134,9 @@ def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
     assert losses(run.reports) == undisturbed(60, 1)
     assert folder.steps()[0] == 5 and folder.steps()[-1] == 60 and folder.damage(60) == []
     assert any(f"of s3://{BUCKET}/whole-{fault}/step-" in message for message in run.faults), run.faults
-    cause = {Fault.HANG: "within 1 s", Fault.BUSY: "SlowDown", Fault.REDIRECT: "redirects to http://127.0.0.1:9,"}[fault]
+    cause = {Fault.HANG: "within 1 s", Fault.BUSY: "SlowDown", Fault.REDIRECT: "redirects to http://127.0.0.1:9,"}[
+        fault
+    ]
     assert any(cause in message for message in run.faults), run.faults
 
 

@@ -170,9 +170,7 @@ def test_a_body_that_trickles_ends(server: Server, brief: ObjectStore) -> None:
         ended.set()
 
 
-def test_a_busy_store_is_tried_again_and_then_quoted(
-    server: Server, store: ObjectStore, brief: ObjectStore
-) -> None:
+def test_a_busy_store_is_tried_again_and_then_quoted(server: Server, store: ObjectStore, brief: ObjectStore) -> None:
     server.answer = lambda handler: error(handler, 503, "SlowDown") if len(server.headers) < 3 else send(handler, 200)
     store.pipe_file("bucket/a", b"content")
     server.answer = lambda handler: error(handler, 503, "SlowDown")

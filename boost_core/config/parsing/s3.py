@@ -1,7 +1,7 @@
 """Object stores as s3fs sees them, with what a job needs besides.
 
-- Each call has a total deadline, its retries included, and so has each answer's body; s3fs alone would repeat a call to a
-  store that never answers for many minutes.
+- Each call has a total deadline, its retries included, and so has each answer's body; s3fs alone would repeat a call to
+  a store that never answers for many minutes.
 - An answer that is shorter than what was asked for is an error.
 - Errors name the operation, the object and, where access is denied, the permission that is missing.
 - No HTTP redirect is followed. aiohttp follows them to any host, with the session token. What S3 itself says about a
@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
@@ -103,7 +104,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 raise _unusable(what, error) from error
             raise _too_late(what, seconds, failures) from error
         except OSError as error:
-            raise _in_words(error, method, what) from error
+            raise (_unusable(what, error) if _may_pass(error) else _in_words(error, method, what)) from error
         except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
             raise _unusable(what, error) from error
         if method == "get_object":
@@ -187,12 +188,11 @@ class _StayingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has 
         target = answer.headers.get("location")
         if target is None or not 300 <= answer.status_code < 400:
             return answer
-        asked = urlsplit(request.url)
-        if "x-amz-bucket-region" in answer.headers and (asked.hostname or "").endswith(_OF_AWS):
+        if "x-amz-bucket-region" in answer.headers and (urlsplit(request.url).hostname or "").endswith(_OF_AWS):
             return answer  # botocore asks AWS in that region
         raise RedirectRefused(
-            f"the object store at {asked.scheme}://{asked.netloc} redirects to {_place(target)}, which is not followed, "
-            "because requests carry credentials; if that is the store, set it as the endpoint"
+            f"the object store at {_place(request.url)} redirects to {_place(target)}, which is not followed, because "
+            "requests carry credentials; if that is the store, set it as the endpoint"
         )
 
 
@@ -229,7 +229,7 @@ def _named(method: str, named: Mapping[str, Any]) -> str:
 
 def _unusable(what: str, error: Exception) -> StoreUnusable:
     return StoreUnusable(
-        f"the object store cannot be used: {what}: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
+        f"the object store cannot be used: {what}: {_said(error)}; check the URL, AWS_ENDPOINT_URL and the credentials"
     )
 
 
@@ -244,7 +244,7 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, RedirectRefused):
         return False
     if not isinstance(error.__cause__, ClientError):
-        return isinstance(error, (HTTPClientError, ConnectionError, aiohttp.ClientError, ResponseParserError))
+        return isinstance(error, (HTTPClientError, NoConnection, aiohttp.ClientError, ResponseParserError))
     answer = error.__cause__.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in (429, 500, 502, 503, 504) or answer.get("Error", {}).get("Code") in _PASSING

@@ -25,6 +25,7 @@ from boost_core.config.base import UnfitField
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
 from boost_core.config.parsing.disk import Disk, info_of
 from boost_core.config.parsing.small_files import read_small
+from boost_core.config.parsing.stores import StoreUnusable
 from boost_core.config.parsing.urls import StorageOptions, options_at
 from boost_core.config.sources.parquet import refuse_cut_off
 from boost_core.config.sources.tokenized import read_index
@@ -214,6 +215,8 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         raise ValueError(
             f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
         ) from error
+    except StoreUnusable:  # which may pass
+        raise
     except OSError as error:
         raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
     try:
@@ -319,6 +322,8 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         found = _look_up(filesystem, path, saved_dataset)
     except FileNotFoundError:
         return []
+    except StoreUnusable:  # which may pass
+        raise
     except OSError as error:
         where = f" at {error.filename!r}" if error.filename else ""
         raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from boost_core.config.base import Config
 from boost_core.config.parsing.small_files import Unreadable, read_small
+from boost_core.config.parsing.stores import StoreUnusable
 from boost_core.config.parsing.urls import StorageOptions, options_at
 
 INDEX = "index.json"
@@ -121,7 +122,7 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
         return TokenIndex.model_validate_json(read_small(filesystem, f"{path}/{INDEX}", _MOST_INDEX_BYTES))
     except FileNotFoundError:
         return None
-    except Unreadable:
+    except (StoreUnusable, Unreadable):  # a store may come back
         raise
     except ValidationError as error:
         raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens again with: boost data tokenize") from error
