@@ -190,6 +190,7 @@ class _StayingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has 
             return answer
         if "x-amz-bucket-region" in answer.headers and (urlsplit(request.url).hostname or "").endswith(_OF_AWS):
             return answer  # botocore asks AWS in that region
+        answer.raw.close()
         raise RedirectRefused(
             f"the object store at {_place(request.url)} redirects to {_place(target)}, which is not followed, because "
             "requests carry credentials; if that is the store, set it as the endpoint"
