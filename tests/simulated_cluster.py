@@ -227,7 +227,7 @@ class MemoryStore:
             id=job_id, tenant=tenant, submitted_by="anonymous", queue=queue, name="job", spec=one,
             state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
             cancel_requested=False, checkpoint_url="checkpoints", submitted_at=now, queued_at=now, started_at=None,
-            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
+            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0, arrival=len(self.jobs),
         )  # fmt: skip
 
     def update(self, job_id: str, **values) -> None:

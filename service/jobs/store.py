@@ -27,12 +27,13 @@ from service.jobs.patch import JobPatch
 from service.jobs.queries import EventFilter, JobNotFound, Position
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
-from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
 from service.models.profiles import StoredProfile
 
 _LOST_RACES = 100
-_INSERT_JOB, _INSERT_EVENT, _INSERT_REQUEST = insert(JobRow), insert(EventRow), insert(RequestRow)
+_INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
+_INSERT_EVENT, _INSERT_REQUEST = insert(EventRow), insert(RequestRow)
 _INSERT_TRACKER = insert(TrackerRow)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
@@ -182,12 +183,12 @@ class JobStore:
                     alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
-            connection.execute(_INSERT_JOB, job)
+            arrival = connection.execute(_INSERT_JOB, job).scalar_one()
             connection.execute(_INSERT_EVENT, events)
             if trackers:
                 connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
             alongside(connection)
-        return record
+        return record.with_values({"arrival": arrival})
 
     def known(self, request: Request) -> JobRecord | None:
         """The job that a request has already created; ``None`` if it has not.
@@ -316,6 +317,15 @@ class JobStore:
             WrongState: The job is in another state.
         """
         return self._write(job_id, writes.retried)
+
+    def number(self, job_id: str) -> JobRecord:
+        """Give a job its number in the queue if a replica of a release before has submitted it.
+
+        Raises:
+            JobNotFound: There is no such job.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        return self._write(job_id, writes.numbered)
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None

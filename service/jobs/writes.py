@@ -19,7 +19,7 @@ from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import EventRow, Table
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table
 
 _REPEATED = frozenset(  # repeated in every pass
     {
@@ -192,8 +192,14 @@ def retried(record: JobRecord) -> Write | None:
     """
     if record.state not in (JobState.FAILED, JobState.CANCELLED):
         raise WrongState(record, "only a job that has FAILED or was CANCELLED can be retried; another can be cloned")
-    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None, "queued_at": datetime.now(UTC)}
-    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh)
+    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None}
+    queued = {"queued_at": datetime.now(UTC), "arrival": NEXT_ARRIVAL}
+    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh | queued)
+
+
+def numbered(record: JobRecord) -> Write | None:
+    """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it."""
+    return Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
 
 
 def patched(

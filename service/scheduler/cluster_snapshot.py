@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
@@ -50,7 +51,7 @@ class ClusterSnapshot:
         self.resized = 0
         self._possible: dict[Demand, list[Layout]] = {}
         self.jobs = {job.id: job for job in jobs}
-        self.queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+        self.queue = sorted(jobs, key=attrgetter("queue_order"))
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self._demands = {

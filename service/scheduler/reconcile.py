@@ -98,6 +98,10 @@ class Reconciler:
         """
         self._follow(self._store.active())
         jobs = self._store.active()
+        if unnumbered := [job for job in jobs if job.arrival is None]:
+            for job in unnumbered:
+                self._store.number(job.id)
+            jobs = self._store.active()
         self._end_forgotten(jobs)
         actions = self._decide(jobs)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
@@ -234,7 +238,10 @@ class Reconciler:
     def _lost(self, job: JobRecord) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
-        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=window))
+        now = datetime.now(UTC)
+        since = now - timedelta(seconds=window)
+        if since < job.queued_at <= now:  # a later time is from before the clock was set back
+            since = job.queued_at
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
