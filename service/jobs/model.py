@@ -54,7 +54,16 @@ class JobRecord(BaseModel):
     state: JobState
     reason: Reason = Field(description="Why the job is in this state.")
     message: str = Field(description="The same in words: what happened, or what the job waits for.")
-    waiting_for: str | None = Field(None, description="What a QUEUED job waits for.")
+    waiting_for: str | None = Field(
+        None,
+        description="What a QUEUED job waits for. While nothing is scheduled: why, for one that is SCHEDULING, too, and "
+        "for one whose gang has not been seen (last_seen).",
+    )
+    last_seen: datetime | None = Field(
+        None,
+        description="When the scheduler last saw the job's gang, if that is more than 30 seconds ago: state, message and "
+        "figures are as of then. Null: they are current.",
+    )
     attempt: int = Field(description="Number of gangs started for this job so far.")
     cancel_requested: bool
     pause_requested: bool = Field(False, description="Whether the user has asked to pause it.")

@@ -16,7 +16,7 @@ from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.fitted import Fitted
 from service.jobs import observations, queries, requests, writes
-from service.jobs.database import open_engine, open_for_short_reads
+from service.jobs.database import WAIT_SECONDS, open_engine, open_for_short_reads
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
 from service.jobs.job_cache import JobCache
@@ -58,6 +58,7 @@ class JobStore:
         lease: Write only while this is the newest of its name.
         notifications: Notified of each write to a job; default: new ones.
         known: Caches the records read; default: a cache of its own.
+        seconds: How long to wait for the database of a URL, as in ``open_engine``.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class JobStore:
         lease: Lease | None = None,
         notifications: Notifications | None = None,
         known: JobCache | None = None,
+        seconds: float = WAIT_SECONDS,
     ) -> None:
-        self.engine = open_engine(database) if isinstance(database, str) else database
+        self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
         self._known = known or JobCache()

@@ -183,11 +183,11 @@ class ClusterSnapshot:
         self.resized += 1
         self.actions.append(Resize(job, layout, cause, message, limit, near))
 
-    def pause(self, job: JobRecord, message: str) -> None:
-        """Decide that a gang gives up all its room."""
+    def pause(self, job: JobRecord, message: str, why: str) -> None:
+        """Decide that a gang gives up all its room; ``message`` and ``why`` as in ``Pause``."""
         self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
         self.resized += 1
-        self.actions.append(Pause(job, message))
+        self.actions.append(Pause(job, message, why))
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""

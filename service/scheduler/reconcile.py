@@ -21,7 +21,7 @@ from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
-from service.logs import about
+from service.logs import RecurringFaults, about
 from service.scheduler.actions import (
     Action,
     Admit,
@@ -87,6 +87,7 @@ class Reconciler:
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
         self._tracing = tracing
+        self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
@@ -106,12 +107,21 @@ class Reconciler:
         actions = self._decide(jobs)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
-            with _apart(action.job):
+            with self._apart(action.job):
                 self._act(action)
         self._explain(actions)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
             self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
+        self._faults.settle()
+
+    def unseen(self, seconds: float) -> dict[str, datetime | None]:
+        """By job, gangs that have not answered for this long, and when one last did, if it has since the service began."""
+        now = datetime.now(UTC)
+        return {
+            job_id: None if age is None else now - timedelta(seconds=age)
+            for job_id, age in self._memory.unseen(seconds).items()
+        }
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
         """Poll some gangs between two passes and store their reports; the next pass decides what follows.
@@ -144,12 +154,12 @@ class Reconciler:
         never_seen = self._recall(jobs)
         asked: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
-            with _apart(job):
+            with self._apart(job):
                 if not self._stopped(job) and job.has_gang:
                     asked.append((job, self._request(job)))
         answered: list[tuple[JobRecord, GangStatus]] = []
         for (job, _), result in zip(asked, self._gangs.poll([request for _, request in asked]), strict=True):
-            with _apart(job):
+            with self._apart(job):
                 if isinstance(result, Exception):
                     raise result
                 if result is not None:
@@ -166,7 +176,7 @@ class Reconciler:
         unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
-            with _apart(job):
+            with self._apart(job):
                 self._memory.recall(job, stored[job.id])
         return {job_id for job_id, sequence in stored.items() if not sequence}
 
@@ -203,7 +213,7 @@ class Reconciler:
         for begin in range(0, len(told), _JOBS_A_TRANSACTION):
             stored |= self._store_together(told[begin : begin + _JOBS_A_TRANSACTION])
         for job, status in answered:
-            with _apart(job):
+            with self._apart(job):
                 if status.reports:
                     if job.id not in stored:
                         self._store.append_reports(job.id, job.attempt, _numbered(status))
@@ -232,7 +242,8 @@ class Reconciler:
         if reason := _progress(job, status):
             job = self._change(job, reason, status.message)
         if reason := _end(job, status):
-            self._change(job, reason, status.message)
+            why = f" {self._memory.why_paused(job)}" if reason is Reason.PAUSED_FOR_PRIORITY else ""
+            self._change(job, reason, f"{status.message}{why}")
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
@@ -260,7 +271,7 @@ class Reconciler:
         """End gangs that outlived their jobs, as when the service died between a change and carrying it out."""
         expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
         for job_id, attempt in self._gangs.alive() - expected:
-            with _alone(job_id, attempt):
+            with self._alone(job_id, attempt):
                 self._end_if_forgotten(job_id, attempt)
 
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
@@ -283,15 +294,31 @@ class Reconciler:
             case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, layout, cause, limit, near)
-            case Pause(message=message):
+            case Pause(message=message, why=why):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.PREEMPTED)
+                self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
 
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
         orders = self._memory.start(job, attempt, launch.layout, launch.limit, launch.near)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
+
+    def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
+        return self._alone(job.id, job.attempt, job.traceparent)
+
+    @contextmanager
+    def _alone(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+        """Keep errors with one job from the others."""
+        with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
+            try:
+                yield
+            except LeaseLost:
+                raise
+            except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed it in the meantime
+                logger.info("%s: %s", job_id, overtaken)
+            except Exception as error:
+                self._faults.occurred(f"{job_id}: this pass failed", error)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)
@@ -336,20 +363,3 @@ def _tag(job: JobRecord, attempt: int) -> JobTag:
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
     checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
     return job.spec.model_copy(update={"checkpoint": checkpoint})
-
-
-def _apart(job: JobRecord) -> AbstractContextManager[None]:
-    return _alone(job.id, job.attempt, job.traceparent)
-
-
-@contextmanager
-def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
-    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
-        try:
-            yield
-        except LeaseLost:
-            raise
-        except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed the job in the meantime
-            logger.info("%s: %s", job_id, overtaken)
-        except Exception:
-            logger.exception("%s: this pass failed; the next one tries again", job_id)

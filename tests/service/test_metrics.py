@@ -13,6 +13,7 @@ from boost_core.messages.reports import Fault, FaultReport
 from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES, Owner
 from service.jobs.states import Reason
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.models.requests import QueueSettings, TenantSettings
@@ -232,7 +233,7 @@ def test_a_tenant_sees_its_own(client_with: With, store: JobStore) -> None:
 
 
 def test_metrics_are_there_while_ray_is_away(http: httpx.Client, api: RunningApi, store: JobStore) -> None:
-    api.not_ready_because = "Ray cannot be reached"
+    api.outlook = Outlook(problem="Ray cannot be reached")
     store.create(a_spec(), ROOT)
     assert http.get("/readyz").status_code == 503
     assert Scrape(http).value("boost_jobs", state="QUEUED") == 1
