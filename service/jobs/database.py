@@ -23,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from boost_core import __version__
 
 WAIT_SECONDS = 10.0  # for a lock, a connection, or the end of a statement
+_MIGRATION_SECONDS = 30.0  # for another process's lock on a SQLite file
 SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 SHORT_READS = "short_reads"  # the execution option of connections for short reads
 _INSTRUCTIONS, _MOST_COUNTED = 1_000, 50  # of SQLite's virtual machine: a millisecond; listing 100 jobs takes a tenth
@@ -149,7 +150,7 @@ def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engi
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
         _keep_private(Path(url.database))
-    busy_milliseconds = round(1000 * (3600 if seconds is None else seconds))
+    busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
     return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds), seconds)
 
 
@@ -174,9 +175,7 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     return short.execution_options(**{SHORT_READS: True})
 
 
-def _open_sqlite(
-    url: URL, set_up: Callable[[sqlite3.Connection, Any], None], seconds: float | None = None
-) -> Engine:
+def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], seconds: float | None = None) -> Engine:
     pooled = bool(url.database and url.database != ":memory:")
     waiting = {"pool_timeout": WAIT_SECONDS if seconds is None else seconds} if pooled else {}
     engine = create_engine(url, json_serializer=_json, **waiting)
@@ -225,7 +224,8 @@ def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, millis
     connection.add_notify_handler(lambda _: None)  # else psycopg keeps what a pooler lets come on the wrong connection
     connection.execute(f"SET idle_in_transaction_session_timeout = {SILENT_MILLISECONDS}")
     connection.execute(f"SET lock_timeout = {milliseconds}")  # 0: none
-    connection.execute(f"SET statement_timeout = {milliseconds}")
+    # A little longer, so that a statement that only waits for a lock says so.
+    connection.execute(f"SET statement_timeout = {milliseconds + milliseconds // 5}")
     connection.commit()
 
 

@@ -135,3 +135,9 @@ def fault_of(error: SQLAlchemyError) -> DatabaseFault | None:
         text = "" if state else str(cause)
         return next((fault for part, fault in _REFUSED_CONNECTIONS.items() if part in text), None)
     return None
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong, for people; the error's own text if that is not known."""
+    fault = fault_of(error) if isinstance(error, SQLAlchemyError) else None
+    return fault.message if fault else str(error)

@@ -28,6 +28,7 @@ from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.models.profiles import StoredProfile, basis_of
 
+GANG_LOST = "gang_lost"  # in fault_counts
 NODES = "nodes"  # the snapshot of the cluster's nodes
 
 _TAG_DIGITS = 16
@@ -56,12 +57,12 @@ class JobRecord(BaseModel):
     message: str = Field(description="The same in words: what happened, or what the job waits for.")
     waiting_for: str | None = Field(
         None,
-        description="What a QUEUED job waits for. While nothing is scheduled: why, for one that is SCHEDULING, too, and "
+        description="What a QUEUED job waits for. While nothing is scheduled, why: also for one that is SCHEDULING, and "
         "for one whose gang has not been seen (last_seen).",
     )
     last_seen: datetime | None = Field(
         None,
-        description="When the scheduler last saw the job's gang, if that is more than 30 seconds ago: state, message and "
+        description="When the scheduler last saw the job's gang, if that is over 30 seconds ago: state, message and "
         "figures are as of then. Null: they are current.",
     )
     attempt: int = Field(description="Number of gangs started for this job so far.")
@@ -117,7 +118,9 @@ class JobRecord(BaseModel):
     )
     restarts: list[RestartRecord] = Field([], description="The newest 50 restarts, oldest first.")
     restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
-    fault_counts: dict[str, int] = Field({}, description="Number of faults by kind.")
+    fault_counts: dict[str, int] = Field(
+        {}, description="Number of faults by kind; gang_lost: gangs that were gone with their supervisor."
+    )
     goodput: Goodput = Field(
         default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="How the job's time was spent."
     )

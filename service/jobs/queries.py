@@ -22,6 +22,7 @@ ONE = _HEADS.where(JobRow.id == bindparam("job_id"))
 UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
     JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
 )
+FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),

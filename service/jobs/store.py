@@ -231,6 +231,12 @@ class JobStore:
             found = self._known.read(connection, queries.UNFINISHED)
         return [job for job in found if not job.finished]  # one may have ended while they were read
 
+    def failed_since(self, moment: datetime, limit: int) -> Sequence[JobRecord]:
+        """Jobs that have FAILED since a point in time, the newest first, at most ``limit``."""
+        query = queries.FAILED.where(JobRow.finished_at >= moment).limit(limit)
+        with self.engine.connect() as connection:
+            return self._known.read(connection, query)
+
     def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
         """Those of some jobs that have not ended."""
         with self.engine.connect() as connection:

@@ -51,6 +51,7 @@ class JobRow(Table):
         Index("ix_jobs_tenant_id", "tenant", "id"),
         Index("ix_jobs_tenant_state", "tenant", "state"),  # for counts, which then need not read the jobs
         Index("ix_jobs_queue_state", "queue", "state"),
+        Index("ix_jobs_state_finished_at", "state", "finished_at"),  # for jobs that have just failed
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)

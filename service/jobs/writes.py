@@ -15,7 +15,7 @@ from boost_core.messages.reports import ComparisonReport, FaultReport, Report, R
 from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs.ledger import book
-from service.jobs.model import JobRecord, RestartRecord
+from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
@@ -132,6 +132,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["started_at"] = now
     if state in TERMINAL_STATES:
         values["finished_at"] = now
+    if reason is Reason.GANG_LOST:
+        values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
     return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
 
 

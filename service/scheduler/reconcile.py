@@ -116,7 +116,7 @@ class Reconciler:
         self._faults.settle()
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
-        """By job, gangs that have not answered for this long, and when one last did, if it has since the service began."""
+        """By job, gangs silent for so many seconds, and when they last answered; ``None``: unknown to this service."""
         now = datetime.now(UTC)
         return {
             job_id: None if age is None else now - timedelta(seconds=age)

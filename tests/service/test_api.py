@@ -482,7 +482,8 @@ def test_the_server_stops_with_open_streams(http: httpx.Client, api: RunningApi,
 
 def test_the_client_submits_and_looks(client: Client, store: JobStore) -> None:
     first, second = client.submit(GOOD), client.submit(a_spec(name="other"))
-    assert client.get(first.id) == first == store.get(first.id)
+    assert client.get(first.id) == first
+    assert first.model_dump() == store.get(first.id).model_dump()
     assert client.list(limit=1).jobs == [second]
     assert client.list(states=["RUNNING"]).jobs == []
     assert client.pause(first.id).state == "PAUSED"

@@ -142,7 +142,10 @@ def test_what_is_old_says_so() -> None:
     state = {"state": "RUNNING", "reason": "GANG_STARTED", "message": "2 workers are training", "attempt": 1}
     old = a_job(**state, last_seen="2026-01-02T03:04:05Z", waiting_for="Ray cannot be reached: no head")
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).astimezone()
-    answers = {"GET /v1/jobs/job-1": Answer(200, old), "GET /v1/jobs": Answer(200, {"jobs": [old], "next_cursor": None})}
+    answers = {
+        "GET /v1/jobs/job-1": Answer(200, old),
+        "GET /v1/jobs": Answer(200, {"jobs": [old], "next_cursor": None}),
+    }
     with serving(answers) as server:
         boost = boost_at(server.url)
         shown, listed = boost("show", "job-1"), boost("ls")

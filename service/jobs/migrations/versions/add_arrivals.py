@@ -1,4 +1,4 @@
-"""Number jobs in the order in which they came, so that the queue's order does not follow clocks."""
+"""Number jobs in the order in which they came, so that the queue's order does not follow clocks; find failed ones."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,9 +18,11 @@ def upgrade() -> None:
         " WHERE jobs.id = numbered.id"
     )
     op.create_index("ix_jobs_arrival", "jobs", ["arrival"])
+    op.create_index("ix_jobs_state_finished_at", "jobs", ["state", "finished_at"])
 
 
 def downgrade() -> None:
     """Drop it."""
+    op.drop_index("ix_jobs_state_finished_at", "jobs")
     op.drop_index("ix_jobs_arrival", "jobs")
     op.drop_column("jobs", "arrival")
