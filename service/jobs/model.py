@@ -57,7 +57,7 @@ class JobRecord(BaseModel):
     message: str = Field(description="The same in words: what happened, or what the job waits for.")
     waiting_for: str | None = Field(
         None,
-        description="What a QUEUED job waits for. While nothing is scheduled, why: also for one that is SCHEDULING, and "
+        description="What a QUEUED job waits for. While nothing is scheduled: why, also for a SCHEDULING one, and "
         "for one whose gang has not been seen (last_seen).",
     )
     last_seen: datetime | None = Field(
