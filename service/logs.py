@@ -7,6 +7,7 @@ and the context set by ``about``: the job and its attempt, a request, a trace.
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from service.security.redaction import redact_logs
+
+CHANGED_SECONDS = 10.0  # between two lines about a fault whose reason changes
+REPEATED_SECONDS = 600.0  # between two lines about one that goes on for the same reason
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)
@@ -52,6 +56,61 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps({name: value for name, value in line.items() if value is not None}, default=str)
+
+
+class RecurringFaults:
+    """Logs what fails again and again in a loop: first with its traceback, then in a line when it changes or goes on.
+
+    Used by one thread.
+
+    Args:
+        logger: Where to log.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._faults: dict[str, _Fault] = {}
+        self._since_settled: set[str] = set()
+
+    def occurred(self, what: str, error: Exception) -> None:
+        """Log a fault, unless that has just been done.
+
+        Args:
+            what: What failed, the same each time.
+            error: Why.
+        """
+        now, why = time.monotonic(), f"{type(error).__name__}: {error}"
+        self._since_settled.add(what)
+        fault = self._faults.get(what)
+        if fault is None:
+            self._faults[what] = _Fault(now, now, why)
+            self._logger.error("%s; tries go on", what, exc_info=error)
+            return
+        fault.count += 1
+        changed = why != fault.why
+        if now - fault.logged_at >= (CHANGED_SECONDS if changed else REPEATED_SECONDS):
+            self._logger.error("%s, for %.0f s now, %d times: %s", what, now - fault.since, fault.count, why)
+            fault.logged_at, fault.why = now, why
+
+    def over(self, what: str) -> None:
+        """Log that a fault is over, if there was one."""
+        if fault := self._faults.pop(what, None):
+            seconds = time.monotonic() - fault.since
+            self._logger.info("no longer: %s (%.0f s, %d times)", what, seconds, fault.count)
+
+    def settle(self) -> None:
+        """End the faults that have not occurred since the last call."""
+        for what in self._faults.keys() - self._since_settled:
+            self.over(what)
+        self._since_settled.clear()
+
+
+@dataclass
+class _Fault:
+    since: float
+    logged_at: float
+    why: str
+    count: int = 1
 
 
 @contextmanager

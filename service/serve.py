@@ -65,7 +65,7 @@ def run(settings: Settings) -> None:
             migrate(settings.database_url)
         except DatabaseTooNew as error:
             raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
-        with contextlib.closing(JobStore(settings.database_url)) as store:
+        with contextlib.closing(JobStore(settings.database_url, seconds=settings.database_seconds)) as store:
             _say_how_to_begin(settings, store)
             _serve(settings, store, listener)
 
@@ -114,7 +114,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))
-    server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
+    server = ApiServer(create_app(store, settings, loop.outlook, metrics, tracing), settings)
     # uvicorn stops at either signal and then raises it again: as KeyboardInterrupt, both leave through finally.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()

@@ -61,6 +61,13 @@ class Settings(BaseSettings):
         description="Where jobs' data and checkpoints may be: folders or URLs, separated by commas or as a JSON list; "
         "{tenant} stands for the job's. None: anywhere, and with authentication only under checkpoint_root/{tenant}.",
     )
+    database_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="How long a request or the scheduler waits for the database, each for a connection, a lock and a "
+        "statement of PostgreSQL; a list or a job is answered with 503 after twice as long at the latest.",
+    )
     secrets_dir: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "secrets",
         description="Folder <tenant>/<name>/ of the secrets that jobs name as credentials, the same on all nodes.",

@@ -4,6 +4,7 @@ Time goes by in seconds. What nodes say is free is a second old, orders take eff
 that has lost a worker takes three seconds to go on.
 """
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -220,6 +221,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.jobs: dict[str, JobRecord] = {}
         self.reasons: Counter[Reason] = Counter()
+        self._arrivals = itertools.count(1)
 
     def submit(self, job_id: str, one: JobSpec, tenant: str = "default", queue: str = "default") -> None:
         now = datetime.now(UTC)
@@ -227,7 +229,7 @@ class MemoryStore:
             id=job_id, tenant=tenant, submitted_by="anonymous", queue=queue, name="job", spec=one,
             state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
             cancel_requested=False, checkpoint_url="checkpoints", submitted_at=now, queued_at=now, started_at=None,
-            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
+            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0, arrival=next(self._arrivals),
         )  # fmt: skip
 
     def update(self, job_id: str, **values) -> None:

@@ -49,6 +49,7 @@ from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
 from service.jobs.observations import Observations
+from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
 from service.settings import Settings
@@ -80,7 +81,7 @@ class _Api(FastAPI):
 def create_app(
     store: JobStore,
     settings: Settings,
-    readiness: Callable[[], str | None],
+    outlook: Callable[[], Outlook],
     metrics: ProcessMetrics | None = None,
     tracing: "Tracing | None" = None,
 ) -> FastAPI:
@@ -89,7 +90,7 @@ def create_app(
     Args:
         store: The record.
         settings: The operator's settings.
-        readiness: Returns ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
+        outlook: Returns whether jobs are being scheduled, and what is not known of them. Called from any thread.
         metrics: The process's metrics, if it has more than the API's own.
         tracing: Creates spans; ``None``: no tracing.
     """
@@ -105,9 +106,9 @@ def create_app(
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
-        ShortReads(store),
+        ShortReads(store, 2 * settings.database_seconds),
         settings,
-        readiness,
+        outlook,
         DatasetStore(store),
         QuotaStore(store),
         ProfileStore(store.engine),

@@ -20,6 +20,7 @@ from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
 from service.jobs.observations import Observations
+from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
@@ -39,7 +40,7 @@ class Context:
         store: The record.
         reads: Short reads of it.
         settings: The operator's settings.
-        readiness: Returns ``None`` when jobs can be scheduled, else the reason why not.
+        outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         quotas: Queues, tenants and their limits.
         profiles: Measured profiles of kinds of GPU.
@@ -58,7 +59,7 @@ class Context:
     store: JobStore
     reads: ShortReads
     settings: Settings
-    readiness: Callable[[], str | None]
+    outlook: Callable[[], Outlook]
     datasets: DatasetStore
     quotas: QuotaStore
     profiles: ProfileStore

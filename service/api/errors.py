@@ -8,7 +8,15 @@ from typing import Any, Self
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from sqlalchemy.exc import DisconnectionError, InterfaceError, InternalError, OperationalError, TimeoutError  # noqa: A004
+from sqlalchemy.exc import (
+    DatabaseError,
+    DisconnectionError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004
+)
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
@@ -16,7 +24,7 @@ from service.accounts.quotas import QueueInUse, QueueNotFound
 from service.api.exceptions import AmbiguousHeader, Forbidden, RateLimited, Unauthenticated
 from service.api.middleware.heads import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
-from service.jobs.database import DatabaseGone
+from service.jobs.database_errors import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
 from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
@@ -117,7 +125,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(InvalidJob, _invalid_job)
     for kind in _PROBLEMS:
         app.add_exception_handler(kind, _known_problem)
-    for away in _DATABASE_AWAY:
+    for away in (*_DATABASE_AWAY, DatabaseError):
         app.add_exception_handler(away, _database_unavailable)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -130,7 +138,11 @@ def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
 
 # Problems that every route requiring a key may answer with.
 GUARDED = problem_responses(
-    HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.INSUFFICIENT_STORAGE,
 )
 
 
@@ -205,12 +217,15 @@ async def _known_problem(request: Request, error: Exception) -> Response:
 
 
 async def _database_unavailable(request: Request, error: Exception) -> Response:
-    _log.error("the database is unavailable: %s", error)
-    detail = "the service's database does not respond; a change in progress may or may not have been made; try again"
-    if isinstance(error, DatabaseGone):
-        detail = "the service's database file is missing or was replaced, so nothing is stored; tell the operator"
-    headers = {"Retry-After": _RETRY_SECONDS}
-    return _answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "database-unavailable", detail, headers=headers)
+    assert isinstance(error, SQLAlchemyError)
+    fault = fault_of(error)
+    if fault is None and not isinstance(error, _DATABASE_AWAY):
+        raise error  # a faulty query of the service's own
+    fault = fault or UNKNOWN_FAULT
+    _log.error("%s: %s", fault.code, error)
+    status = HTTPStatus.INSUFFICIENT_STORAGE if fault.code == "database-full" else HTTPStatus.SERVICE_UNAVAILABLE
+    headers = {"Retry-After": _RETRY_SECONDS} if fault.passes else None
+    return _answer(request, status, fault.code, fault.message, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

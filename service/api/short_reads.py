@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from fastapi.concurrency import run_in_threadpool
+import anyio
+import anyio.to_thread
 from sqlalchemy.exc import OperationalError
 
+from service.jobs.database import WAIT_SECONDS, DatabaseSlow
 from service.jobs.job_cache import TooManyUnknown
 from service.jobs.store import JobStore
 
@@ -20,23 +22,31 @@ class ShortReads:
 
     Args:
         store: The record.
+        seconds: How long a read may take in a thread, waiting for one included.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        self._store, self._in_loop = store, store.for_short_reads()
+    def __init__(self, store: JobStore, seconds: float = 2 * WAIT_SECONDS) -> None:
+        self._store, self._in_loop, self._seconds = store, store.for_short_reads(), seconds
 
     async def run(self, read: Callable[[JobStore], T]) -> T:
         """Return what a function reads, which may be called twice.
 
         Args:
-            read: The function; it gets the record to read from, and writes nothing.
+            read: The function; it gets the record to read from, and writes nothing. It may go on after this has raised.
+
+        Raises:
+            DatabaseSlow: It took too long.
         """
         if self._in_loop is not None:
             try:
                 return read(self._in_loop)
             except (OperationalError, TooManyUnknown):
                 pass
-        return await run_in_threadpool(read, self._store)
+        try:
+            with anyio.fail_after(self._seconds):
+                return await anyio.to_thread.run_sync(read, self._store, abandon_on_cancel=True)
+        except TimeoutError as error:
+            raise DatabaseSlow(self._seconds) from error
 
     def close(self) -> None:
         """Close its connection."""

@@ -22,7 +22,8 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from boost_core import __version__
 
-_BUSY_MILLISECONDS = 30_000
+WAIT_SECONDS = 10.0  # for a lock, a connection, or the end of a statement
+_MIGRATION_SECONDS = 30.0  # for another process's lock on a SQLite file
 SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 SHORT_READS = "short_reads"  # the execution option of connections for short reads
 _INSTRUCTIONS, _MOST_COUNTED = 1_000, 50  # of SQLite's virtual machine: a millisecond; listing 100 jobs takes a tenth
@@ -57,6 +58,17 @@ class DatabaseGone(OperationalError):
     def __init__(self, path: str) -> None:
         problem = f"{path} is missing or was replaced; restore it, and restart the service if it is a copy"
         super().__init__(None, None, FileNotFoundError(problem))
+
+
+class DatabaseSlow(OperationalError):
+    """A read took longer than requests wait for the database.
+
+    Args:
+        seconds: How long was waited.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, None, TimeoutError(f"no answer within {seconds:g} s"))
 
 
 class _File:
@@ -111,8 +123,13 @@ class _BoundedWork:
         return self._done > _MOST_COUNTED
 
 
-def open_engine(database_url: str) -> Engine:
+def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engine:
     """Create an engine for an SQLAlchemy database URL, and the folder of a SQLite file.
+
+    Args:
+        database_url: The URL.
+        seconds: How long to wait for a connection, a lock or a statement of PostgreSQL, each; ``None``: as long as it
+            takes, which migrations may.
 
     Raises:
         sqlalchemy.exc.ArgumentError: The URL is malformed, or its database is not supported.
@@ -123,16 +140,18 @@ def open_engine(database_url: str) -> Engine:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # replaces connections from before a restart of the database
+            pool_timeout=WAIT_SECONDS if seconds is None else seconds,
             connect_args=_TO_POSTGRESQL,
             json_serializer=_json_without_nul,
         )
-        event.listen(engine, "connect", _set_up_postgresql)
+        event.listen(engine, "connect", partial(_set_up_postgresql, milliseconds=round(1000 * (seconds or 0))))
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
         _keep_private(Path(url.database))
-    return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=_BUSY_MILLISECONDS))
+    busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
+    return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds), seconds)
 
 
 def open_for_short_reads(engine: Engine) -> Engine | None:
@@ -156,8 +175,10 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     return short.execution_options(**{SHORT_READS: True})
 
 
-def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None]) -> Engine:
-    engine = create_engine(url, json_serializer=_json)
+def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], seconds: float | None = None) -> Engine:
+    pooled = bool(url.database and url.database != ":memory:")
+    waiting = {"pool_timeout": WAIT_SECONDS if seconds is None else seconds} if pooled else {}
+    engine = create_engine(url, json_serializer=_json, **waiting)
     event.listen(engine, "connect", set_up)
     if url.database:
         file = _File(url.database)
@@ -197,11 +218,14 @@ def _json_without_nul(value: Any) -> str:
     return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value))
 
 
-def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
-    """Replace NUL in text, and release the locks of a process that is stopped in mid-transaction."""
+def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, milliseconds: int) -> None:
+    """Replace NUL in text, release the locks of a process that is stopped in mid-transaction, and bound statements."""
     connection.adapters.register_dumper(str, _WithoutNul)
     connection.add_notify_handler(lambda _: None)  # else psycopg keeps what a pooler lets come on the wrong connection
     connection.execute(f"SET idle_in_transaction_session_timeout = {SILENT_MILLISECONDS}")
+    connection.execute(f"SET lock_timeout = {milliseconds}")  # 0: none
+    # A little longer, so that a statement that only waits for a lock says so.
+    connection.execute(f"SET statement_timeout = {milliseconds + milliseconds // 5}")
     connection.commit()
 
 
@@ -223,7 +247,7 @@ def migrate(database_url: str) -> None:
     """
     config = Config()
     config.set_main_option("script_location", "service.jobs:migrations")
-    engine = open_engine(database_url)
+    engine = open_engine(database_url, seconds=None)
     try:
         with engine.begin() as connection:
             # Of several starting processes, one migrates, completely or not at all.

@@ -28,6 +28,7 @@ from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.models.profiles import StoredProfile, basis_of
 
+GANG_LOST = "gang_lost"  # in fault_counts
 NODES = "nodes"  # the snapshot of the cluster's nodes
 
 _TAG_DIGITS = 16
@@ -54,15 +55,25 @@ class JobRecord(BaseModel):
     state: JobState
     reason: Reason = Field(description="Why the job is in this state.")
     message: str = Field(description="The same in words: what happened, or what the job waits for.")
-    waiting_for: str | None = Field(None, description="What a QUEUED job waits for.")
+    waiting_for: str | None = Field(
+        None,
+        description="What a QUEUED job waits for. While nothing is scheduled: why, also for a SCHEDULING one, and "
+        "for one whose gang has not been seen (last_seen).",
+    )
+    last_seen: datetime | None = Field(
+        None,
+        description="When the scheduler last saw the job's gang, if that is over 30 seconds ago: state, message and "
+        "figures are as of then. Null: they are current.",
+    )
     attempt: int = Field(description="Number of gangs started for this job so far.")
     cancel_requested: bool
     pause_requested: bool = Field(False, description="Whether the user has asked to pause it.")
     checkpoint_url: str = Field(description="Folder of this job's checkpoints.")
     submitted_at: datetime
-    queued_at: datetime = Field(
-        description="When it was submitted or last retried, which determines its place in the queue."
-    )
+    queued_at: datetime = Field(description="When it was submitted or last retried.")
+    # Number of that submission or retry among all jobs', which determines its place in the queue, whatever clocks say;
+    # ``None`` from a replica of a release before. Not shown: it would tell a tenant how many jobs others submit.
+    arrival: int | None = Field(None, exclude=True)
     waiting_since: datetime | None = Field(
         None, description="When it last became QUEUED or SCHEDULING; null in other states."
     )
@@ -107,7 +118,9 @@ class JobRecord(BaseModel):
     )
     restarts: list[RestartRecord] = Field([], description="The newest 50 restarts, oldest first.")
     restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
-    fault_counts: dict[str, int] = Field({}, description="Number of faults by kind.")
+    fault_counts: dict[str, int] = Field(
+        {}, description="Number of faults by kind; gang_lost: gangs that were gone with their supervisor."
+    )
     goodput: Goodput = Field(
         default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="How the job's time was spent."
     )
@@ -134,6 +147,11 @@ class JobRecord(BaseModel):
     def basis(self) -> Basis:
         """What its seconds are predicted by."""
         return basis_of(self.profile, self.fitted, self.node_gpus, self.node_memory_bytes)
+
+    @property
+    def queue_order(self) -> tuple[int, bool, int, datetime, str]:
+        """What jobs are sorted by: priority, then arrival. Those that arrived at once share a number."""
+        return -self.spec.priority, self.arrival is None, self.arrival or 0, self.queued_at, self.id
 
     @property
     def finished(self) -> bool:

@@ -19,7 +19,10 @@ ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 Heads = Select[str, int, str | None]  # of jobs: the id, and what tells whether a record of it is still the newest
 _HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
 ONE = _HEADS.where(JobRow.id == bindparam("job_id"))
-UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
+    JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
+)
+FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),

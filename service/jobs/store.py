@@ -16,7 +16,7 @@ from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.fitted import Fitted
 from service.jobs import observations, queries, requests, writes
-from service.jobs.database import open_engine, open_for_short_reads
+from service.jobs.database import WAIT_SECONDS, open_engine, open_for_short_reads
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
 from service.jobs.job_cache import JobCache
@@ -27,12 +27,13 @@ from service.jobs.patch import JobPatch
 from service.jobs.queries import EventFilter, JobNotFound, Position
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
-from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
 from service.models.profiles import StoredProfile
 
 _LOST_RACES = 100
-_INSERT_JOB, _INSERT_EVENT, _INSERT_REQUEST = insert(JobRow), insert(EventRow), insert(RequestRow)
+_INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
+_INSERT_EVENT, _INSERT_REQUEST = insert(EventRow), insert(RequestRow)
 _INSERT_TRACKER = insert(TrackerRow)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
@@ -57,6 +58,7 @@ class JobStore:
         lease: Write only while this is the newest of its name.
         notifications: Notified of each write to a job; default: new ones.
         known: Caches the records read; default: a cache of its own.
+        seconds: How long to wait for the database of a URL, as in ``open_engine``.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class JobStore:
         lease: Lease | None = None,
         notifications: Notifications | None = None,
         known: JobCache | None = None,
+        seconds: float = WAIT_SECONDS,
     ) -> None:
-        self.engine = open_engine(database) if isinstance(database, str) else database
+        self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
         self._known = known or JobCache()
@@ -182,12 +185,12 @@ class JobStore:
                     alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
-            connection.execute(_INSERT_JOB, job)
+            arrival = connection.execute(_INSERT_JOB, job).scalar_one()
             connection.execute(_INSERT_EVENT, events)
             if trackers:
                 connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
             alongside(connection)
-        return record
+        return record.with_values({"arrival": arrival})
 
     def known(self, request: Request) -> JobRecord | None:
         """The job that a request has already created; ``None`` if it has not.
@@ -227,6 +230,12 @@ class JobStore:
         with self.engine.connect() as connection:
             found = self._known.read(connection, queries.UNFINISHED)
         return [job for job in found if not job.finished]  # one may have ended while they were read
+
+    def failed_since(self, moment: datetime, limit: int) -> Sequence[JobRecord]:
+        """Jobs that have FAILED since a point in time, the newest first, at most ``limit``."""
+        query = queries.FAILED.where(JobRow.finished_at >= moment).limit(limit)
+        with self.engine.connect() as connection:
+            return self._known.read(connection, query)
 
     def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
         """Those of some jobs that have not ended."""
@@ -316,6 +325,15 @@ class JobStore:
             WrongState: The job is in another state.
         """
         return self._write(job_id, writes.retried)
+
+    def number(self, job_id: str) -> JobRecord:
+        """Give a job its number in the queue if a replica of a release before has submitted it.
+
+        Raises:
+            JobNotFound: There is no such job.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        return self._write(job_id, writes.numbered)
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None

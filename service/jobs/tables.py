@@ -14,9 +14,11 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    func,
+    select,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 
@@ -49,6 +51,7 @@ class JobRow(Table):
         Index("ix_jobs_tenant_id", "tenant", "id"),
         Index("ix_jobs_tenant_state", "tenant", "state"),  # for counts, which then need not read the jobs
         Index("ix_jobs_queue_state", "queue", "state"),
+        Index("ix_jobs_state_finished_at", "state", "finished_at"),  # for jobs that have just failed
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -68,6 +71,7 @@ class JobRow(Table):
     checkpoint_url: Mapped[str] = mapped_column(Text)
     submitted_at: Mapped[datetime] = mapped_column(UtcDateTime)
     queued_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    arrival: Mapped[int | None] = mapped_column(BigInteger, index=True)  # null from a release before
     waiting_since: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -92,6 +96,10 @@ class JobRow(Table):
     goodput: Mapped[dict[str, Any]] = mapped_column(JSON)
     traceparent: Mapped[str | None] = mapped_column(String(64))
     version: Mapped[int] = mapped_column(default=1)
+
+
+_Earlier = aliased(JobRow)
+NEXT_ARRIVAL = select(func.coalesce(func.max(_Earlier.arrival), 0) + 1).scalar_subquery()  # of a job that queues now
 
 
 class EventRow(Table):

@@ -15,11 +15,11 @@ from boost_core.messages.reports import ComparisonReport, FaultReport, Report, R
 from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs.ledger import book
-from service.jobs.model import JobRecord, RestartRecord
+from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import EventRow, Table
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table
 
 _REPEATED = frozenset(  # repeated in every pass
     {
@@ -132,6 +132,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["started_at"] = now
     if state in TERMINAL_STATES:
         values["finished_at"] = now
+    if reason is Reason.GANG_LOST:
+        values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
     return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
 
 
@@ -192,8 +194,14 @@ def retried(record: JobRecord) -> Write | None:
     """
     if record.state not in (JobState.FAILED, JobState.CANCELLED):
         raise WrongState(record, "only a job that has FAILED or was CANCELLED can be retried; another can be cloned")
-    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None, "queued_at": datetime.now(UTC)}
-    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh)
+    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None}
+    queued = {"queued_at": datetime.now(UTC), "arrival": NEXT_ARRIVAL}
+    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh | queued)
+
+
+def numbered(record: JobRecord) -> Write | None:
+    """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it."""
+    return Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
 
 
 def patched(

@@ -142,10 +142,15 @@ class Resize:
 
 @dataclass(frozen=True)
 class Pause:
-    """The job's gang ends and will start again when there is room."""
+    """The job's gang ends and will start again when there is room.
+
+    ``message`` is for operators; ``why`` goes on from "paused after step 7" for the job's tenant, to whom it names no
+    other tenant's job.
+    """
 
     job: JobRecord
     message: str
+    why: str
 
 
 @dataclass(frozen=True)

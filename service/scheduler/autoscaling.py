@@ -8,6 +8,7 @@ grow into existing nodes, but do not cause new ones.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
@@ -39,7 +40,7 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
         jobs: All active jobs.
         limits: Quotas of tenants and queues.
     """
-    queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+    queue = sorted(jobs, key=attrgetter("queue_order"))
     quotas = Quotas(limits, lambda job: demand_of(job.spec, job.basis))
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
@@ -50,7 +51,7 @@ class ClusterSnapshot:
         self.resized = 0
         self._possible: dict[Demand, list[Layout]] = {}
         self.jobs = {job.id: job for job in jobs}
-        self.queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+        self.queue = sorted(jobs, key=attrgetter("queue_order"))
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self._demands = {
@@ -182,11 +183,11 @@ class ClusterSnapshot:
         self.resized += 1
         self.actions.append(Resize(job, layout, cause, message, limit, near))
 
-    def pause(self, job: JobRecord, message: str) -> None:
-        """Decide that a gang gives up all its room."""
+    def pause(self, job: JobRecord, message: str, why: str) -> None:
+        """Decide that a gang gives up all its room; ``message`` and ``why`` as in ``Pause``."""
         self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
         self.resized += 1
-        self.actions.append(Pause(job, message))
+        self.actions.append(Pause(job, message, why))
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""

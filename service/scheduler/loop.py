@@ -5,10 +5,16 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.gang.status import Gangs
+from service.jobs.database_errors import fault_of
 from service.jobs.leases import Lease, LeaseLost, Leases
+from service.jobs.outlook import STALE_SECONDS, Outlook
 from service.jobs.store import JobStore
+from service.logs import RecurringFaults
 from service.scheduler.datasets import DatasetReconciler
 from service.scheduler.reconcile import Reconciler
 from service.telemetry.process import ProcessMetrics, SchedulerMetrics
@@ -16,13 +22,19 @@ from service.telemetry.process import ProcessMetrics, SchedulerMetrics
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-STALE_SECONDS = 30.0
 UPDATE_SECONDS = 0.1  # between two polls of gangs, so that a fast gang's reports are stored together
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
 LAST_PASS = "last_pass"  # name of the record of the newest good pass, whichever service made it
 NOTE_SECONDS = 5.0  # between two of these records
 HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
+
+_AWAY = "Ray cannot be reached"
+_FAILED = "a pass of the scheduler failed"
+_DATASETS_FAILED = "a pass over the datasets failed"
+_REPORTS_LEFT = "gangs' reports could not be stored between passes"
+_NOT_RENEWED = "the scheduler's lease could not be renewed"
+_NOT_GIVEN_BACK = "the scheduler's lease could not be given back"
 
 
 class ReconcileLoop:
@@ -64,8 +76,11 @@ class ReconcileLoop:
         self._lease_lock = threading.Lock()  # so that it is not renewed when it has just been given back
         self._connected = False
         self._problem: str | None = "Ray is starting"
+        self._failure: str | None = None  # of the newest pass, if it failed
         self._began = self._last_good = self._problem_since = time.monotonic()
         self._noted = -NOTE_SECONDS  # when this service last recorded a good pass
+        self._newest: tuple[datetime, Any] | None = None  # the record of the newest good pass
+        self._faults, self._lease_faults = RecurringFaults(logger), RecurringFaults(logger)  # each of one thread
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler")
         self._renewal = threading.Thread(target=self._keep_lease, name="lease")
@@ -85,10 +100,20 @@ class ReconcileLoop:
         """Why jobs are not being scheduled; ``None`` if they are, by this or another service."""
         if self._problem is not None:
             return self._problem
-        age = time.monotonic() - self._last_good
-        if age > STALE_SECONDS + self._interval:
-            return f"the scheduler's last good pass was {age:.0f} s ago; see the log"
+        if time.monotonic() - self._last_good > STALE_SECONDS + self._interval:
+            at = f"was at {self._newest[0]:%Y-%m-%d %H:%M:%S} UTC" if self._newest else "is not known"
+            return f"the scheduler's last good pass {at}; {self._failure or 'see the log'}"
         return None
+
+    def outlook(self) -> Outlook:
+        """Whether jobs are being scheduled, by this or another service, and what is not known of them."""
+        if self._newest is None:
+            return Outlook(self.problem())
+        last_pass, data = self._newest
+        unseen = data.get("unseen", {})  # a release before records none
+        return Outlook(
+            self.problem(), last_pass, {job_id: at and datetime.fromisoformat(at) for job_id, at in unseen.items()}
+        )
 
     def _run(self) -> None:
         try:
@@ -105,6 +130,8 @@ class ReconcileLoop:
         """Make a pass if this service has the lease; return whether the cluster could be reached."""
         self._began = time.monotonic()
         try:
+            if self._newest is None:
+                self._newest = self._store.snapshot(LAST_PASS)  # of before this service started
             self._acquire_lease()
             if self._reconciler is not None:
                 self._gangs.check()
@@ -116,37 +143,47 @@ class ReconcileLoop:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None
         except ConnectionError as error:
-            logger.exception("Ray cannot be reached; retrying in %g s", RETRY_SECONDS)
-            self._problem, self._problem_since = f"Ray cannot be reached: {error}", time.monotonic()
+            self._faults.occurred(_AWAY, error)
+            self._problem, self._problem_since = f"{_AWAY}: {error}", time.monotonic()
             self._release_lease()  # another service may reach it
             self._disconnect()
             return False
-        except Exception:
-            logger.exception("a pass of the scheduler failed; the next one tries again")
+        except Exception as error:
+            self._faults.occurred(_FAILED, error)
+            fault = fault_of(error) if isinstance(error, SQLAlchemyError) else None
+            self._failure = fault.message if fault else f"its passes fail ({type(error).__name__}); see the log"
         return True
 
     def _note_good_pass(self) -> None:
         """Note the newest good pass: this one, or that of the service that has the lease, by the record."""
         now = time.monotonic()
         if self._reconciler is not None and self._lease is not None:
-            self._last_good = now
+            unseen = {job_id: at and at.isoformat() for job_id, at in self._reconciler.unseen(STALE_SECONDS).items()}
+            self._last_good, self._newest = now, (datetime.now(UTC), {"unseen": unseen})
             if now - self._noted >= NOTE_SECONDS:
-                self._store.under(self._lease).keep_snapshot(LAST_PASS, {})
+                self._store.under(self._lease).keep_snapshot(LAST_PASS, {"unseen": unseen})
                 self._noted = now
-        elif (found := self._store.snapshot(LAST_PASS)) is not None:
-            self._last_good = now - max(0.0, (datetime.now(UTC) - found[0]).total_seconds())
+        elif (newest := self._store.snapshot(LAST_PASS)) is not None:
+            if self._newest is None or newest[0] != self._newest[0]:
+                # Only when it changes: after the clock was set back, an old one would look new for ever.
+                self._last_good = now - max(0.0, (datetime.now(UTC) - newest[0]).total_seconds())
+            self._newest = newest
         if self._last_good > self._problem_since:
             self._problem = None
+        self._failure = None
+        for what in (_AWAY, _FAILED):
+            self._faults.over(what)
 
     def _see_to_datasets(self) -> None:
         """Make a pass over datasets. Errors there do not hold up jobs."""
         try:
             if self._datasets is not None:
                 self._datasets.tick()
+            self._faults.over(_DATASETS_FAILED)
         except LeaseLost:
             raise
-        except Exception:
-            logger.exception("a pass over the datasets failed; the next one tries again")
+        except Exception as error:
+            self._faults.occurred(_DATASETS_FAILED, error)
 
     def _store_updates(self, until: float) -> None:
         """Until the next pass, store gangs' reports as soon as they announce some."""
@@ -155,10 +192,11 @@ class ReconcileLoop:
                 if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
                     self._reconciler.store_updates(updated)
                     self._stop.wait(UPDATE_SECONDS)
+            self._faults.over(_REPORTS_LEFT)
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
-        except Exception:
-            logger.exception("gangs' reports could not be stored; the next pass tries again")
+        except Exception as error:
+            self._faults.occurred(_REPORTS_LEFT, error)
         self._stop.wait(max(0.0, until - time.monotonic()))
 
     def _acquire_lease(self) -> None:
@@ -192,8 +230,9 @@ class ReconcileLoop:
                 if self._lease is not None and time.monotonic() - self._began < HUNG_SECONDS:
                     try:
                         self._leases.renew(self._lease, LEASE_SECONDS)
-                    except Exception:
-                        logger.exception("the lease could not be renewed; the next pass tries again")
+                        self._lease_faults.over(_NOT_RENEWED)
+                    except Exception as error:
+                        self._lease_faults.occurred(_NOT_RENEWED, error)
 
     def _release_lease(self) -> None:
         with self._lease_lock:
@@ -202,5 +241,6 @@ class ReconcileLoop:
                 return
             try:
                 self._leases.give_back(lease)
-            except Exception:
-                logger.exception("the lease could not be given back; it runs out in %g s", LEASE_SECONDS)
+                self._faults.over(_NOT_GIVEN_BACK)
+            except Exception as error:
+                self._faults.occurred(_NOT_GIVEN_BACK, error)  # it runs out

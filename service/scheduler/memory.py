@@ -9,6 +9,7 @@ from boost_core.messages.reports import Cause
 from service.gang.status import GangPhase, GangStatus, Labels, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
+from service.scheduler import messages
 from service.scheduler.actions import Gang
 from service.scheduler.demand import demand_of
 
@@ -21,6 +22,8 @@ class _Entry:
 
     Attributes:
         changed_at: When its layout or target last changed, or it recovered.
+        seen_at: When it last answered; ``None`` if it has not since the service began.
+        why: Why it was ordered to pause, as in ``Pause``.
         stored: Sequence number of its newest report in the record.
         looked_at: When it began to look for workers under its latest orders; ``None`` before that.
     """
@@ -30,7 +33,10 @@ class _Entry:
     limits: ElasticityConfig | None
     changed_at: float
     trained_at: float
+    begun_at: float
     stored: int
+    seen_at: float | None = None
+    why: str | None = None
     looked_at: float | None = None
 
 
@@ -101,6 +107,8 @@ class GangMemory:
     def saw(self, job: JobRecord, status: GangStatus) -> None:
         """Note a gang's status."""
         entry, now = self._entries[job.id], self._clock()
+        if status.phase is not GangPhase.STARTING or job.state is JobState.SCHEDULING:
+            entry.seen_at = now
         if status.phase is GangPhase.WAITING:
             self._change(entry, replace(entry.gang, layout=None, waiting=True))
         elif status.phase is not GangPhase.STARTING:
@@ -114,11 +122,27 @@ class GangMemory:
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
 
+    def unseen(self, seconds: float) -> dict[str, float | None]:
+        """By job, gangs silent for so many seconds, and for how many; ``None``: since the service began."""
+        now = self._clock()
+        return {
+            job_id: None if entry.seen_at is None else now - entry.seen_at
+            for job_id, entry in self._entries.items()
+            if now - (entry.begun_at if entry.seen_at is None else entry.seen_at) >= seconds
+        }
+
+    def why_paused(self, job: JobRecord) -> str:
+        """Why a job's gang was ordered to pause for another job, as in ``Pause``."""
+        entry = self._entries.get(job.id)
+        return (entry and entry.why) or messages.GAVE_WAY
+
     def order(
-        self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None, near: Labels = ()
-    ) -> None:
-        """Change a gang's orders; without a limit, its present one stays."""
+        self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None, near: Labels = (),
+        why: str | None = None,
+    ) -> None:  # fmt: skip
+        """Change a gang's orders; without a limit, its present one stays. ``why``: of a pause."""
         entry = self._entries[job_id]
+        entry.why = why
         limit = entry.gang.limit if limit is None else limit
         entry.looked_at = None
         self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit, near=near))
@@ -153,7 +177,7 @@ class GangMemory:
 
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored)
         return gang.orders(job.spec, job.basis)
 
     def _follow_user(self, job: JobRecord) -> None:

@@ -1,6 +1,9 @@
-"""Explanations of why a job waits. Their wording is stable from pass to pass while nothing changes."""
+"""Explanations of why a job waits or has paused. Their wording is stable from pass to pass while nothing changes.
 
-from collections.abc import Collection, Sequence
+They are for the job's tenant, to whom jobs of other tenants are not named.
+"""
+
+from collections.abc import Iterable
 
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.resize import why_not
@@ -10,6 +13,21 @@ from service.scheduler.placement import Room
 from service.scheduler.quotas import Account
 
 _NAMED_JOBS = 3
+GAVE_WAY = "because another job, which comes before it, needs its resources"  # to whom is not known
+
+
+def preempted_by(job: JobRecord, other: JobRecord) -> str:
+    """Why a job has paused for one of higher priority; goes on from "paused after step 7"."""
+    if other.tenant != job.tenant:
+        return "to make room for a job of higher priority"
+    return f"to make room for {other.name} ({other.id}), which has priority {other.spec.priority}"
+
+
+def gave_way_to(job: JobRecord, other: JobRecord) -> str:
+    """Why a job has paused when neither had all of its workers; goes on in the same way."""
+    if other.tenant != job.tenant:
+        return GAVE_WAY
+    return f"because {other.name} ({other.id}), which comes before it, needs its workers"
 
 
 def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
@@ -44,21 +62,21 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
         f"{quotas.held(account):g}"
     )
     if kept := quotas.kept(account):
-        message += f", {sum(kept.values()):g} kept for {_named(list(kept))}"
+        message += f", {sum(kept.values()):g} kept for {_named(job, (cluster.jobs[job_id] for job_id in kept))}"
     if head := quotas.heads.get(account):
-        return f"{message}; {_behind(head, cluster.lines[account])}"
-    leaving = [other.id for other in cluster.leaving() if account in quotas.accounts(other)]
-    return f"{message}; {_make_room(leaving)}" if leaving else message
+        return f"{message}; {_behind(job, head, cluster.lines[account])}"
+    leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
+    return f"{message}; {_make_room(job, leaving)}" if leaving else message
 
 
 def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job waits for others to make room or to end."""
     nodes = cluster.nodes(job)
     message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}{_scattered(cluster, job, cluster.room)}"
-    if leaving := [other.id for other in cluster.leaving() if cluster.nodes(other) & nodes]:
-        return f"{message}; {_make_room(leaving)}"
-    holders = [other.id for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
-    return f"{message}; behind {_named(holders)}" if holders else message
+    if leaving := [other for other in cluster.leaving() if cluster.nodes(other) & nodes]:
+        return f"{message}; {_make_room(job, leaving)}"
+    holders = [other for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
+    return f"{message}; behind {_named(job, holders)}" if holders else message
 
 
 def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: bool) -> str:
@@ -72,10 +90,10 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
     """
     message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}"
     if fits:
-        return f"{message}; it might delay {head.id}, which comes before it"
+        return f"{message}; it might delay {_named(job, [head])}, which comes before it"
     nodes = cluster.nodes(job)
     waiting = sum(count for line, count in cluster.lines.items() if isinstance(line, int) and line & nodes)
-    return f"{message}; {_behind(head, waiting)}"
+    return f"{message}; {_behind(job, head, waiting)}"
 
 
 def _amount(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
@@ -106,14 +124,25 @@ def _where(job: JobRecord, cluster: ClusterSnapshot) -> str:
     )
 
 
-def _behind(head: JobRecord, waiting: int) -> str:
-    return f"behind {head.id}" + (f" and {waiting - 1} more" if waiting > 1 else "")
+def _behind(job: JobRecord, head: JobRecord, waiting: int) -> str:
+    return f"behind {_named(job, [head])}" + (f" and {waiting - 1} more" if waiting > 1 else "")
 
 
-def _make_room(job_ids: Collection[str]) -> str:
-    return f"{_named(list(job_ids))} make{'' if len(job_ids) > 1 else 's'} room"
+def _make_room(job: JobRecord, others: list[JobRecord]) -> str:
+    return f"{_named(job, others)} make{'' if len(others) > 1 else 's'} room"
 
 
-def _named(job_ids: Sequence[str]) -> str:
-    more = len(job_ids) - _NAMED_JOBS
-    return ", ".join(job_ids[:_NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
+def _named(job: JobRecord, others: Iterable[JobRecord]) -> str:
+    """Other jobs, for a job's tenant: the ids of the first of its own, and the number of the rest."""
+    own, foreign = [], 0
+    for other in others:
+        if other.tenant == job.tenant:
+            own.append(other.id)
+        else:
+            foreign += 1
+    words = [", ".join(own[:_NAMED_JOBS])] if own else []
+    if len(own) > _NAMED_JOBS:
+        words.append(f"{len(own) - _NAMED_JOBS} more")
+    if foreign:
+        words.append("a job of another tenant" if foreign == 1 else f"{foreign} jobs of other tenants")
+    return " and ".join(words)

@@ -7,6 +7,7 @@ from boost_core.config import Layout
 from boost_core.messages.reports import Cause
 from boost_core.plan import resize
 from service.jobs.model import JobRecord
+from service.scheduler import messages
 from service.scheduler.actions import CapacityObserved
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.placement import ROUNDING
@@ -125,7 +126,8 @@ def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobR
     for job_id, layout in plan.items():
         present = cluster.gangs[job_id].target
         if layout is None:
-            cluster.pause(victims[job_id], f"pauses {reason}")
+            why = messages.preempted_by(victims[job_id], job)
+            cluster.pause(victims[job_id], f"pauses {reason}", why)
         elif layout != present:
             message = f"shrinks from {present} to {layout} {reason}"
             cluster.resize(victims[job_id], layout, Cause.PREEMPTED, message)

@@ -21,7 +21,7 @@ from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
-from service.logs import about
+from service.logs import RecurringFaults, about
 from service.scheduler.actions import (
     Action,
     Admit,
@@ -87,6 +87,7 @@ class Reconciler:
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
         self._tracing = tracing
+        self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
@@ -98,16 +99,29 @@ class Reconciler:
         """
         self._follow(self._store.active())
         jobs = self._store.active()
+        if unnumbered := [job for job in jobs if job.arrival is None]:
+            for job in unnumbered:
+                self._store.number(job.id)
+            jobs = self._store.active()
         self._end_forgotten(jobs)
         actions = self._decide(jobs)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
-            with _apart(action.job):
+            with self._apart(action.job):
                 self._act(action)
         self._explain(actions)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
             self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
+        self._faults.settle()
+
+    def unseen(self, seconds: float) -> dict[str, datetime | None]:
+        """By job, gangs silent for so many seconds, and when they last answered; ``None``: unknown to this service."""
+        now = datetime.now(UTC)
+        return {
+            job_id: None if age is None else now - timedelta(seconds=age)
+            for job_id, age in self._memory.unseen(seconds).items()
+        }
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
         """Poll some gangs between two passes and store their reports; the next pass decides what follows.
@@ -140,12 +154,12 @@ class Reconciler:
         never_seen = self._recall(jobs)
         asked: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
-            with _apart(job):
+            with self._apart(job):
                 if not self._stopped(job) and job.has_gang:
                     asked.append((job, self._request(job)))
         answered: list[tuple[JobRecord, GangStatus]] = []
         for (job, _), result in zip(asked, self._gangs.poll([request for _, request in asked]), strict=True):
-            with _apart(job):
+            with self._apart(job):
                 if isinstance(result, Exception):
                     raise result
                 if result is not None:
@@ -162,7 +176,7 @@ class Reconciler:
         unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
-            with _apart(job):
+            with self._apart(job):
                 self._memory.recall(job, stored[job.id])
         return {job_id for job_id, sequence in stored.items() if not sequence}
 
@@ -199,7 +213,7 @@ class Reconciler:
         for begin in range(0, len(told), _JOBS_A_TRANSACTION):
             stored |= self._store_together(told[begin : begin + _JOBS_A_TRANSACTION])
         for job, status in answered:
-            with _apart(job):
+            with self._apart(job):
                 if status.reports:
                     if job.id not in stored:
                         self._store.append_reports(job.id, job.attempt, _numbered(status))
@@ -228,13 +242,17 @@ class Reconciler:
         if reason := _progress(job, status):
             job = self._change(job, reason, status.message)
         if reason := _end(job, status):
-            self._change(job, reason, status.message)
+            why = f" {self._memory.why_paused(job)}" if reason is Reason.PAUSED_FOR_PRIORITY else ""
+            self._change(job, reason, f"{status.message}{why}")
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
-        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=window))
+        now = datetime.now(UTC)
+        since = now - timedelta(seconds=window)
+        if since < job.queued_at <= now:  # a later time is from before the clock was set back
+            since = job.queued_at
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
@@ -253,7 +271,7 @@ class Reconciler:
         """End gangs that outlived their jobs, as when the service died between a change and carrying it out."""
         expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
         for job_id, attempt in self._gangs.alive() - expected:
-            with _alone(job_id, attempt):
+            with self._alone(job_id, attempt):
                 self._end_if_forgotten(job_id, attempt)
 
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
@@ -276,15 +294,31 @@ class Reconciler:
             case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, layout, cause, limit, near)
-            case Pause(message=message):
+            case Pause(message=message, why=why):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.PREEMPTED)
+                self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
 
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
         orders = self._memory.start(job, attempt, launch.layout, launch.limit, launch.near)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
+
+    def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
+        return self._alone(job.id, job.attempt, job.traceparent)
+
+    @contextmanager
+    def _alone(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+        """Keep errors with one job from the others."""
+        with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
+            try:
+                yield
+            except LeaseLost:
+                raise
+            except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed it in the meantime
+                logger.info("%s: %s", job_id, overtaken)
+            except Exception as error:
+                self._faults.occurred(f"{job_id}: this pass failed", error)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)
@@ -329,20 +363,3 @@ def _tag(job: JobRecord, attempt: int) -> JobTag:
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
     checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
     return job.spec.model_copy(update={"checkpoint": checkpoint})
-
-
-def _apart(job: JobRecord) -> AbstractContextManager[None]:
-    return _alone(job.id, job.attempt, job.traceparent)
-
-
-@contextmanager
-def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
-    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
-        try:
-            yield
-        except LeaseLost:
-            raise
-        except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed the job in the meantime
-            logger.info("%s: %s", job_id, overtaken)
-        except Exception:
-            logger.exception("%s: this pass failed; the next one tries again", job_id)

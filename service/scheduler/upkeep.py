@@ -3,6 +3,7 @@
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
 from service.jobs.model import JobRecord
+from service.scheduler import messages
 from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 
@@ -68,8 +69,9 @@ def _break_deadlock(cluster: ClusterSnapshot) -> None:
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)
         if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
-            others = [other.id for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
+            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demand(job)) < 0:
-                cluster.pause(job, f"pauses because {others[0]}, which comes before it, needs its workers")
+                message = f"pauses because {others[0].id}, which comes before it, needs its workers"
+                cluster.pause(job, message, messages.gave_way_to(job, others[0]))
                 return
             stuck.append(job)

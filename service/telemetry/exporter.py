@@ -3,22 +3,25 @@
 None of them is counted separately, so a restart loses nothing, and a job's series end with the job.
 """
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from service.accounts.quotas import QuotaStore
-from service.jobs.model import NODES
+from service.jobs.model import NODES, JobRecord
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.telemetry.cluster import cluster_families
 from service.telemetry.families import family
-from service.telemetry.jobs import Seen, job_families
+from service.telemetry.jobs import Seen, failed_family, job_families
 from service.telemetry.process import ProcessMetrics
 from service.telemetry.queues import gpu_families, queue_families
 from service.telemetry.trackers import tracker_families
+
+FAILED_FOR = timedelta(hours=1)  # that a job's failure is shown
+MOST_FAILED = 200  # shown at once, the newest
 
 
 class ServiceCollector(Collector):
@@ -38,6 +41,7 @@ class ServiceCollector(Collector):
         jobs = _seen(self._store)
         tenants, queues = self._quotas.limits()
         yield from _states(self._store)
+        yield failed_family(_failed(self._store))
         yield from job_families(jobs)
         yield from tracker_families(TrackerStore(self._store.engine), jobs)
         yield from queue_families(queues, jobs)
@@ -64,6 +68,7 @@ class TenantCollector(Collector):
         jobs = [seen for seen in _seen(self._store) if seen.job.tenant == self._tenant]
         tenants, queues = self._quotas.limits()
         yield from _states(self._store, self._tenant)
+        yield failed_family([job for job in _failed(self._store) if job.tenant == self._tenant])
         yield from job_families(jobs)
         yield from tracker_families(TrackerStore(self._store.engine), jobs)
         yield from queue_families(queues, jobs)
@@ -74,6 +79,10 @@ class TenantCollector(Collector):
 def _seen(store: JobStore) -> list[Seen]:
     now = datetime.now(UTC)
     return [Seen(job, now) for job in store.active()]
+
+
+def _failed(store: JobStore) -> Sequence[JobRecord]:
+    return store.failed_since(datetime.now(UTC) - FAILED_FOR, MOST_FAILED)
 
 
 def _states(store: JobStore, tenant: str | None = None) -> Iterator[Metric]:

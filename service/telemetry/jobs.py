@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from prometheus_client.metrics_core import Metric
 
-from boost_core.messages.reports import Cause, ComparisonReport, Fault, StepReport
+from boost_core.config.faults import MOST_LOSSES
+from boost_core.messages.reports import PLANNED_CAUSES, Cause, ComparisonReport, Fault, StepReport
 from service.jobs.goodput import Phase
 from service.jobs.ledger import as_of
-from service.jobs.model import JobRecord
+from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
 from service.telemetry.families import Parts, Value, Values, families, family
 
 LABELS = ("job_id", "job_name", "tenant")
 
 _INFO = ("boost_job_info", "A job that has not ended; always 1.")
+_OWN_FAULT, _LOST_NODE = "fault", "node_lost"
 _STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
 
 
@@ -99,13 +101,31 @@ def _goodput(seen: Seen) -> Values:
     return as_of(seen.job.goodput, seen.now).seconds.items()
 
 
+def _starting_seconds(seen: Seen) -> float | None:
+    starts = seen.job.state is JobState.SCHEDULING and seen.job.goodput.phase is Phase.STARTING
+    return max(0.0, (seen.now - seen.job.goodput.booked_until).total_seconds()) if starts else None
+
+
+def _recent_restarts(seen: Seen) -> Values:
+    """Restarts that count towards the job's limits: those after lost nodes, and those after faults of its own."""
+    since = seen.now - timedelta(seconds=seen.job.spec.fault_tolerance.restart_window_seconds)
+    recent = [restart.cause for restart in seen.job.restarts if since <= restart.time <= seen.now]
+    unplanned = [cause for cause in recent if cause not in PLANNED_CAUSES]
+    losses = unplanned.count(Cause.NODE_LOST)
+    return (_OWN_FAULT, len(unplanned) - losses), (_LOST_NODE, losses)
+
+
+def _restart_limits(seen: Seen) -> Values:
+    return (_OWN_FAULT, seen.job.spec.fault_tolerance.max_restarts), (_LOST_NODE, MOST_LOSSES)
+
+
 def _restarts(seen: Seen) -> Values:
     # Zeros included: Prometheus does not see the first increase of a series that begins with it.
     return ((cause, seen.job.restart_counts.get(cause, 0)) for cause in Cause)
 
 
 def _faults(seen: Seen) -> Values:
-    return ((what, seen.job.fault_counts.get(what, 0)) for what in Fault)
+    return ((what, seen.job.fault_counts.get(what, 0)) for what in (*Fault, GANG_LOST))
 
 
 _TOKENS_PER_SECOND = _rate(lambda step: step.tokens_per_second)
@@ -292,6 +312,18 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Parts("boost_job_goodput_seconds", "How the job's time so far was spent.", "kind", _goodput),
     Parts("boost_job_restarts_total", "How often training resumed after an interruption.", "cause", _restarts),
+    Value(
+        "boost_job_starting_seconds",
+        "How long the newest gang has been starting, until it trains for the first time.",
+        _starting_seconds,
+    ),
+    Parts(
+        "boost_job_recent_restarts",
+        "Restarts within the job's restart_window_seconds, of the newest 50.",
+        "kind",
+        _recent_restarts,
+    ),
+    Parts("boost_job_recent_restarts_limit", "The number of these that the job survives.", "kind", _restart_limits),
     Parts("boost_job_faults_total", "How often a problem was detected.", "what", _faults),
 )
 
@@ -304,6 +336,15 @@ def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
     yield infos
     yield from families(_OF_ALL, LABELS, [(_labels(seen), seen) for seen in jobs])
     yield from families(_OF_STARTED, LABELS, [(_labels(seen), seen) for seen in jobs if seen.job.attempt])
+
+
+def failed_family(jobs: Sequence[JobRecord]) -> Metric:
+    """Return when jobs have failed, of those that have lately."""
+    found = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", (*LABELS, "reason"))
+    for job in jobs:
+        if job.finished_at is not None:
+            found.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
+    return found
 
 
 def _labels(seen: Seen) -> tuple[str, str, str]:

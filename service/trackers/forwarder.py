@@ -17,6 +17,7 @@ from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
+from service.logs import RecurringFaults
 from service.security.redaction import redact
 from service.trackers.curves import Tracker
 from service.trackers.delivery import deliver
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = "trackers"
 LEASE_SECONDS = 30.0
+_FAILED = "trackers could not be updated"
 THREADS = 64
 THREADS_PER_TENANT = 2  # for each kind of tracker
 TOLD_AFTER = 3  # failures in a row, after which the job's user is told
@@ -82,6 +84,7 @@ class Forwarder:
         self._not_before: dict[Key, float] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._faults = RecurringFaults(logger)  # of that thread
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
 
     def start(self) -> None:
@@ -102,8 +105,9 @@ class Forwarder:
                 self._lease = self._leases.take(LEASE, LEASE_SECONDS)
                 if self._lease is not None:
                     self._begin(TrackerStore(self._store.engine, self._lease).pending())
-            except Exception:
-                logger.exception("trackers could not be updated; trying again in %g s", self._interval)
+                self._faults.over(_FAILED)
+            except Exception as error:
+                self._faults.occurred(_FAILED, error)
             self._stop.wait(self._interval)
 
     def _begin(self, pending: Iterable[tuple[str, str, str]]) -> None:

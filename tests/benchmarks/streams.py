@@ -23,6 +23,7 @@ from service.api.app import create_app
 from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
 from service.jobs.database import migrate
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.settings import Settings
 from tests.benchmarks.figures import FIGURES, milliseconds, write_table
@@ -62,7 +63,7 @@ def serve(url: str, home: Path) -> None:
     store, listener = JobStore(url), listen("127.0.0.1", 0)
     threading.Thread(target=obey, args=(store,), daemon=True).start()
     say(listener.getsockname()[1])
-    ApiServer(create_app(store, settings, lambda: None), settings).run([listener])
+    ApiServer(create_app(store, settings, Outlook), settings).run([listener])
 
 
 def obey(store: JobStore) -> None:

@@ -20,6 +20,7 @@ from service.api.app import create_app
 from service.api.server import ApiServer
 from service.client import Client
 from service.jobs.database import migrate
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings
@@ -107,9 +108,9 @@ class RunningApi:
     """A real server in a thread, over a store."""
 
     def __init__(self, store: JobStore, settings: Settings) -> None:
-        self.not_ready_because: str | None = None
+        self.outlook = Outlook()
         self.settings = settings
-        self.app = create_app(store, settings, lambda: self.not_ready_because)
+        self.app = create_app(store, settings, lambda: self.outlook)
         self.port = free_port()
         self.url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{self.port}"
         self.start()

@@ -10,6 +10,7 @@ from service.api.app import create_app
 from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
 from service.jobs.database import migrate
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.logs import LogFormat, write_logs
 from service.settings import Settings
@@ -23,7 +24,7 @@ def main() -> None:
     listener = listen(settings.host, 0)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    ApiServer(create_app(JobStore(settings.database_url), settings, lambda: None), settings).run([listener])
+    ApiServer(create_app(JobStore(settings.database_url), settings, Outlook), settings).run([listener])
 
 
 if __name__ == "__main__":

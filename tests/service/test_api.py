@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from httpx_sse import ServerSentEvent, connect_sse
 from boost_core.messages.commands import Drill
 from service.api.requests import MOST_BODY_BYTES
 from service.client import ApiError, Client, ServiceUnreachable
+from service.jobs.outlook import Outlook
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
@@ -335,15 +337,46 @@ def test_a_failure_inside_is_a_problem_that_gives_nothing_away(http: httpx.Clien
 def test_health_and_readiness(http: httpx.Client, api: RunningApi) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ready"}
-    api.not_ready_because = "Ray has no node"
+    api.outlook = Outlook(problem="Ray has no node")
     assert problem_of(http.get("/readyz"), 503)["detail"] == "Ray has no node"
     assert http.get("/healthz").status_code == 200
+
+
+def test_a_record_says_what_of_it_is_old_and_why_nothing_starts(
+    http: httpx.Client, api: RunningApi, store: JobStore
+) -> None:
+    waits, trains, paused = (store.create(a_spec(), "/checkpoints").id for _ in range(3))
+    start(store, trains)
+    store.request_pause(paused)
+    fine = http.get(f"/v1/jobs/{trains}").json()
+    assert fine["last_seen"] is None
+    now = datetime.now(UTC)
+    api.outlook = Outlook("Ray cannot be reached: no head", now - timedelta(seconds=10))
+    assert http.get(f"/v1/jobs/{trains}").json() == fine, "a moment ago is as good as now"
+    api.outlook = Outlook("Ray cannot be reached: no head", now - timedelta(minutes=4))
+    for found in (
+        {job["id"]: job for job in http.get("/v1/jobs").json()["jobs"]},
+        {job_id: http.get(f"/v1/jobs/{job_id}").json() for job_id in (waits, trains, paused)},
+    ):
+        assert datetime.fromisoformat(found[trains]["last_seen"]) == now - timedelta(minutes=4)
+        assert found[trains]["waiting_for"] == "Ray cannot be reached: no head"
+        assert found[trains]["message"] == fine["message"]
+        assert found[waits]["waiting_for"] == "nothing is scheduled at present: Ray cannot be reached: no head"
+        assert (found[waits]["last_seen"], found[paused]["waiting_for"], found[paused]["last_seen"]) == (None,) * 3
+    assert "nothing is scheduled" in http.post("/v1/jobs", json=GOOD).json()["waiting_for"]
+    assert "nothing is scheduled" in http.post(f"/v1/jobs/{paused}/resume").json()["waiting_for"]
+    api.outlook = Outlook(unseen={trains: now - timedelta(seconds=50)})
+    job = http.get(f"/v1/jobs/{trains}").json()
+    assert datetime.fromisoformat(job["last_seen"]) == now - timedelta(seconds=50)
+    assert job["waiting_for"] == "its gang does not answer the scheduler"
+    assert http.get(f"/v1/jobs/{waits}").json()["waiting_for"] is None
+    assert store.get(trains).waiting_for is None, "nothing of this is recorded"
 
 
 def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     openapi = refusing.get("/openapi.json").json()
     answers = openapi["paths"]["/v1/jobs"]["post"]["responses"]
-    guarded = {"401", "403", "429", "503"}
+    guarded = {"401", "403", "429", "503", "507"}
     assert set(answers) == guarded | {"201", "413", "422"}
     job = openapi["paths"]["/v1/jobs/{job_id}"]
     assert set(job["delete"]["responses"]) == guarded | {"202", "404", "409", "422"}
@@ -449,7 +482,8 @@ def test_the_server_stops_with_open_streams(http: httpx.Client, api: RunningApi,
 
 def test_the_client_submits_and_looks(client: Client, store: JobStore) -> None:
     first, second = client.submit(GOOD), client.submit(a_spec(name="other"))
-    assert client.get(first.id) == first == store.get(first.id)
+    assert client.get(first.id) == first
+    assert first.model_dump() == store.get(first.id).model_dump()
     assert client.list(limit=1).jobs == [second]
     assert client.list(states=["RUNNING"]).jobs == []
     assert client.pause(first.id).state == "PAUSED"

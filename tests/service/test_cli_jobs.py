@@ -138,6 +138,24 @@ def test_retry() -> None:
 # Looking
 
 
+def test_what_is_old_says_so() -> None:
+    state = {"state": "RUNNING", "reason": "GANG_STARTED", "message": "2 workers are training", "attempt": 1}
+    old = a_job(**state, last_seen="2026-01-02T03:04:05Z", waiting_for="Ray cannot be reached: no head")
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).astimezone()
+    answers = {
+        "GET /v1/jobs/job-1": Answer(200, old),
+        "GET /v1/jobs": Answer(200, {"jobs": [old], "next_cursor": None}),
+    }
+    with serving(answers) as server:
+        boost = boost_at(server.url)
+        shown, listed = boost("show", "job-1"), boost("ls")
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert f"message as last seen at {at:%H:%M:%S}: 2 workers are training" in lines
+    assert f"not seen since {at:%Y-%m-%d %H:%M:%S}: Ray cannot be reached: no head" in lines
+    expected = f"as last seen at {at:%H:%M:%S}: 2 workers are training; Ray cannot be reached"
+    assert expected in " ".join(listed.stdout.split())
+
+
 def asked_for_jobs(*arguments: str) -> Asked:
     with serving({"GET /v1/jobs": Answer(200, {"jobs": [], "next_cursor": None})}) as server:
         assert boost_at(server.url)("ls", *arguments).exit_code == 0

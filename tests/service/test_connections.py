@@ -195,6 +195,31 @@ def test_who_stops_speaking_http_is_cut_off_without_a_traceback(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /session HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked",
+        b"POST /session HTTP/1.1\r\ntransfer-encoding: chunked\r\nCONTENT-LENGTH: 3",
+        b"POST /session HTTP/1.0\r\nTransfer-Encoding: chunked",
+        b"POST /session HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4",
+    ],
+)
+@pytest.mark.parametrize("second", [False, True], ids=["first", "later"])
+def test_a_request_whose_end_is_ambiguous_is_refused_with_what_follows(
+    api: RunningApi, head: bytes, second: bool
+) -> None:
+    smuggled = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.port)) as client:
+        if second:
+            client.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += client.recv(65_536)
+        client.sendall(head + b"\r\nHost: localhost\r\n\r\n" + smuggled)
+        _, said = closed_after(client)
+    assert said.startswith(b"HTTP/1.1 400") and said.count(b"HTTP/1.1") == 1
+
+
 def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(api: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as client:
         client.sendall(b"POST /session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n")

@@ -4,16 +4,19 @@ import math
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from sqlalchemy import update
 
-from boost_core.messages.reports import Fault, FaultReport
+from boost_core.messages.reports import Cause, Fault, FaultReport
 from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES, Owner
+from service.jobs.outlook import Outlook
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
+from service.jobs.tables import JobRow
 from service.models.identity import Scope
 from service.models.requests import QueueSettings, TenantSettings
 from tests.postgres import PostgresServer
@@ -231,8 +234,38 @@ def test_a_tenant_sees_its_own(client_with: With, store: JobStore) -> None:
     assert all(name.startswith(prefixes) for name in hidden)
 
 
+def test_what_alerts_need_of_gangs_that_fail_or_do_not_start(
+    http: httpx.Client, api: RunningApi, store: JobStore
+) -> None:
+    spec = a_spec(fault_tolerance={"max_restarts": 7, "restart_window_seconds": 60})
+    job = store.create(spec, ROOT)
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(job.id, Reason.GANG_STARTING, "starting", attempt=1)
+    time.sleep(0.05)
+    store.change(job.id, Reason.GANG_STARTING, "waiting for the gang's supervisor to answer")
+    assert Scrape(http).value("boost_job_starting_seconds") >= 0.05, "from the first of these on"
+    store.change(job.id, Reason.GANG_LOST, "gone")
+    assert Scrape(http).find("boost_job_starting_seconds") == []
+    assert Scrape(http).by("what", "boost_job_faults_total")["gang_lost"] == 1
+    start(store, job.id)
+    long_ago = datetime.now(UTC) - timedelta(seconds=90)
+    restarts = [a_restart(), a_restart(cause=Cause.NODE_LOST), a_restart(cause=Cause.NODE_JOINED), a_restart()]
+    old, *recent = numbered(*restarts)
+    store.append_reports(job.id, 1, [(old[0], long_ago, old[2]), *recent])
+    found = Scrape(http)
+    assert found.by("kind", "boost_job_recent_restarts") == {"fault": 1, "node_lost": 1}
+    assert found.by("kind", "boost_job_recent_restarts_limit") == {"fault": 7, "node_lost": 10}
+    assert found.find("boost_job_failed_timestamp_seconds") == []
+    store.change(job.id, Reason.TRAINING_FAILED, "no more")
+    failed = {"job_id": job.id, "job_name": "tiny", "tenant": "default", "reason": "TRAINING_FAILED"}
+    assert abs(Scrape(http).value("boost_job_failed_timestamp_seconds", **failed) - time.time()) < 30
+    with store.engine.begin() as connection:
+        connection.execute(update(JobRow).values(finished_at=datetime.now(UTC) - timedelta(hours=2)))
+    assert Scrape(http).find("boost_job_failed_timestamp_seconds") == []
+
+
 def test_metrics_are_there_while_ray_is_away(http: httpx.Client, api: RunningApi, store: JobStore) -> None:
-    api.not_ready_because = "Ray cannot be reached"
+    api.outlook = Outlook(problem="Ray cannot be reached")
     store.create(a_spec(), ROOT)
     assert http.get("/readyz").status_code == 503
     assert Scrape(http).value("boost_jobs", state="QUEUED") == 1

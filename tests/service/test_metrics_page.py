@@ -12,6 +12,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.gang.worker.rank_metrics import StepCollector, gauges
 from service.gang.worker.transport import TransportCollector
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.exporter import ServiceCollector
@@ -70,7 +71,7 @@ def test_the_page_names_the_labels(store: JobStore) -> None:
 def test_the_excerpt_scrapes_paths_that_there_are(store: JobStore, tmp_path: Path) -> None:
     (excerpt,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     api, ranks = yaml.safe_load(excerpt)["scrape_configs"]
-    paths = create_app(store, Settings(home=tmp_path), lambda: None).openapi()["paths"]
+    paths = create_app(store, Settings(home=tmp_path), Outlook).openapi()["paths"]
     assert api.get("metrics_path", "/metrics") in paths
     assert ranks["http_sd_configs"][0]["url"].endswith(":8900/v1/metrics/targets")
     assert "/v1/metrics/targets" in paths

@@ -1,6 +1,7 @@
 import json
 import stat
 from datetime import UTC, datetime, timedelta, timezone
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from pydantic import ValidationError
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,7 @@ from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound, last_sequence
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore, Overtaken
-from service.jobs.tables import Table
+from service.jobs.tables import JobRow, Table
 from service.jobs.writes import AlreadyFinished, WrongState
 from tests.service.concurrency import in_threads
 from tests.service.records import (
@@ -63,7 +64,7 @@ def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: st
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0015"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0016"]
 
 
 @pytest.mark.parametrize("there_before", [False, True])
@@ -164,6 +165,35 @@ def test_ids_sort_by_time() -> None:
     assert ids == sorted(ids)
     assert len(set(ids)) == 1000
     assert all(len(job_id) == 20 and job_id == job_id.lower() for job_id in ids)
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=31), -timedelta(days=31)], ids=["ahead", "back"])
+def test_the_queue_does_not_follow_the_clock(store: JobStore, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
+    class JumpedClock(datetime):
+        @classmethod
+        def now(cls, tz=None) -> datetime:
+            return datetime.now(tz) + jump
+
+    first = store.create(a_spec(), ROOT)
+    with monkeypatch.context() as jumped:
+        for module in ("store", "writes", "ids"):
+            jumped.setattr(f"service.jobs.{module}.datetime", JumpedClock, raising=False)
+        second = store.create(a_spec(), ROOT)
+        store.request_cancel(first.id)
+        first = store.retry(first.id)
+    third = store.create(a_spec(), ROOT)
+    assert abs(second.queued_at - third.queued_at) > timedelta(days=30)
+    expected = [second.id, first.id, third.id]
+    assert [job.id for job in store.active()] == expected
+    assert [job.id for job in sorted(store.active(), key=attrgetter("queue_order"))] == expected
+
+
+def test_a_job_from_a_release_before_gets_its_number_in_the_queue(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    with store.engine.begin() as connection:
+        connection.execute(update(JobRow).values(arrival=None))
+    assert store.number(job.id).arrival == 1
+    assert store.number(job.id).version == job.version + 1
 
 
 def test_jobs_are_listed_newest_first_page_by_page(store: JobStore) -> None:

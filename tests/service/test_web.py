@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from service.accounts.keys import KeyStore
 from service.jobs.model import Owner
+from service.jobs.outlook import Outlook
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.identity import Scope
@@ -47,7 +49,9 @@ def row(page: Page, name: str):
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
 
-def test_the_list_shows_how_jobs_stand_and_keeps_up(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+def test_the_list_shows_how_jobs_stand_and_keeps_up(
+    visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob
+) -> None:
     waiting = SampleJob(store, Path("/checkpoints"), name="later", priority=7)
     store.explain({waiting.id: "needs 4 CPUs; 2 are free"})
     page = visitor.open()
@@ -63,6 +67,11 @@ def test_the_list_shows_how_jobs_stand_and_keeps_up(visitor: Visit, store: JobSt
     expect(row(page, "later")).to_contain_text("needs 4 CPUs; 2 are free")
     expect(row(page, "later")).to_contain_text("priority 7")
     assert [link.inner_text() for link in page.locator(".job-link").all()] == ["later", "tiny"]
+    api.outlook = Outlook("Ray cannot be reached", datetime.now(UTC) - timedelta(minutes=4))
+    expect(running).to_contain_text("As last seen")
+    expect(running).to_contain_text("Ray cannot be reached")
+    expect(row(page, "later")).to_contain_text("nothing is scheduled at present: Ray cannot be reached")
+    api.outlook = Outlook()
     job.report(step_report(DONE + 1, loss=1.2345))
     expect(running).to_contain_text(f"{DONE + 1} / {STEPS}")
     expect(running).to_contain_text("1.23")

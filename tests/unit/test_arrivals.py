@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 
 import pytest
 
@@ -157,7 +158,7 @@ class Simulation:
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang], *others
     ) -> list[Action]:
         actions = self._decide(jobs, nodes, gangs, *others)
-        queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+        queue = sorted(jobs, key=attrgetter("queue_order"))
         launched = {action.job.id: action.layout for action in actions if isinstance(action, Launch)}
         chosen = {action.job.id: action.limit for action in actions if isinstance(action, Launch)}
         waiting = [job for job in queue if self.is_queued(job) and job.id not in launched]

@@ -8,6 +8,7 @@ from boost_core.config import JobSpec
 from service.api.app import create_app
 from service.api.examples import SPEC, examples_of_models
 from service.jobs.database import migrate
+from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.settings import Settings
 
@@ -17,7 +18,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("home")
     url = f"sqlite:///{home}/boost.db"
     migrate(url)
-    return create_app(JobStore(url), Settings(home=home), lambda: None).openapi()
+    return create_app(JobStore(url), Settings(home=home), Outlook).openapi()
 
 
 @pytest.mark.parametrize("example", examples_of_models(), ids=lambda example: type(example).__name__)

@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from service import logs as logs_module
 from service.gang.status import GangKey
 from service.jobs.database import migrate
 from service.jobs.leases import Lease, LeaseLost, Leases
@@ -39,7 +41,12 @@ class Pass:
         self.may_go_on.set()
         self.job_id: str | None = None
         self.fails_with: Exception | None = None
+        self.always_fails: Exception | None = None
         self.updated: list[set[GangKey]] = []
+        self.out_of_sight: dict[str, datetime | None] = {}
+
+    def unseen(self, _seconds: float) -> dict[str, datetime | None]:
+        return self.out_of_sight
 
     def store_updates(self, gangs: set[GangKey]) -> None:
         self.updated.append(gangs)
@@ -49,6 +56,8 @@ class Pass:
 
     def tick(self) -> None:
         self.may_go_on.wait(PATIENCE_SECONDS)
+        if self.always_fails is not None:
+            raise self.always_fails
         if self.fails_with is not None:
             failure, self.fails_with = self.fails_with, None
             raise failure
@@ -210,6 +219,74 @@ def test_none_is_ready_while_none_can_reach_ray(office: Office, monkeypatch: pyt
         time.sleep(0.005)
     away.clear()
     until(lambda: not any(loop.problem() for loop in office.loops.values()))
+
+
+def test_what_goes_on_failing_is_logged_once_until_it_works_again(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(logs_module, "CHANGED_SECONDS", 0.0)
+    tries, reason = 0, "no head"
+
+    def connect() -> None:
+        nonlocal tries
+        tries += 1
+        if reason:
+            raise ConnectionError(reason)
+
+    def logged(words: str) -> list[bool]:
+        """Whether each line with these words has a traceback."""
+        return [bool(record.exc_info) for record in caplog.records if words in record.getMessage()]
+
+    office.gangs["one"].connect = connect
+    office.start("one")
+    until(lambda: tries > 10)
+    assert logged("Ray cannot be reached") == [True]
+    reason = "another version"
+    before = tries
+    until(lambda: tries > before + 10)
+    assert logged("Ray cannot be reached") == [True, False]
+    reason = ""
+    office.schedules("one")
+    until(lambda: logged("no longer: Ray cannot be reached") == [False])
+    failing = office.made["one"][0]
+    failing.always_fails = RuntimeError("odd")
+    monkeypatch.setattr(loop_module, "STALE_SECONDS", 0.0)
+    until(lambda: "its passes fail (RuntimeError)" in (office.loops["one"].problem() or ""))
+    assert logged("a pass of the scheduler failed") == [True]
+    failing.always_fails = None
+    office.schedules("one")
+    until(lambda: logged("no longer: a pass") == [False])
+
+
+def test_what_is_not_seen_any_more_is_known_to_all_services_and_after_a_restart(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "NOTE_SECONDS", 0.05)
+    office.start("one")
+    office.schedules("one")
+    seen = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    office.made["one"][0].out_of_sight = {"job-a": seen, "job-b": None}
+    office.start("other")
+    for loop in office.loops.values():
+        until(lambda loop=loop: loop.outlook().unseen == {"job-a": seen, "job-b": None})
+        assert loop.outlook().problem is None
+    office.stop("other")
+    office.stop("one")
+    last = office.loops["one"].outlook().last_pass
+    again = office.loops["one"] = office._loop("one")
+    office.gangs["one"].out_of_reach = "no head"
+
+    def connect() -> None:
+        raise ConnectionError("no head")
+
+    office.gangs["one"].connect = connect
+    office.start("one")
+    until(lambda: again.outlook().problem == "Ray cannot be reached: no head")
+    noted = again.outlook().last_pass
+    assert last is not None and noted is not None and abs(last - noted) < timedelta(seconds=10)
 
 
 def test_a_service_that_has_lost_ray_leaves_it_and_comes_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from service.gang.status import (
     PollResult,
 )
 from service.jobs.database import migrate
-from service.jobs.model import JobRecord
+from service.jobs.model import JobRecord, Owner
 from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
@@ -589,12 +589,55 @@ def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service
     assert service.gangs.launched[-1] == (low.id, 2)
 
 
+@pytest.mark.parametrize("tenant", ["default", "lab"])
+def test_a_job_that_makes_room_says_for_whom_unless_that_is_another_tenants(service: Service, tenant: str) -> None:
+    low = service.started()
+    spec = tiny_job("corpus", "elsewhere", name="secret-plan", priority=1)
+    high = service.store.create(spec, "file:///checkpoints", Owner(tenant)).id
+    service.tick()
+    service.tick()
+    service.gangs.now(low, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    paused = next(
+        event.data["message"]
+        for event in service.store.events(low.id)
+        if event.kind == "state" and event.data["reason"] == Reason.PAUSED_FOR_PRIORITY
+    )
+    if tenant == low.tenant:
+        assert paused == f"paused after step 5 to make room for secret-plan ({high}), which has priority 1"
+    else:
+        assert paused == "paused after step 5 to make room for a job of higher priority"
+        said = [event.model_dump_json() for event in service.store.events(low.id)]
+        said.append(service.store.get(low.id).model_dump_json())
+        assert not [words for words in said if high in words or "secret-plan" in words]
+
+
+def test_a_gang_that_does_not_answer_is_out_of_sight(service: Service) -> None:
+    job = service.started()
+    service.gangs.now(job, GangPhase.STARTING, "waiting for the gang's supervisor to answer")
+    service.tick(20)
+    assert service.reconciler.unseen(30) == {}
+    service.tick(20)
+    seen = service.reconciler.unseen(30)[job.id]
+    assert seen is not None and timedelta(seconds=39) < datetime.now(UTC) - seen < timedelta(seconds=70)
+    service.gangs.now(job, GangPhase.TRAINING, "2 workers are training")
+    service.tick()
+    assert service.reconciler.unseen(30) == {}
+    service.start_again()
+    service.gangs.now(job, GangPhase.STARTING, "waiting for the gang's supervisor to answer")
+    service.tick()
+    service.tick(40)
+    assert service.reconciler.unseen(30) == {job.id: None}
+
+
 def test_a_pause_that_the_service_did_not_live_to_see(service: Service) -> None:
     job = service.started()
     service.start_again()
     service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
     service.tick()
     assert Reason.PAUSED_FOR_PRIORITY in service.reasons(job.id)
+    paused = next(event for event in service.store.events(job.id) if event.data.get("reason") == "PAUSED_FOR_PRIORITY")
+    assert paused.data["message"].startswith("paused after step 5 because another job")
     assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.api.middleware.limits import network_of
@@ -156,11 +157,36 @@ def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddr
             yield ipaddress.ip_network(proxy, strict=False)
 
 
+class _Requests(h11.Connection):
+    """h11's, without requests of which a proxy in front may see another end than h11 does (RFC 9112, section 6.1).
+
+    What follows the end that the proxy sees would be taken for another sender's request.
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            h11.RemoteProtocolError: The client does not speak HTTP, or its request's end is ambiguous.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
+        return event
+
+
 class Protocol(H11Protocol):
     """uvicorn's, for clients that stop speaking HTTP in the middle of a request or while it is being answered.
 
     uvicorn itself would answer them a second time, which is an error with a traceback in the log.
     """
+
+    def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        assert config.h11_max_incomplete_event_size is not None  # set by the server
+        self.conn = _Requests(h11.SERVER, config.h11_max_incomplete_event_size)
 
     def send_400_response(self, msg: str) -> None:
         """Answer 400 unless an answer has begun, and close the connection."""

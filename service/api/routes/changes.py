@@ -43,32 +43,32 @@ def patch(
             expected = expected or job.etag  # what was chosen is for this spec
         record = context.store.patch(job.id, changes, expected, chosen)
     response.headers["ETag"] = record.etag
-    return record
+    return context.outlook().of(record)
 
 
 @router.post("/pause", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Pause a job. Its gang finishes the current step, saves and stops; follow its events to see it PAUSED."""
-    return context.store.request_pause(job.id)
+    return context.outlook().of(context.store.request_pause(job.id))
 
 
 @router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing keeps training."""
-    return context.store.resume(job.id)
+    return context.outlook().of(context.store.resume(job.id))
 
 
 @router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
-    return context.store.retry(job.id)
+    return context.outlook().of(context.store.retry(job.id))
 
 
 @router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
 def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
     """Inject a fault into a RUNNING job, to see it recover."""
     with _illegal_fields(Drill):
-        return context.store.ask(job.id, drill, request)
+        return context.outlook().of(context.store.ask(job.id, drill, request))
 
 
 @router.post("/profiles", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
@@ -77,19 +77,19 @@ def request_profile(
 ) -> JobRecord:
     """Trace some steps of a RUNNING job. Each rank's trace is stored next to the checkpoints; an event says where."""
     with _illegal_fields(Profile):
-        return context.store.ask(job.id, profile, request)
+        return context.outlook().of(context.store.ask(job.id, profile, request))
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Cancel a job. Its workers stop within seconds; follow its events to see it CANCELLED."""
-    return context.store.request_cancel(job.id)
+    return context.outlook().of(context.store.request_cancel(job.id))
 
 
 @router.delete("", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Cancel a job; its record stays."""
-    return context.store.request_cancel(job.id)
+    return context.outlook().of(context.store.request_cancel(job.id))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", responses=problem_responses(HTTPStatus.SERVICE_UNAVAILABLE))
 async def readyz(context: ContextDep) -> dict[str, str]:
     """Whether jobs can be scheduled."""
-    reason = context.readiness()
+    reason = context.outlook().problem
     if reason is not None:
         raise NotReady(reason)
     return {"status": "ready"}

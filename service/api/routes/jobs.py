@@ -65,7 +65,8 @@ async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: Http
         if query.cursor is not None:
             _refuse_unknown_cursor(query.cursor, who, store)
         found = store.list(wanted, query.limit + 1, query.cursor)
-        jobs = list(found[: query.limit])
+        outlook = context_of(http).outlook()
+        jobs = [outlook.of(job) for job in found[: query.limit]]
         return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None).as_json
 
     return Response(await context_of(http).reads.run(page), media_type=_JSON)
@@ -92,8 +93,9 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     response_model=JobRecord,
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def show(job: JobDep) -> Response:
+async def show(job: JobDep, http: HttpRequest) -> Response:
     """Show one job."""
+    job = context_of(http).outlook().of(job)
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
@@ -177,4 +179,4 @@ async def _create(
 
         record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
-    return Response(record.as_json, HTTPStatus.CREATED, headers, _JSON)
+    return Response(context.outlook().of(record).as_json, HTTPStatus.CREATED, headers, _JSON)

@@ -9,6 +9,7 @@ from boost_core.messages.commands import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
 from service.cli.options import JobId, Url
+from service.cli.output.job_text import news
 from service.cli.output.printing import say
 from service.jobs.states import JobState
 
@@ -24,7 +25,7 @@ def resume(job_id: JobId, url: Url = None) -> None:
     """Resume a paused job."""
     with open_client(url) as client:
         job = client.resume(job_id)
-    say(f"{job.id} is {job.state}: {job.message}")
+    say(f"{job.id} is {job.state}: {news(job)}")
 
 
 def cancel(job_id: JobId, url: Url = None) -> None:

@@ -102,6 +102,7 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
     from service.accounts.keys import KeyNotFound
     from service.accounts.local import LocalKeys
     from service.jobs.database import migrate
+    from service.jobs.database_errors import in_words
 
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
     except KeyNotFound as error:
         raise Failed(str(error)) from error
     except (OSError, SQLAlchemyError) as error:
-        raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
+        raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {in_words(error)}") from error
 
 
 def _legal_key(**wanted: Any) -> KeyRequest:

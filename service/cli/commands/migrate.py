@@ -11,6 +11,7 @@ def migrate() -> None:
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
     from service.jobs.database import migrate as bring_up_to_date
+    from service.jobs.database_errors import in_words
 
     settings = read_settings()
     try:
@@ -19,5 +20,5 @@ def migrate() -> None:
     except ArgumentError as error:
         raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
     except (OSError, SQLAlchemyError) as error:
-        raise Failed(f"the database {place} could not be migrated: {error}") from error
+        raise Failed(f"the database {place} could not be migrated: {in_words(error)}") from error
     say(f"the database {place} is up to date")

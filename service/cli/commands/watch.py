@@ -96,6 +96,8 @@ def _line(job: JobRecord) -> str:
     text = f"{time.strftime('%H:%M:%S')}  {job.id} {job.name}  {job.state}"
     if job.state is JobState.RUNNING and job.progress:
         eta = duration(job.progress.eta_seconds)
+        if job.last_seen:
+            text = f"{text}, as last seen at {job.last_seen.astimezone():%H:%M:%S}"
         return f"{text}  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}  ETA {eta}"
     return f"{text}: {news(job)}"
 

@@ -31,8 +31,10 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     yield "id", job.id
     yield "name", job.name
     yield "state", f"{job.state} ({job.reason}){_asked_for(job)}"
-    yield "message", job.message
-    if job.waiting_for:
+    yield "message", _as_of(job, job.message)
+    if job.last_seen:
+        yield "not seen", f"since {job.last_seen.astimezone():%Y-%m-%d %H:%M:%S}: {job.waiting_for}"
+    elif job.waiting_for:
         yield "waits for", job.waiting_for
     yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
     yield "tenant", job.tenant
@@ -100,7 +102,9 @@ def age(job: JobRecord) -> str:
 
 
 def news(job: JobRecord) -> str:
-    """Return what the job waits for, or else what last happened to it."""
+    """Return what the job waits for, or else what last happened to it, and when that is from if it may be outdated."""
+    if job.last_seen:
+        return f"{_as_of(job, job.message)}; {job.waiting_for}"
     return job.waiting_for or job.message
 
 
@@ -109,6 +113,10 @@ def productive_share(job: JobRecord) -> str:
     goodput = as_of(job.goodput, datetime.now(UTC))
     seconds = goodput.total.total_seconds()
     return f"{goodput.productive / seconds:.0%}" if seconds else "-"
+
+
+def _as_of(job: JobRecord, text: str) -> str:
+    return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {text}" if job.last_seen else text
 
 
 def _asked_for(job: JobRecord) -> str:

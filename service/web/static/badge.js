@@ -1,6 +1,7 @@
 // A job's state, and in a few words why it is in it.
 
 import { h, setClass, setText } from "./dom.js";
+import { moment } from "./format.js";
 
 export const STATES = ["QUEUED", "SCHEDULING", "RUNNING", "PAUSED", "SUCCEEDED", "FAILED", "CANCELLED"];
 export const FINISHED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
@@ -21,5 +22,6 @@ export function explanation(job) {
     if (job.cancel_requested) return "is being cancelled";
     if (job.pause_requested && job.state !== "PAUSED") return "finishes its step, then pauses";
   }
-  return (job.state === "QUEUED" && job.waiting_for) || job.message;
+  if (job.last_seen) return `As last seen ${moment(job.last_seen)}: ${job.message}; ${job.waiting_for}`;
+  return job.waiting_for || job.message;
 }
