@@ -259,6 +259,46 @@ def test_too_many_faults_end_the_job() -> None:
     )
 
 
+def test_a_fault_that_repeats_at_once_is_waited_for_and_takes_other_processes() -> None:
+    gang = a_gang(fault_tolerance={"max_restarts": 4})
+    failed = RankEnd(End.FAILED, "PermissionError: Access Denied")
+
+    def fail() -> list[port.StartTraining]:
+        gang.end(failed, 0)
+        gang.end(LOST_CONNECTION, 1, 2, 3)
+        gang.wait(0.5)
+        return gang.of(port.StartTraining)
+
+    assert len(fail()) == 2, "after steps it goes on at once"
+    assert gang.of(port.ReplaceWorker) == []
+    for again, (pause, left) in enumerate([(1, "2 more restarts"), (2, "1 more restart"), (4, "0 more restarts")]):
+        first = gang.members[0].number
+        assert len(fail()) == again + 2
+        assert gang.of(port.ReplaceWorker)[-1] == port.ReplaceWorker(first), "another process"
+        assert gang.record.said == (
+            GangPhase.RECOVERING,
+            f"restarts in {pause} s, as it made no progress since the previous fault ({left} allowed): "
+            "rank 0: PermissionError: Access Denied",
+        )
+        gang.wait(pause + START_SECONDS)
+        assert len(gang.of(port.StartTraining)) == again + 3
+    gang.train(1)  # beyond the fault
+    fail()
+    assert "5 faults" in finish(gang).message
+
+
+def test_a_job_can_be_paused_while_its_restart_waits() -> None:
+    gang = FakeGang(job(), orders(2), "ab")
+    gang.wait(START_SECONDS + 1)
+    gang.end(RankEnd(End.FAILED, "NoSuchBucket"), 0)
+    gang.end(LOST_CONNECTION, 1, 2, 3)
+    gang.wait(0.5)
+    assert gang.record.said[1].startswith("restarts in 1 s, ")
+    gang.tell(PAUSE)
+    gang.wait(0.5)
+    assert finish(gang).phase is GangPhase.PAUSED
+
+
 def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     gang = a_gang(data=1)
     gang.tell(orders(2))

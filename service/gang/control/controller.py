@@ -39,7 +39,7 @@ from service.gang.control.state import (
     Stopping,
     Suspecting,
 )
-from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit
+from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
 from service.gang.status import GangPhase, Orders
 
@@ -71,6 +71,7 @@ class GangController:
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
         self._state: State = Idle()
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
+        self._pauses, self._paused_until = RestartPauses(), 0.0  # no gang is formed before this time
         self._replicas: dict[int, Replica] = {}
         self._replica_numbers = count(1)
         self._generation = 0
@@ -184,6 +185,8 @@ class GangController:
 
     def _act(self) -> Iterator[port.Decision]:
         action = next_action(self._view())
+        if self.formation is None and self._now < self._paused_until and not isinstance(action, Pause):
+            return  # meanwhile processes are replaced
         match action:
             case Form():
                 yield from self._form(action)
@@ -527,10 +530,12 @@ class GangController:
             if lasting and None not in ends.values():  # what a lost peer causes may look like a defect
                 raise GangFailed(lasting[0].message)
             self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
+        # What fails again without a step in between may be the process: full memory, a connection that it keeps.
+        again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)
         unusable = {
             worker
             for rank, worker in enumerate(formation.workers)
-            if (end := ends.get(rank)) is None or not end.reusable
+            if (end := ends.get(rank)) is None or not end.reusable or (again and end.how is End.FAILED)
         }
         yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
 
@@ -560,6 +565,18 @@ class GangController:
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
+        if reason.cause is not Cause.NODE_LOST:
+            self._pause(reason)
+
+    def _pause(self, reason: Break) -> None:
+        """Wait before the next gang is formed, if the job has made no progress since its previous fault."""
+        pause = self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        if pause:
+            self._paused_until = self._now + pause
+            left = f"{counted(self._limit.left, 'more restart')} allowed"
+            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
+            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
+            self._record.log("WARNING", message)
 
 
 def _reason(formation: Formation, gone: Set[str]) -> Break:
