@@ -62,6 +62,7 @@ class Orders:
         cause: Why this is the target, for the record if the gang has to change.
         avoid: Kinds of GPU, by Ray's names, with too little memory for one of these layouts.
         near: Labels of the nodes on which workers are to start; given only for some seconds.
+        unusable: Nodes on which no worker could start.
     """
 
     target: Layout | None
@@ -69,6 +70,7 @@ class Orders:
     cause: Cause
     avoid: tuple[str, ...] = ()
     near: Labels = ()
+    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ class NodeCapacity:
     free: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     draining: bool = False  # it will go away, so nothing new is placed there
+    unusable: str | None = None  # why ranks cannot run there
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether new ranks may be placed there."""
+        return not self.draining and self.unusable is None
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class Reconciler:
         jobs = [job for job in active if self._memory.takes_part(job)]
         with_gang = [job for job in jobs if job.has_gang]
         gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
+        self._memory.saw_nodes(nodes)
         self._housekeeping.show(nodes)
         room_seconds = self._memory.room_seconds()
         return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)

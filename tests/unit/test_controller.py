@@ -17,6 +17,7 @@ from service.gang.control.controller import (
     SILENT_SECONDS,
     GangController,
 )
+from service.gang.control.controller import START_SECONDS as STARTING_SECONDS
 from service.gang.control.record import GangRecord
 from service.gang.status import GangPhase, Orders
 from tests.jobs import tiny_job
@@ -313,12 +314,51 @@ def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     assert formed(gang)[-1] == ("bb", 7)
 
 
-def test_a_worker_that_ends_again_and_again_as_it_starts_ends_the_job() -> None:
+def test_workers_that_end_again_and_again_as_they_start_end_the_job_in_the_end() -> None:
     gang = FakeGang(job(), orders(1), "a")
     gang.fail_starts = True
     gang.wait(MOST_FAILED_STARTS * (START_SECONDS + 1))
     assert len(gang.of(port.ReplaceWorker)) == 2 * (MOST_FAILED_STARTS - 1)
-    assert finish(gang).message == f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
+    problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
+    assert gang.record.said == (
+        GangPhase.WAITING, f"waits for 2 × {{CPU: 1}}; node a is avoided for 60 s: {problem}",
+    )  # fmt: skip
+    assert gang.of(port.Finish) == []
+    gang.wait(60 + 120 + 3 * MOST_FAILED_STARTS * (START_SECONDS + 1))
+    assert finish(gang).message == problem
+
+
+def test_a_node_on_which_workers_end_as_they_start_is_left_for_another_one() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.bad_nodes.add("a")
+    gang.wait((MOST_FAILED_STARTS + 1) * (START_SECONDS + 1))
+    assert gang.of(port.StartReplica)[-1].selector == {"ray.io/node-id": "!in(a)"}
+    assert formed(gang) == [("bb", None)]
+    gang.train(100)
+    assert gang.of(port.Finish) == [], "it trains where it can"
+
+
+def test_a_node_on_which_workers_hang_as_they_start_is_left_for_another_one() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.start_seconds["a"] = 10_000
+    gang.wait(STARTING_SECONDS + START_SECONDS + 3)
+    assert gang.record.said[0] is GangPhase.TRAINING
+    assert formed(gang) == [("bb", None)]
+    logs = [each.report.message for each in gang.record.status(0).reports if isinstance(each.report, LogLine)]
+    assert "2 workers did not start within 180 s" in logs[0]
+
+
+def test_a_node_that_the_scheduler_finds_unusable_is_left_while_workers_start() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.wait(START_SECONDS / 2)
+    assert gang.of(port.RemoveReplica) == []
+    gang.tell(replace(orders(1), unusable=("a",)))
+    gang.wait(START_SECONDS + 2)
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(1)]
+    assert formed(gang) == [("bb", None)]
+    gang.tell(replace(orders(1), unusable=("b",)))
+    gang.train(3)
+    assert len(gang.of(port.RemoveReplica)) == 1, "workers that are up can evidently run there"
 
 
 def waiting_for_the_store() -> FakeGang:

@@ -141,7 +141,7 @@ def test_restarts_that_are_left_do_not_include_the_one_under_way() -> None:
 def test_restarts_without_progress_wait_ever_longer_and_progress_makes_them_immediate_again() -> None:
     pauses = RestartPauses()
     assert [pauses.fault(0, -1) for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60], "it never made a step"
-    assert [pauses.fault(*at) for at in ((7, -1), (7, -1), (3, -1))] == [0, 1, 2], "the same steps again are no progress"
+    assert [pauses.fault(*at) for at in ((7, -1), (7, -1), (3, -1))] == [0, 1, 2], "the same steps are none"
     assert not pauses.stalled(8, -1)
     assert [pauses.fault(*at) for at in ((8, -1), (8, 5), (8, 5))] == [0, 0, 1], "a checkpoint is progress, too"
     assert pauses.stalled(8, 5)

@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -22,6 +21,7 @@ from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import GangContext
 from service.gang.ray.handles import SupervisorHandles, name_of
 from service.gang.ray.node import JoinedNode, end_processes_of, ray_folder
+from service.gang.ray.node_checks import NodeChecks
 from service.gang.ray.private_api import (
     ANSWER_SECONDS,
     autoscaler_refuses,
@@ -40,13 +40,11 @@ from service.gang.ray.private_api import (
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
-from service.gang.versions import require_version
 from service.logs import GangLogs, LogFormat
 from service.security.access import AccessRules
 
 NAMESPACE = "boost"
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
-HEAD_SECONDS = 120.0  # for a process to start there
 
 
 class RayGangs:
@@ -76,13 +74,14 @@ class RayGangs:
         self._folder: TemporaryFolder | None = None
         self._node: JoinedNode | None = None
         self._supervisors = SupervisorHandles()
+        self._checks: NodeChecks | None = None  # an embedded Ray's only node is this process's own
 
     def connect(self) -> None:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
 
         Raises:
             ConnectionError: No cluster answers at the address.
-            ValueError: Its head runs another version of BOOST.
+            ValueError: Its head runs another version of BOOST, or has none.
         """
         write_to_log()
         if self._address is None:
@@ -95,7 +94,8 @@ class RayGangs:
             self._node = JoinedNode(address)
         with own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
-        require_version(_version_of_head(), "Ray's head")
+        self._checks = NodeChecks()
+        self._checks.wait([node["NodeID"] for node in _nodes_for_ranks()])
 
     def _start_embedded(self) -> None:
         if self._token_file:
@@ -125,7 +125,7 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
-        self._supervisors = SupervisorHandles()
+        self._supervisors, self._checks = SupervisorHandles(), None
         with own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
@@ -148,12 +148,14 @@ class RayGangs:
         require_head()
 
     def nodes(self) -> list[NodeCapacity]:
-        """Return the alive nodes on which ranks can be placed, full or not.
+        """Return the alive nodes that have resources for ranks, full or not.
 
         Raises:
             ConnectionError: Ray's head does not answer.
         """
         free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
+        nodes = _nodes_for_ranks()
+        unusable = self._checks.unusable([node["NodeID"] for node in nodes]) if self._checks else {}
         return [
             NodeCapacity(
                 node["NodeID"],
@@ -161,9 +163,9 @@ class RayGangs:
                 free=free.get(node["NodeID"], {}),
                 labels=node.get("Labels", {}),
                 draining=node["NodeID"] in draining,
+                unusable=unusable.get(node["NodeID"]),
             )
-            for node in node_table(ANSWER_SECONDS)
-            if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
+            for node in nodes
         ]
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
@@ -231,27 +233,13 @@ class RayGangs:
             ray.kill(supervisor)
 
 
-def _version_of_head() -> str:
-    """Return the version of BOOST on the head of the connected cluster.
-
-    Raises:
-        ConnectionError: The head does not answer.
-        ValueError: BOOST is not installed there.
-    """
-
-    def version() -> str:  # a nested function is sent by value, so that any version can run it
-        from boost_core import __version__
-
-        return __version__
-
-    remote: Any = ray.remote(version)
-    try:
-        found: str = ray.get(remote.options(num_cpus=0, resources=ON_THE_HEAD).remote(), timeout=HEAD_SECONDS)
-    except GetTimeoutError as error:
-        raise ConnectionError(f"its head has started no process within {HEAD_SECONDS:.0f} s") from error
-    except RayTaskError as error:
-        raise ValueError(f"its head has no BOOST ({error.cause}); run it from the trainer's image") from error
-    return found
+def _nodes_for_ranks() -> list[dict[str, Any]]:
+    """Return the alive nodes with CPUs or GPUs, as in ``node_table``."""
+    return [
+        node
+        for node in node_table(ANSWER_SECONDS)
+        if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
+    ]
 
 
 def _make_token(file: Path) -> None:

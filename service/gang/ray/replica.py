@@ -46,6 +46,7 @@ class WorkerHandle:
         where: Where to place it.
         supervisor: Handle of the ``Supervisor`` actor.
         context: Settings of the service that workers need.
+        node: The node that is, if known.
 
     Attributes:
         number: Its number among all workers of the gang.
@@ -55,7 +56,7 @@ class WorkerHandle:
 
     def __init__(
         self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorProxy["Supervisor"],
-        context: GangContext,
+        context: GangContext, node: str | None,
     ) -> None:  # fmt: skip
         from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 
@@ -71,7 +72,7 @@ class WorkerHandle:
             )
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
-        self._placing = self.actor.place.remote()
+        self._node, self._placing = node, self.actor.place.remote()
         self._place: WorkerPlace | None = None
 
     def status(self) -> WorkerStatus:
@@ -80,8 +81,8 @@ class WorkerHandle:
             try:
                 self._place = ray.get(self._placing)
             except RayActorError as error:
-                return WorkerStatus(self.number, failure=str(error))
-        return WorkerStatus(self.number, self._place)
+                return WorkerStatus(self.number, failure=str(error), node=self._node)
+        return WorkerStatus(self.number, self._place, node=self._node)
 
     def as_run_worker(self) -> "RunWorker":
         """Return this worker, which is up, as a worker of the run."""
@@ -133,6 +134,7 @@ class RayReplica:
                 bundle_label_selector=[dict(wanted.selector)] * self._count if wanted.selector else None,
             )
         )
+        self._nodes: Mapping[int, str] = {}  # of its bundles
         self.workers: list[WorkerHandle] = []
 
     def status(self) -> tuple[WorkerStatus, ...]:
@@ -157,11 +159,16 @@ class RayReplica:
 
     def _reserved(self) -> bool:
         # Ray's own ready() would start a process on the nodes to find out, which takes seconds if they are busy.
-        return self._group is None or placement_group_table(self._group).get("state") == "CREATED"
+        if self._group is None:
+            return True
+        table = placement_group_table(self._group)
+        self._nodes = table.get("bundles_to_node_id", {})
+        return table.get("state") == "CREATED"
 
     def _started(self, place: int) -> WorkerHandle:
         if self._group is None:
             there = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
-            return WorkerHandle({}, there, self._supervisor, self._context)
-        bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place // self._tensor)
-        return WorkerHandle(self._each, bundle, self._supervisor, self._context)
+            return WorkerHandle({}, there, self._supervisor, self._context, self._keep_on[place])
+        number = place // self._tensor
+        bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+        return WorkerHandle(self._each, bundle, self._supervisor, self._context, self._nodes.get(number))
