@@ -87,12 +87,20 @@ class GangStatus:
     """A gang's phase, and its reports since those already read.
 
     A final phase comes with the last report, never before it; there are at most 1000 reports at a time.
+
+    Attributes:
+        phase: The phase.
+        message: The same, human-readable.
+        reports: The reports, in order.
+        layout: The present layout, or the last one.
+        silent_seconds: How long the gang has not answered.
     """
 
     phase: GangPhase
     message: str
     reports: list[GangReport]
-    layout: Layout | None = None  # the present layout, or the last one
+    layout: Layout | None = None
+    silent_seconds: float = 0.0
 
 
 GangKey = tuple[str, int]  # a job's ID, and the number of its gang
@@ -200,3 +208,10 @@ class Gangs(Protocol):
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if the gang does not exist."""
+
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        """End a gang that does not answer, and return once none of its processes is left; takes seconds.
+
+        Raises:
+            RuntimeError: Some are left; its job must not get another gang yet.
+        """

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -24,6 +25,7 @@ from service.gang.ray.node import JoinedNode, end_processes_of, ray_folder
 from service.gang.ray.node_checks import NodeChecks
 from service.gang.ray.private_api import (
     ANSWER_SECONDS,
+    actor_processes,
     autoscaler_refuses,
     draining_nodes,
     ended_processes,
@@ -37,6 +39,7 @@ from service.gang.ray.private_api import (
     use_token,
     write_to_log,
 )
+from service.gang.ray.replica import end_processes
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
@@ -44,6 +47,8 @@ from service.logs import GangLogs, LogFormat
 from service.security.access import AccessRules
 
 NAMESPACE = "boost"
+WORKERS_SECONDS = 5.0  # for workers to end with their supervisor
+END_SECONDS = 30.0  # for nodes to say that processes have ended
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -231,6 +236,37 @@ class RayGangs:
         self._supervisors.forget((job_id, attempt))
         if supervisor is not None:
             ray.kill(supervisor)
+
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        """End a gang that does not answer, and return once none of its processes is left; takes seconds.
+
+        Ray asks a process to end by itself, which a stopped or a stuck one does not do: it is killed on its node.
+
+        Raises:
+            ConnectionError: Ray's head does not answer.
+            RuntimeError: Some are left; its job must not get another gang yet.
+        """
+        gang = job_id, attempt
+        supervisor = self._supervisors.find(gang)
+        if supervisor is None:
+            return
+        require_head()
+        own, workers = actor_processes(supervisor._actor_id.hex())
+        try:
+            for pids_by_node, seconds in ((own, 0.0), (workers, WORKERS_SECONDS)):
+                answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
+                left = [pid for pids in ray.get(answers, timeout=END_SECONDS) for pid in pids]
+                if left:
+                    raise RuntimeError(
+                        f"gang {attempt} of {job_id} does not answer, and its processes {left} cannot be killed"
+                    )
+        except RayError as error:
+            raise RuntimeError(
+                f"gang {attempt} of {job_id} does not answer, and was not ended: {type(error).__name__}"
+            ) from error
+        finally:
+            self._supervisors.forget(gang)  # it is tried again after another silence
+        ray.kill(supervisor)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:

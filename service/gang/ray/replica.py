@@ -3,14 +3,14 @@
 Workers that only keep a job's state are in no placement group, and take neither CPUs nor GPUs.
 """
 
-import os
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -24,6 +24,7 @@ from boost_core.config import Layout
 from service.gang.assignment import GangContext, WorkerPlace
 from service.gang.control.port import StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray.node import END_SECONDS
 from service.gang.resources import worker_resources
 
 if TYPE_CHECKING:
@@ -95,14 +96,35 @@ class WorkerHandle:
         """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
         ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self._place is not None:
-            there = NodeAffinitySchedulingStrategy(self._place.node, soft=False)
-            _kill_process.options(scheduling_strategy=there).remote(self._place.pid)
+            end_processes(self._place.node, [self._place.pid], 0.0)
+
+
+def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[list[int]]:
+    """Have actors' processes on a node killed unless they end by themselves; return the answer: those that are left.
+
+    Args:
+        node: The node.
+        pids: Their process IDs.
+        seconds: How long to wait until they end.
+    """
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return _end_processes.options(scheduling_strategy=there).remote(pids, seconds)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _kill_process(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _end_processes(pids: Sequence[int], seconds: float) -> list[int]:
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if any(part.startswith("ray::") for part in process.cmdline()):  # and not another with the same number
+                found.append(process)
+    _, lasting = psutil.wait_procs(found, seconds)
+    for process in lasting:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, left = psutil.wait_procs(lasting, END_SECONDS)
+    return [process.pid for process in left]
 
 
 class RayReplica:
