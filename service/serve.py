@@ -105,6 +105,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
             tracing=tracing,
             autoscales=settings.autoscaling,
             topology=settings.topology_labels,
+            silent_seconds=settings.supervisor_seconds,
         )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:

@@ -125,6 +125,11 @@ class Settings(BaseSettings):
         2.0, ge=1, description="CPUs of the cluster for building datasets, one dataset at a time."
     )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between scheduler passes.")
+    supervisor_seconds: float = Field(
+        60.0,
+        ge=5,
+        description="How long a gang's supervisor may not answer before it is ended and its job gets another gang.",
+    )
     grow_cooldown_seconds: float = Field(
         30.0, ge=0, description="A gang grows at the earliest this long after its layout has changed,"
     )

@@ -62,6 +62,7 @@ class Orders:
         cause: Why this is the target, for the record if the gang has to change.
         avoid: Kinds of GPU, by Ray's names, with too little memory for one of these layouts.
         near: Labels of the nodes on which workers are to start; given only for some seconds.
+        unusable: Nodes on which no worker could start.
     """
 
     target: Layout | None
@@ -69,6 +70,7 @@ class Orders:
     cause: Cause
     avoid: tuple[str, ...] = ()
     near: Labels = ()
+    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,20 @@ class GangStatus:
     """A gang's phase, and its reports since those already read.
 
     A final phase comes with the last report, never before it; there are at most 1000 reports at a time.
+
+    Attributes:
+        phase: The phase.
+        message: The same, human-readable.
+        reports: The reports, in order.
+        layout: The present layout, or the last one.
+        silent_seconds: How long the gang has not answered.
     """
 
     phase: GangPhase
     message: str
     reports: list[GangReport]
-    layout: Layout | None = None  # the present layout, or the last one
+    layout: Layout | None = None
+    silent_seconds: float = 0.0
 
 
 GangKey = tuple[str, int]  # a job's ID, and the number of its gang
@@ -124,6 +134,12 @@ class NodeCapacity:
     free: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     draining: bool = False  # it will go away, so nothing new is placed there
+    unusable: str | None = None  # why ranks cannot run there
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether new ranks may be placed there."""
+        return not self.draining and self.unusable is None
 
 
 @dataclass(frozen=True)
@@ -192,3 +208,10 @@ class Gangs(Protocol):
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if the gang does not exist."""
+
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        """End a gang that does not answer, and return once none of its processes is left; takes seconds.
+
+        Raises:
+            RuntimeError: Some are left; its job must not get another gang yet.
+        """

@@ -37,7 +37,8 @@ def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> Node
     """
     seen = store.snapshot(NODES) if spec.resources.gpus_per_worker else None
     suits = required_labels(spec.resources).items()
-    nodes = [node for node in seen[1] if suits <= node["labels"].items() and not node["draining"]] if seen else []
+    usable = [node for node in seen[1] if not node["draining"] and not node.get("unusable")] if seen else []
+    nodes = [node for node in usable if suits <= node["labels"].items()]
     totals = [node["total"] for node in nodes if node["total"].get("GPU", 0) >= 1]
     gpus = Counter[int]()
     for total in totals:

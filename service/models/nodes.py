@@ -21,6 +21,9 @@ class Node(BaseModel):
     total: dict[str, float] = Field(description="Total of each resource.")
     free: dict[str, float] = Field(description="Free amount of each resource.")
     draining: bool = Field(description="Whether it is draining; nothing new is placed on it.")
+    unusable: str | None = Field(
+        None, description="Why no rank can run on it, such as another version of the trainer; null: ranks can."
+    )
     jobs: list[NodeJob] = Field(description="Jobs of the requesting tenant on it; operators see all jobs.")
     other_ranks: int = Field(description="Ranks of other tenants' jobs on it.")
 

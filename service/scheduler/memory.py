@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from boost_core.config import ElasticityConfig, Layout
 from boost_core.messages.reports import Cause
-from service.gang.status import GangPhase, GangStatus, Labels, Orders
+from service.gang.status import GangPhase, GangStatus, Labels, NodeCapacity, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler import messages
@@ -51,6 +51,7 @@ class GangMemory:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._room_since: dict[str, float] = {}
+        self._unusable: tuple[str, ...] = ()  # nodes
         self._held: dict[str, float] = {}  # when jobs that lost their gangs may have another
 
     def start(
@@ -91,7 +92,11 @@ class GangMemory:
         entry = self._entries[job.id]
         if entry.gang.near and entry.looked_at is not None and self._clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
-        return entry.gang.orders(job.spec, job.basis)
+        return self._completed(entry.gang.orders(job.spec, job.basis))
+
+    def saw_nodes(self, nodes: Collection[NodeCapacity]) -> None:
+        """Note on which nodes no rank can run."""
+        self._unusable = tuple(sorted(node.node_id for node in nodes if node.unusable is not None))
 
     def stored(self, job: JobRecord) -> int:
         """Sequence number of the newest report of a job's gang in the record.
@@ -178,7 +183,10 @@ class GangMemory:
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return gang.orders(job.spec, job.basis)
+        return self._completed(gang.orders(job.spec, job.basis))
+
+    def _completed(self, orders: Orders) -> Orders:
+        return replace(orders, unusable=self._unusable)
 
     def _follow_user(self, job: JobRecord) -> None:
         """Pause the gang for as long as the job's user requests it."""

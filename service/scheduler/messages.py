@@ -45,7 +45,7 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
     room = sum(cluster.whole.slots(demand))
     message = f"needs {cluster.demand(job).in_words}; {_where(job, cluster)} {has} in all, room for {room}"
-    return f"{message}{_scattered(cluster, job, cluster.whole)}; waits for nodes to join"
+    return f"{message}{_scattered(cluster, job, cluster.whole)}{_unused(cluster, job)}; waits for nodes to join"
 
 
 def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
@@ -73,6 +73,7 @@ def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job waits for others to make room or to end."""
     nodes = cluster.nodes(job)
     message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}{_scattered(cluster, job, cluster.room)}"
+    message += _unused(cluster, job)
     if leaving := [other for other in cluster.leaving() if cluster.nodes(other) & nodes]:
         return f"{message}; {_make_room(job, leaving)}"
     holders = [other for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
@@ -112,6 +113,15 @@ def _scattered(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
     if sum(slots) >= least <= room.ranks(demand):
         return f": {why_not(job.spec, slots, demand.layouts)}"
     return ""
+
+
+def _unused(cluster: ClusterSnapshot, job: JobRecord) -> str:
+    """Which nodes would suit a job, but cannot run its ranks."""
+    unused = [node for node in cluster.capacities if node.unusable and cluster.demand(job).takes(node)]
+    if not unused:
+        return ""
+    more = f", nor are {len(unused) - 1} more (boost nodes)" if len(unused) > 1 else ""
+    return f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
 
 
 def _where(job: JobRecord, cluster: ClusterSnapshot) -> str:

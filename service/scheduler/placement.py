@@ -35,7 +35,7 @@ _SELECTABLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # va
 
 
 class Room:
-    """The free resources of the nodes, which shrink as gangs are placed. Draining nodes accept nothing.
+    """The free resources of the nodes, which shrink as gangs are placed. Draining and unusable nodes accept nothing.
 
     Nodes' reports of free resources lag behind: a gang that was just started does not show yet. So totals are kept as
     well: gangs that can only be on certain nodes never get more than these nodes have in total.
@@ -54,7 +54,7 @@ class Room:
         held: Iterable[tuple[Demand, int]] = (),
         topology: Sequence[str] = (),
     ) -> None:
-        steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if not node.draining]
+        steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if node.takes_ranks]
         self._nodes = [node for node, _ in steady]
         self._free = [left for _, left in steady]
         self._to_come, self._topology = [dict(left) for left in self._free], topology

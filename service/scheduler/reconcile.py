@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_START_SECONDS = 120.0  # for a new gang's supervisor to answer first
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {
@@ -69,6 +70,7 @@ class Reconciler:
         tracing: Creates spans of jobs' progress; ``None``: no tracing.
         autoscales: Whether to request the nodes that jobs need from the cluster.
         topology: Node labels that indicate proximity, as in ``decide``.
+        silent_seconds: How long a gang's supervisor may not answer before the gang is ended.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class Reconciler:
         tracing: "Tracing | None" = None,
         autoscales: bool = False,
         topology: Sequence[str] = (),
+        silent_seconds: float = 60.0,
     ) -> None:
-        self._topology = topology
+        self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
@@ -138,6 +141,7 @@ class Reconciler:
         jobs = [job for job in active if self._memory.takes_part(job)]
         with_gang = [job for job in jobs if job.has_gang]
         gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
+        self._memory.saw_nodes(nodes)
         self._housekeeping.show(nodes)
         room_seconds = self._memory.room_seconds()
         return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
@@ -162,13 +166,17 @@ class Reconciler:
             with self._apart(job):
                 if isinstance(result, Exception):
                     raise result
-                if result is not None:
+                if result is not None and self._is_hung(job, result):
+                    self._gangs.end_hung(job.id, job.attempt)
+                    silence = f"did not answer for {result.silent_seconds:.0f} s and was ended"
+                    self._lost(job, f"the supervisor of gang {job.attempt} {silence}")
+                elif result is not None:
                     self._memory.saw(job, result)
                     answered.append((job, result))
                 elif job.id in never_seen and job.state is JobState.SCHEDULING:
                     self._make_up_for_launch(job)
                 else:
-                    self._lost(job)
+                    self._lost(job, f"gang {job.attempt} is gone")
         self._record(answered)
 
     def _recall(self, jobs: Sequence[JobRecord]) -> set[str]:
@@ -246,7 +254,11 @@ class Reconciler:
             self._change(job, reason, f"{status.message}{why}")
             self._gangs.end(job.id, job.attempt)
 
-    def _lost(self, job: JobRecord) -> None:
+    def _is_hung(self, job: JobRecord, status: GangStatus) -> bool:
+        starting = job.state is JobState.SCHEDULING
+        return status.silent_seconds > max(self._silent_seconds, _START_SECONDS if starting else 0.0)
+
+    def _lost(self, job: JobRecord, what: str) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
         now = datetime.now(UTC)
@@ -258,11 +270,11 @@ class Reconciler:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
             self._memory.hold(job, pause)
             later = f" in {pause:g} s" if pause else ""
-            message = f"gang {job.attempt} is gone, through no fault of the job, which gets a new one{later}"
+            message = f"{what}, through no fault of the job, which gets a new one{later}"
             self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
-                f"gang {job.attempt} is gone, the {lost}th within {window:g} s; something ends the gangs' supervisors: "
+                f"{what}, the {lost}th within {window:g} s; something ends the gangs' supervisors: "
                 f"see the logs of the service and of Ray's head, and then: boost retry {job.id}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)

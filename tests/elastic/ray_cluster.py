@@ -82,8 +82,10 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def add(self) -> None:
-        self._nodes.append(self.cluster.add_node(num_cpus=self._cpus))
+    def add(self, **variables: str) -> str:
+        """Add a node, with environment variables of its own; return its ID."""
+        self._nodes.append(self.cluster.add_node(num_cpus=self._cpus, env_vars=variables))
+        return str(self._nodes[-1].node_id)
 
     def remove(self, node_id: str) -> None:
         """Kill a node's raylet, without notice."""

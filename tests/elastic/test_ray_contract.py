@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.control.watch import NodeWatch
 from service.gang.ray.executor import cluster_nodes, lost_nodes
-from service.gang.ray.private_api import draining_nodes, free_memory, free_resources, node_table
+from service.gang.ray.private_api import actor_processes, draining_nodes, free_memory, free_resources, node_table
+from service.gang.ray.replica import end_processes
 from tests.elastic.ray_cluster import Nodes
 
 
@@ -94,6 +95,26 @@ def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Node
     time.sleep(1)
     os.kill(pid, 0)  # it is still there: why the gang kills such processes from outside
     os.kill(pid, signal.SIGKILL)
+
+
+class Parent:
+    def start(self) -> tuple[int, int]:
+        self.child = ray.remote(Sleeper).options(num_cpus=0).remote()
+        return os.getpid(), ray.get(self.child.pid.remote())
+
+
+@pytest.mark.full
+def test_the_processes_of_an_actor_and_of_those_it_started_end_although_they_are_stopped(nodes: Nodes) -> None:
+    parent = ray.remote(Parent).options(num_cpus=0, name="parent", lifetime="detached").remote()
+    pid, child = ray.get(parent.start.remote())
+    own, started = actor_processes(parent._actor_id.hex())
+    assert ([*own.values()], [*started.values()]) == ([[pid]], [[child]])
+    os.kill(pid, signal.SIGSTOP)
+    for processes, seconds in ((own, 0.0), (started, 5.0)):
+        for node, pids in processes.items():
+            assert ray.get(end_processes(node, pids, seconds), timeout=60) == []
+    assert not psutil.pid_exists(pid) and not psutil.pid_exists(child)
+    assert within(10, lambda: actor_processes(parent._actor_id.hex()) == ({}, {}))
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
@@ -25,7 +26,7 @@ from ray.train.v2._internal.execution.worker_group import (
     WorkerGroupState,
     WorkerGroupStateBuilder,
 )
-from ray.train.v2._internal.state.state_actor import get_state_actor
+from ray.train.v2._internal.state.state_actor import get_or_create_state_actor, get_state_actor
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
@@ -116,6 +117,12 @@ def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
     (owner,) = (each for each in CLASSES if each.__name__ == name.split(".")[0])
     source = inspect.getsource(getattr(owner, name.split(".")[1]))
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == SOURCES[name]
+
+
+def test_the_list_of_runs_is_started_as_ray_train_does() -> None:
+    """After a change: start it in the same way in ``run_state._start_state_actor``, and take the new digest."""
+    source = inspect.getsource(get_or_create_state_actor)
+    assert hashlib.sha256(source.encode()).hexdigest()[:12] == "f1ef61857944"
 
 
 OURS = [
@@ -294,7 +301,10 @@ def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) ->
     )
     assert within(5, lambda: run_of("job-1").status_detail == "trained up to step 8")
     assert (status("job-1"), attempts("job-1")["1.4"].status.value) == ("FINISHED", "FINISHED")
-    there = {actor.class_name for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"}
+    actors = [actor for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"]
+    (keeper,) = [psutil.Process(actor.pid) for actor in actors if actor.class_name == "TrainStateActor"]
+    assert keeper.environ()["RAY_ADDRESS"] == nodes.address, "it finds its cluster, however many are on the machine"
+    there = {actor.class_name for actor in actors}
     assert there <= {"Gang", "Rank", "TrainStateActor"}, "no barrier, coordinator, cleaner or watcher"
     assert list(tmp_path.iterdir()) == []
 

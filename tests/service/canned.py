@@ -83,12 +83,16 @@ NODES = {
     "nodes": [
         {
             "node_id": "node-a", "labels": {"pool": "training"}, "total": {"GPU": 8, "CPU": 64},
-            "free": {"GPU": 6, "CPU": 63.5}, "draining": False,
+            "free": {"GPU": 6, "CPU": 63.5}, "draining": False, "unusable": None,
             "jobs": [{"id": "job-1", "name": "tiny", "ranks": 2}], "other_ranks": 1,
         },
         {
-            "node_id": "node-b", "labels": {}, "total": {"CPU": 4}, "free": {}, "draining": True, "jobs": [],
-            "other_ranks": 0,
+            "node_id": "node-b", "labels": {}, "total": {"CPU": 4}, "free": {}, "draining": True, "unusable": None,
+            "jobs": [], "other_ranks": 0,
+        },
+        {
+            "node_id": "node-c", "labels": {}, "total": {"CPU": 4}, "free": {"CPU": 4}, "draining": False,
+            "unusable": "has no torch, which Ray's head has", "jobs": [], "other_ranks": 0,
         },
     ],
 }  # fmt: skip

@@ -94,12 +94,14 @@ def test_tenants() -> None:
 
 def test_nodes() -> None:
     with serving({"GET /v1/nodes": Answer(200, NODES)}) as server:
-        header, first, second, seen = boost_at(server.url)("nodes").stdout.splitlines()
+        header, first, second, third, why, seen = boost_at(server.url)("nodes").stdout.splitlines()
         assert json.loads(boost_at(server.url)("nodes", "--json").stdout) == NODES
     assert header.split("  ")[0] == "NODE"
     for fact in ("node-a", "ready", "6/8", "63.5/64", "tiny (job-1): 2 rank(s), others: 1 rank(s)", "pool=training"):
         assert fact in first
     assert second.split() == ["node-b", "draining", "-", "0/4", "-", "-"]
+    assert third.split() == ["node-c", "unusable", "-", "4/4", "-", "-"]
+    assert why == "node-c is not used: it has no torch, which Ray's head has"
     assert seen.startswith("(as seen at ")
     with serving({"GET /v1/nodes": Answer(200, {"seen_at": None, "nodes": []})}) as server:
         assert boost_at(server.url)("nodes").stdout == "no scheduler has seen the cluster yet\n"

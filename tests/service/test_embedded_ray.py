@@ -1,12 +1,15 @@
 """A Ray whose GCS hangs or dies, embedded or joined: it is noticed, nothing is left of it, the next one is taken."""
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +18,15 @@ import pytest
 from ray.util import get_node_ip_address
 
 from boost_core import __version__
+from service.client import Client
+from service.jobs.states import JobState
+from tests.jobs import tiny_job, write_corpus
 from tests.processes import name_of
 from tests.service.conftest import free_port
+from tests.service.serving import BOOST, PATIENCE_SECONDS, Server, command_line
 
 pytestmark = pytest.mark.full
+logger = logging.getLogger(__name__)
 
 _PROGRAM = """
 import sys
@@ -92,7 +100,7 @@ def as_by_systemd(*command: object) -> list[str]:
 
 @pytest.mark.parametrize(("part", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
 def test_a_part_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path, part: str, name: str) -> None:
-    assert len(str(tmp_path)) > 20, "a folder for temporary files in which Ray's sockets would have too long paths"
+    assert len(str(tmp_path)) > 13, "a folder for temporary files in which Ray's sockets would have too long paths"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     program = as_by_systemd(sys.executable, "-c", _PROGRAM, tmp_path, part)
     done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=environment)
@@ -190,3 +198,116 @@ def test_a_head_of_another_version_is_refused(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"Ray's head has BOOST 0.0.9, but this process has {__version__}; "), done.stderr[
         -3000:
     ]
+
+
+class ServerOfProcess1(Server):
+    """A service that process 1 takes care of."""
+
+    def start(self) -> None:
+        file = self.log.with_name("serve.pid")
+        shell = as_by_systemd("sh", "-c", 'echo $$ > "$1"; exec "$0" serve', BOOST, file)
+        with self.log.open("ab") as log:
+            subprocess.run(shell, env=self.environment, stdout=log, stderr=log, check=True)
+        while not (file.exists() and file.read_text().strip()):
+            time.sleep(0.05)
+        self.process = psutil.Process(int(file.read_text()))
+
+    def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.is_running() and time.monotonic() < deadline, self.log.read_text()[-5000:]
+            time.sleep(0.1)
+
+    def ready(self) -> bool:
+        answer = self.answers("/readyz")
+        return answer is not None and answer.is_success
+
+
+FAULTS = ("supervisor stopped", "GCS killed", "all of the head killed", "supervisor killed", "raylet killed")
+READY_SECONDS = 20  # of a loaded machine; a quiet one needs less than half
+
+
+def strike(server: Server, fault: str) -> None:
+    tree = {process: name_of(process) for process in server.tree()}
+    if fault.startswith("supervisor"):
+        (victim,) = [process for process in tree if command_line(process).startswith("ray::Supervisor")]
+        victim.send_signal(signal.SIGSTOP if fault.endswith("stopped") else signal.SIGKILL)
+        return
+    names = {"raylet killed": {"raylet"}, "GCS killed": {"gcs_server"}}.get(fault, set(tree.values()))
+    for process in [process for process, name in tree.items() if name in names]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextmanager
+def watched(server: Server) -> Iterator[list[str]]:
+    """The failures of requests that are made all the time."""
+    failures, over = list[str](), threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.2):
+            answer = server.answers("/healthz")
+            if answer is None or not answer.is_success:
+                failures.append(str(answer))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        over.set()
+        thread.join()
+
+
+def survive(folder: Path, rounds: int) -> None:
+    """Have a job of a service survive faults in turn, and log how long each took."""
+    spec = tiny_job(
+        write_corpus(folder / "corpus"), folder / "checkpoints",
+        parallelism={"tensor_parallel_size": 1},
+        training={"steps": 10_000_000, "evaluate_every_steps": 10_000_000}, checkpoint={"every_steps": 50},
+        fault_tolerance={"max_restarts": 0, "restart_window_seconds": 5},  # any that counted would end it
+    )  # fmt: skip
+    settings = {"BOOST_AUTH": "false", "BOOST_SUPERVISOR_SECONDS": "5", "TMPDIR": str(folder / "tmp")}
+    (folder / "tmp").mkdir()
+    server = ServerOfProcess1(folder / "home", **settings)
+    try:
+        server.until(server.ready)
+        with Client(server.url) as client, watched(server) as failures:
+            job_id = client.submit(spec).id
+
+            def trains(attempt: int = 0, step: int = 0) -> bool:
+                """Whether it trains with a later gang, beyond a step, and has a checkpoint."""
+                job = client.get(job_id)
+                assert not job.finished, job
+                further = job.progress is not None and job.checkpoint is not None and job.progress.step > step
+                return job.attempt > attempt and job.state is JobState.RUNNING and further
+
+            server.until(trains)
+            for number in range(rounds):
+                fault, before, begun = FAULTS[number % len(FAULTS)], client.get(job_id), time.monotonic()
+                before_it, ready_after = set(server.tree()), 0.0
+                strike(server, fault)
+                if not fault.startswith("supervisor"):
+                    server.until(lambda: not server.ready(), 30)
+                    server.until(
+                        lambda before_it=before_it: any(
+                            name_of(each) == "raylet" for each in {*server.tree()} - before_it
+                        )
+                    )
+                    there = time.monotonic()
+                    server.until(server.ready, 60)
+                    ready_after = time.monotonic() - there
+                server.until(lambda before=before: trains(before.attempt, before.progress.step), 150)
+                seconds = time.monotonic() - begun
+                logger.info("%s: ready %.1f s after its raylet, trains after %.1f s", fault, ready_after, seconds)
+                assert ready_after <= READY_SECONDS, fault
+            job = client.get(job_id)
+            assert job.restart_counts == {}, "none was counted"
+            assert job.attempt == rounds + 1
+        assert failures == [], "the API answered throughout"
+    finally:
+        server.end(signal.SIGTERM)
+
+
+def test_a_job_survives_faults_of_what_it_runs_on_in_turn(tmp_path: Path) -> None:
+    survive(tmp_path, rounds=3)

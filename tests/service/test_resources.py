@@ -359,7 +359,7 @@ def test_nodes_and_what_runs_on_them(http: httpx.Client, store: JobStore) -> Non
     store.append_reports(job.id, 1, numbered(a_shape(2)))
     found = http.get("/nodes").json()
     assert found["seen_at"] is not None
-    expected = {"jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0}
+    expected = {"unusable": None, "jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0}
     assert found["nodes"] == [node | expected for node in nodes]
 
 

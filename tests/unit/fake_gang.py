@@ -48,6 +48,8 @@ class FakeGang:
         nodes: Those that are there. The cluster takes all others for alive, too.
         leaving: Those that will go away, and when.
         fail_starts: Whether workers end before they are up.
+        bad_nodes: Nodes on which they do.
+        start_seconds: How long a worker takes to be up, by node; of others, ``START_SECONDS``.
         free_memory: Of each node.
         copies_to_spare: Whether the spare comes to the end of the copies that it makes, at once.
         spare: The process that keeps a copy on another node; its snapshots are the copy.
@@ -59,6 +61,8 @@ class FakeGang:
         self.nodes, self._known = set(nodes), set(nodes)
         self.leaving: dict[str, float | None] = {}
         self.fail_starts, self.free_memory = False, 2**40
+        self.bad_nodes: set[str] = set()
+        self.start_seconds: dict[str, float] = {}
         self.events: list[tuple[port.Event, port.Moment]] = []
         self.decisions: list[port.Decision] = []
         self.now, self.step, self.training = 1000.0, 0, None
@@ -167,10 +171,10 @@ class FakeGang:
 
     def _status(self, worker: FakeWorker) -> port.WorkerStatus:
         if self.now < worker.up_at:
-            return port.WorkerStatus(worker.number)
-        if self.fail_starts:
-            return port.WorkerStatus(worker.number, failure="out of memory")
-        return port.WorkerStatus(worker.number, worker.place)
+            return port.WorkerStatus(worker.number, node=worker.node)
+        if self.fail_starts or worker.node in self.bad_nodes:
+            return port.WorkerStatus(worker.number, failure="out of memory", node=worker.node)
+        return port.WorkerStatus(worker.number, worker.place, node=worker.node)
 
     @property
     def _generation(self) -> int:
@@ -185,7 +189,9 @@ class FakeGang:
     def _place_replicas(self) -> None:
         for number, (wanted, workers) in self._replicas.items():
             taken = {each.node for other, each in self._members_of_replicas() if other.keep_on == wanted.keep_on}
-            free = wanted.keep_on[:1] or sorted(self.nodes - taken - self.leaving.keys())
+            where = wanted.selector.get("ray.io/node-id", "")
+            allowed = {node for node in self.nodes if selects({"id": where} if where else {}, {"id": node})}
+            free = wanted.keep_on[:1] or sorted(allowed - taken - self.leaving.keys())
             if not workers and free:
                 parallelism = wanted.spec.parallelism
                 ranks = parallelism.tensor_parallel_size * parallelism.pipeline_parallel_size
@@ -195,7 +201,7 @@ class FakeGang:
         return ((wanted, worker) for wanted, workers in self._replicas.values() for worker in workers)
 
     def _started(self, node: str) -> FakeWorker:
-        return FakeWorker(next(self._numbers), node, self.now + START_SECONDS)
+        return FakeWorker(next(self._numbers), node, self.now + self.start_seconds.get(node, START_SECONDS))
 
     def _execute(self, decision: port.Decision) -> port.Answer | None:
         workers = self._workers()

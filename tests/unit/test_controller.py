@@ -17,6 +17,7 @@ from service.gang.control.controller import (
     SILENT_SECONDS,
     GangController,
 )
+from service.gang.control.controller import START_SECONDS as STARTING_SECONDS
 from service.gang.control.record import GangRecord
 from service.gang.status import GangPhase, Orders
 from tests.jobs import tiny_job
@@ -259,6 +260,46 @@ def test_too_many_faults_end_the_job() -> None:
     )
 
 
+def test_a_fault_that_repeats_at_once_is_waited_for_and_takes_other_processes() -> None:
+    gang = a_gang(fault_tolerance={"max_restarts": 4})
+    failed = RankEnd(End.FAILED, "PermissionError: Access Denied")
+
+    def fail() -> list[port.StartTraining]:
+        gang.end(failed, 0)
+        gang.end(LOST_CONNECTION, 1, 2, 3)
+        gang.wait(0.5)
+        return gang.of(port.StartTraining)
+
+    assert len(fail()) == 2, "after steps it goes on at once"
+    assert gang.of(port.ReplaceWorker) == []
+    for again, (pause, left) in enumerate([(1, "2 more restarts"), (2, "1 more restart"), (4, "0 more restarts")]):
+        first = gang.members[0].number
+        assert len(fail()) == again + 2
+        assert gang.of(port.ReplaceWorker)[-1] == port.ReplaceWorker(first), "another process"
+        assert gang.record.said == (
+            GangPhase.RECOVERING,
+            f"restarts in {pause} s, as it made no progress since the previous fault ({left} allowed): "
+            "rank 0: PermissionError: Access Denied",
+        )
+        gang.wait(pause + START_SECONDS)
+        assert len(gang.of(port.StartTraining)) == again + 3
+    gang.train(1)  # beyond the fault
+    fail()
+    assert "5 faults" in finish(gang).message
+
+
+def test_a_job_can_be_paused_while_its_restart_waits() -> None:
+    gang = FakeGang(job(), orders(2), "ab")
+    gang.wait(START_SECONDS + 1)
+    gang.end(RankEnd(End.FAILED, "NoSuchBucket"), 0)
+    gang.end(LOST_CONNECTION, 1, 2, 3)
+    gang.wait(0.5)
+    assert gang.record.said[1].startswith("restarts in 1 s, ")
+    gang.tell(PAUSE)
+    gang.wait(0.5)
+    assert finish(gang).phase is GangPhase.PAUSED
+
+
 def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     gang = a_gang(data=1)
     gang.tell(orders(2))
@@ -273,12 +314,51 @@ def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     assert formed(gang)[-1] == ("bb", 7)
 
 
-def test_a_worker_that_ends_again_and_again_as_it_starts_ends_the_job() -> None:
+def test_workers_that_end_again_and_again_as_they_start_end_the_job_in_the_end() -> None:
     gang = FakeGang(job(), orders(1), "a")
     gang.fail_starts = True
     gang.wait(MOST_FAILED_STARTS * (START_SECONDS + 1))
     assert len(gang.of(port.ReplaceWorker)) == 2 * (MOST_FAILED_STARTS - 1)
-    assert finish(gang).message == f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
+    problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
+    assert gang.record.said == (
+        GangPhase.WAITING, f"waits for 2 × {{CPU: 1}}; node a is avoided for 60 s: {problem}",
+    )  # fmt: skip
+    assert gang.of(port.Finish) == []
+    gang.wait(60 + 120 + 3 * MOST_FAILED_STARTS * (START_SECONDS + 1))
+    assert finish(gang).message == problem
+
+
+def test_a_node_on_which_workers_end_as_they_start_is_left_for_another_one() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.bad_nodes.add("a")
+    gang.wait((MOST_FAILED_STARTS + 1) * (START_SECONDS + 1))
+    assert gang.of(port.StartReplica)[-1].selector == {"ray.io/node-id": "!in(a)"}
+    assert formed(gang) == [("bb", None)]
+    gang.train(100)
+    assert gang.of(port.Finish) == [], "it trains where it can"
+
+
+def test_a_node_on_which_workers_hang_as_they_start_is_left_for_another_one() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.start_seconds["a"] = 10_000
+    gang.wait(STARTING_SECONDS + START_SECONDS + 3)
+    assert gang.record.said[0] is GangPhase.TRAINING
+    assert formed(gang) == [("bb", None)]
+    logs = [each.report.message for each in gang.record.status(0).reports if isinstance(each.report, LogLine)]
+    assert "2 workers did not start within 180 s" in logs[0]
+
+
+def test_a_node_that_the_scheduler_finds_unusable_is_left_while_workers_start() -> None:
+    gang = FakeGang(job(), orders(1), "ab")
+    gang.wait(START_SECONDS / 2)
+    assert gang.of(port.RemoveReplica) == []
+    gang.tell(replace(orders(1), unusable=("a",)))
+    gang.wait(START_SECONDS + 2)
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(1)]
+    assert formed(gang) == [("bb", None)]
+    gang.tell(replace(orders(1), unusable=("b",)))
+    gang.train(3)
+    assert len(gang.of(port.RemoveReplica)) == 1, "workers that are up can evidently run there"
 
 
 def waiting_for_the_store() -> FakeGang:

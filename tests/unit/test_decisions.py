@@ -58,6 +58,7 @@ from tests.service.records import PROFILE
         ([job("a", 1, tensor=2, layouts=[[2, 1], [1, 1]], up_to=1)], nodes(1, 1), ["Admit a", "Launch a 1x1"]),
         # Nothing new comes to a node that drains.
         ([job("a", 1)], nodes(2, draining=True), ["Admit a", "Wait a"]),
+        ([job("a", 1)], nodes(2, unusable="has no torch"), ["Admit a", "Wait a"]),
     ],
 )  # fmt: skip
 def test_the_queue(jobs, capacities, expected) -> None:
@@ -325,6 +326,9 @@ def test_the_policy_is_the_operators() -> None:
          "tp 2 × pp 1 × dp 2 needs 4 workers in groups of 2; there is room for 2"),
         ([job("job-c", 8)], nodes(2),
          "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; waits for nodes to join"),
+        ([job("job-c", 8)], nodes(2) + nodes(9, unusable="has no torch"),
+         "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; node node-0 is not used: it has no torch; "
+         "waits for nodes to join"),
         ([job("job-c", 1, tensor=4)], nodes(2, 2),
          "needs 4 × {CPU: 1} in groups of 4; the cluster has 4 CPU in all, room for 4: "
          "tp 4 needs 4 workers on one node; the largest has 2; waits for nodes to join"),

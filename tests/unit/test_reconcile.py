@@ -127,6 +127,10 @@ class FakeGangs:
         self._maybe(self.fail_before, "end")
         self.gangs.pop((job_id, attempt), None)
 
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        self._maybe(self.fail_before, "end_hung")
+        self.gangs.pop((job_id, attempt), None)
+
     def now(
         self, job: JobRecord, phase: GangPhase, message: str = "", logs: int = 0, layout: Layout | None = None
     ) -> None:
@@ -299,6 +303,29 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
     assert (job.state, job.reason) == (JobState.FAILED, Reason.RESTARTS_EXHAUSTED)
     assert "the 11th within 3600 s" in job.message and job.message.endswith(f"boost retry {job.id}")
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
+
+
+def test_a_gang_that_does_not_answer_is_ended_and_replaced_once_it_is_gone(service: Service) -> None:
+    job = service.started(fault_tolerance={"max_restarts": 0})
+
+    def silent(seconds: float) -> JobRecord:
+        status = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [], None, seconds)
+        service.gangs.gangs[job.id, service.store.get(job.id).attempt] = status
+        service.tick()
+        return service.store.get(job.id)
+
+    assert silent(59).state is JobState.RUNNING
+    service.gangs.fail_before["end_hung"] = RuntimeError("some of its processes cannot be killed")
+    assert silent(61).state is JobState.RUNNING, "two gangs would write to the same folder"
+    after = silent(62)
+    assert (after.state, after.attempt, after.restart_counts) == (JobState.SCHEDULING, 2, {})
+    (lost,) = [event.data for event in service.store.events(job.id) if event.data.get("reason") == Reason.GANG_LOST]
+    assert lost["message"] == (
+        "the supervisor of gang 1 did not answer for 62 s and was ended, through no fault of the job, "
+        "which gets a new one"
+    )
+    assert silent(119).attempt == 2, "a new one takes its time to start"
+    assert silent(121).state is JobState.QUEUED
 
 
 @pytest.mark.parametrize("when", ["fail_before", "fail_after"])

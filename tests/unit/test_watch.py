@@ -3,7 +3,7 @@
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.faults import MOST_LOSSES
 from boost_core.messages.reports import Cause
-from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
+from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, RestartPauses, SlowRank
 
 
 def watch(**config) -> GangWatch:
@@ -127,3 +127,21 @@ def test_lost_nodes_are_no_faults_of_the_job_but_not_endlessly_many() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
     assert not any(limit.exceeded(Cause.NODE_LOST, float(now)) for now in range(MOST_LOSSES))
     assert limit.exceeded(Cause.NODE_LOST, 11.0) == "11 lost nodes within 3600 s are more than a job survives"
+
+
+def test_restarts_that_are_left_do_not_include_the_one_under_way() -> None:
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=3))
+    left = []
+    for now in range(3):
+        assert limit.exceeded(Cause.ERROR, float(now)) is None
+        left.append(limit.left)
+    assert left == [2, 1, 0]
+
+
+def test_restarts_without_progress_wait_ever_longer_and_progress_makes_them_immediate_again() -> None:
+    pauses = RestartPauses()
+    assert [pauses.fault(0, -1) for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60], "it never made a step"
+    assert [pauses.fault(*at) for at in ((7, -1), (7, -1), (3, -1))] == [0, 1, 2], "the same steps are none"
+    assert not pauses.stalled(8, -1)
+    assert [pauses.fault(*at) for at in ((8, -1), (8, 5), (8, 5))] == [0, 0, 1], "a checkpoint is progress, too"
+    assert pauses.stalled(8, 5)

@@ -19,11 +19,14 @@ def nodes(as_json: AsJson = False, url: Url = None) -> None:
         say("no scheduler has seen the cluster yet")
         return
     print_table(("NODE", "STATE", "FREE GPUS", "FREE CPUS", "JOBS", "LABELS"), map(_row, found.nodes))
+    for node in found.nodes:
+        if node.unusable:
+            say(f"{node.node_id} is not used: it {node.unusable}")
     say(f"(as seen at {found.seen_at.astimezone():%H:%M:%S})")
 
 
 def _row(node: Node) -> tuple[str, ...]:
-    state = "draining" if node.draining else "ready"
+    state = "draining" if node.draining else "unusable" if node.unusable else "ready"
     labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
     return node.node_id, state, *(_free(node, resource) for resource in _RESOURCES), _jobs(node), labels or "-"
 

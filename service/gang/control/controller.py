@@ -10,6 +10,7 @@
 ``policy`` decides between gangs and while one trains; the other states wait for an answer or for ranks to stop.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import count
@@ -39,14 +40,17 @@ from service.gang.control.state import (
     Stopping,
     Suspecting,
 )
-from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit
+from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
 from service.gang.status import GangPhase, Orders
 
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed
 FAILED_STOP_SECONDS = 10.0  # likewise, once one of them has failed
 SILENT_SECONDS = 15.0  # of silence, after which a worker is probed
-MOST_FAILED_STARTS = 5  # of a worker, in a row
+MOST_FAILED_STARTS = 5  # of a worker on a node, in a row
+START_SECONDS = 180.0  # for a replica's workers to be up; twice as long for each one in a row that did not start
+MOST_FAILED_REPLICAS = 3  # that did not start, in a row
+AVOID_SECONDS = 60.0, 3600.0  # how long to avoid a node on which a replica did not start: twice as long each time
 SECONDS_TO_HOLD = 5.0, 60.0  # minimum and maximum time to hold workers while the store refuses the last checkpoint
 SHARE_TO_HOLD = 0.1  # of the time that the store is waited for, between these limits
 SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was unavailable
@@ -71,8 +75,12 @@ class GangController:
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
         self._state: State = Idle()
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
+        self._pauses, self._paused_until = RestartPauses(), 0.0  # no gang is formed before this time
         self._replicas: dict[int, Replica] = {}
         self._replica_numbers = count(1)
+        self._failed_replicas = 0  # in a row
+        self._failed_on = Counter[str]()  # how many replicas did not start, by node
+        self._why_elsewhere = ""  # the last one's, for messages
         self._generation = 0
         self._layout: Layout | None = None
         self._most = 0  # most replicas of a gang under these orders
@@ -184,6 +192,8 @@ class GangController:
 
     def _act(self) -> Iterator[port.Decision]:
         action = next_action(self._view())
+        if self.formation is None and self._now < self._paused_until and not isinstance(action, Pause):
+            return  # meanwhile processes are replaced
         match action:
             case Form():
                 yield from self._form(action)
@@ -229,22 +239,17 @@ class GangController:
 
     def _tend_replicas(self) -> Iterator[port.Decision]:
         """Start and remove replicas, and replace workers that ended before they were up."""
-        for replica in self._replicas.values():
-            for place, worker in enumerate(replica.workers):
-                if worker.failure is not None:
-                    replica.failed_starts[place] += 1
-                    if replica.failed_starts[place] >= MOST_FAILED_STARTS:
-                        raise GangFailed(f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}")
-                    yield port.ReplaceWorker(worker.number)
-                elif worker.place is not None:
-                    replica.failed_starts[place] = 0
+        for replica in list(self._replicas.values()):
+            yield from self._tend_starting(replica)
         view = self._view()
         wanted = replica_set(view)
         orders = view.orders
-        selector = node_selector(self._spec, self._nodes.unusable(self._now), orders.avoid, orders.near)
+        unusable = {*self._nodes.unusable(self._now), *orders.unusable}
+        selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
         stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
-        for number in {*wanted.give_up, *stale}:
+        lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
+        for number in {*wanted.give_up, *stale, *(lost - set(view.members))}:
             yield self._remove(number)
         for _ in range(wanted.start):
             assert view.orders.target is not None
@@ -253,6 +258,44 @@ class GangController:
             number, target = next(self._replica_numbers), view.orders.target
             self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
             yield port.StartReplica(number, at(self._spec, target, self._machine), selector, keep_on)
+
+    def _tend_starting(self, replica: Replica) -> Iterator[port.Decision]:
+        """Replace a replica's workers that ended before they were up; give it up if they do not start at all."""
+        if replica.placed and replica.placed_at is None:
+            replica.placed_at = self._now
+        problem, ended = "", list[int]()
+        for place, worker in enumerate(replica.workers):
+            if worker.failure is not None:
+                replica.failed_starts[place] += 1
+                if replica.failed_starts[place] >= MOST_FAILED_STARTS:
+                    problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
+                ended.append(worker.number)
+            elif worker.place is not None:
+                replica.failed_starts[place] = 0
+        limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
+        if replica.ready:
+            replica.placed_at = self._now
+            self._failed_replicas, self._why_elsewhere = 0, ""
+        elif replica.placed_at is not None and self._now - replica.placed_at > limit:
+            starting = sum(worker.place is None for worker in replica.workers)
+            problem = f"{counted(starting, 'worker')} did not start within {limit:g} s; see Ray's logs on the node"
+        if not problem:
+            yield from map(port.ReplaceWorker, ended)
+            return
+        nodes = sorted(replica.starts_on)
+        self._failed_replicas += 1
+        training = isinstance(self._state, Formation)
+        if not training and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
+            raise GangFailed(problem)
+        self._failed_on.update(nodes)
+        times = max((self._failed_on[node] for node in nodes), default=1)
+        avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
+        for node in nodes:
+            self._nodes.quarantine(node, self._now + avoid)
+        names = ", ".join(node[:12] for node in nodes) or "of the last replica"
+        self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
+        self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
+        yield self._remove(replica.number)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
@@ -268,7 +311,7 @@ class GangController:
         smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
         if smallest is not None:
             gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
-            message = f"waits for {gang}" if waiting else f"starting {gang}"
+            message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
             started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
             self._record.say(GangPhase.WAITING if waiting else started, message)
 
@@ -527,10 +570,12 @@ class GangController:
             if lasting and None not in ends.values():  # what a lost peer causes may look like a defect
                 raise GangFailed(lasting[0].message)
             self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
+        # What fails again without a step in between may be the process: full memory, a connection that it keeps.
+        again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)
         unusable = {
             worker
             for rank, worker in enumerate(formation.workers)
-            if (end := ends.get(rank)) is None or not end.reusable
+            if (end := ends.get(rank)) is None or not end.reusable or (again and end.how is End.FAILED)
         }
         yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
 
@@ -560,6 +605,18 @@ class GangController:
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
+        if reason.cause is not Cause.NODE_LOST:
+            self._pause(reason)
+
+    def _pause(self, reason: Break) -> None:
+        """Wait before the next gang is formed, if the job has made no progress since its previous fault."""
+        pause = self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        if pause:
+            self._paused_until = self._now + pause
+            left = f"{counted(self._limit.left, 'more restart')} allowed"
+            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
+            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
+            self._record.log("WARNING", message)
 
 
 def _reason(formation: Formation, gone: Set[str]) -> Break:

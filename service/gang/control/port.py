@@ -29,11 +29,19 @@ class Moment:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A worker of a replica. It is up once its place is known; ``failure`` says why it ended before that."""
+    """A worker of a replica.
+
+    Attributes:
+        number: Its number.
+        place: Where it runs, once it is up.
+        failure: Why it ended before it was up.
+        node: The node on which it was started, if known.
+    """
 
     number: int
     place: WorkerPlace | None = None
     failure: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class GangRecord:
     Attributes:
         now: The present time, which the caller advances.
         step: Steps done.
+        most_steps: Most steps done so far, including those that a fault has undone.
         stored_step: Step of the newest checkpoint; -1 if there is none.
         last_sign: When the gang last showed a sign of life.
     """
@@ -100,6 +101,7 @@ class GangRecord:
         self._start: StartReport | None = None
         self._copy_is_due = False
         self.step, self.stored_step, self.last_sign = 0, -1, now.seconds
+        self.most_steps = 0
         self._store_failed_at: float | None = None  # when the store first refused the last checkpoint
 
     @property
@@ -149,6 +151,7 @@ class GangRecord:
                 self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
             case StepReport():
                 self.step = report.step
+                self.most_steps = max(self.most_steps, report.step)
                 if self._interruption and self._start:
                     restart = self._interruption.report(self._start, self.now.seconds)
                     self._interruption = None

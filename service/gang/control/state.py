@@ -23,6 +23,7 @@ class Replica:
         keeps: Whether its workers only keep the state.
         workers: Its workers as last observed; none before it has its resources.
         failed_starts: Number of workers in a row that ended before they were up, by place.
+        placed_at: When it was first seen to have its resources, in seconds; ``None`` before that.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Replica:
     keeps: bool
     workers: tuple[WorkerStatus, ...] = ()
     failed_starts: Counter[int] = field(default_factory=Counter)
+    placed_at: float | None = None
 
     @property
     def placed(self) -> bool:
@@ -46,6 +48,11 @@ class Replica:
     def up(self) -> dict[int, WorkerPlace]:
         """The places of its workers that are up."""
         return {worker.number: worker.place for worker in self.workers if worker.place is not None}
+
+    @property
+    def starts_on(self) -> set[str]:
+        """The nodes of its workers that are not up yet, as far as they are known."""
+        return {worker.node for worker in self.workers if worker.place is None and worker.node is not None}
 
     @property
     def nodes(self) -> set[str]:

@@ -13,6 +13,7 @@ _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times
 _URGENT_SECONDS = 20.0  # before a node goes away
 _NOTICE_SECONDS = 60.0  # assumed notice if a leaving node gives no deadline
+_LONGEST_PAUSE = 60.0  # seconds before a gang that makes no progress is formed again
 _FIRST_STEP = 5  # how many times longer than a later step it may take: kernels are compiled, the state is loaded
 
 
@@ -145,6 +146,41 @@ class RestartLimit:
         if lost:
             return f"{most + 1} lost nodes {within} are more than a job survives"
         return f"{most + 1} faults {within} are more than fault_tolerance.max_restarts = {most} allows"
+
+    @property
+    def left(self) -> int:
+        """Restarts after further faults of the job's own that are still allowed, without the one that is under way."""
+        return max(0, self._config.max_restarts - len(self._faults))
+
+
+class RestartPauses:
+    """How long to wait before a gang is formed again after a fault of the job's own.
+
+    Not at all if it has made progress since the previous fault; otherwise 1, 2, 4, … seconds, up to a minute.
+    """
+
+    def __init__(self) -> None:
+        self._repeats = 0  # faults without progress in between
+        self._at_fault: tuple[int, int] | None = None  # most steps and the newest checkpoint at the previous fault
+
+    def stalled(self, step: int, stored_step: int) -> bool:
+        """Whether there was a fault before, and no progress since.
+
+        Args:
+            step: Most steps that were done so far.
+            stored_step: Step of the newest checkpoint; -1 if there is none.
+        """
+        return self._at_fault is not None and not self._progressed(step, stored_step)
+
+    def fault(self, step: int, stored_step: int) -> float:
+        """Take note of a fault, and return the seconds to wait. Arguments as for ``stalled``."""
+        self._repeats = 0 if self._progressed(step, stored_step) else self._repeats + 1
+        self._at_fault = step, stored_step
+        return min(2.0 ** (self._repeats - 1), _LONGEST_PAUSE) if self._repeats else 0.0
+
+    def _progressed(self, step: int, stored_step: int) -> bool:
+        before, stored_before = self._at_fault or (0, -1)
+        return step > before or stored_step > stored_before
 
 
 class NodeWatch:

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -22,8 +22,10 @@ from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import GangContext
 from service.gang.ray.handles import SupervisorHandles, name_of
 from service.gang.ray.node import JoinedNode, end_processes_of, ray_folder
+from service.gang.ray.node_checks import NodeChecks
 from service.gang.ray.private_api import (
     ANSWER_SECONDS,
+    actor_processes,
     autoscaler_refuses,
     draining_nodes,
     ended_processes,
@@ -37,16 +39,17 @@ from service.gang.ray.private_api import (
     use_token,
     write_to_log,
 )
+from service.gang.ray.replica import end_processes
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
-from service.gang.versions import require_version
 from service.logs import GangLogs, LogFormat
 from service.security.access import AccessRules
 
 NAMESPACE = "boost"
+WORKERS_SECONDS = 5.0  # for workers to end with their supervisor
+END_SECONDS = 30.0  # for nodes to say that processes have ended
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
-HEAD_SECONDS = 120.0  # for a process to start there
 
 
 class RayGangs:
@@ -76,13 +79,14 @@ class RayGangs:
         self._folder: TemporaryFolder | None = None
         self._node: JoinedNode | None = None
         self._supervisors = SupervisorHandles()
+        self._checks: NodeChecks | None = None  # an embedded Ray's only node is this process's own
 
     def connect(self) -> None:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
 
         Raises:
             ConnectionError: No cluster answers at the address.
-            ValueError: Its head runs another version of BOOST.
+            ValueError: Its head runs another version of BOOST, or has none.
         """
         write_to_log()
         if self._address is None:
@@ -95,7 +99,8 @@ class RayGangs:
             self._node = JoinedNode(address)
         with own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
-        require_version(_version_of_head(), "Ray's head")
+        self._checks = NodeChecks()
+        self._checks.wait([node["NodeID"] for node in _nodes_for_ranks()])
 
     def _start_embedded(self) -> None:
         if self._token_file:
@@ -125,7 +130,7 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
-        self._supervisors = SupervisorHandles()
+        self._supervisors, self._checks = SupervisorHandles(), None
         with own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
@@ -148,12 +153,14 @@ class RayGangs:
         require_head()
 
     def nodes(self) -> list[NodeCapacity]:
-        """Return the alive nodes on which ranks can be placed, full or not.
+        """Return the alive nodes that have resources for ranks, full or not.
 
         Raises:
             ConnectionError: Ray's head does not answer.
         """
         free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
+        nodes = _nodes_for_ranks()
+        unusable = self._checks.unusable([node["NodeID"] for node in nodes]) if self._checks else {}
         return [
             NodeCapacity(
                 node["NodeID"],
@@ -161,9 +168,9 @@ class RayGangs:
                 free=free.get(node["NodeID"], {}),
                 labels=node.get("Labels", {}),
                 draining=node["NodeID"] in draining,
+                unusable=unusable.get(node["NodeID"]),
             )
-            for node in node_table(ANSWER_SECONDS)
-            if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
+            for node in nodes
         ]
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
@@ -230,28 +237,45 @@ class RayGangs:
         if supervisor is not None:
             ray.kill(supervisor)
 
+    def end_hung(self, job_id: str, attempt: int) -> None:
+        """End a gang that does not answer, and return once none of its processes is left; takes seconds.
 
-def _version_of_head() -> str:
-    """Return the version of BOOST on the head of the connected cluster.
+        Ray asks a process to end by itself, which a stopped or a stuck one does not do: it is killed on its node.
 
-    Raises:
-        ConnectionError: The head does not answer.
-        ValueError: BOOST is not installed there.
-    """
+        Raises:
+            ConnectionError: Ray's head does not answer.
+            RuntimeError: Some are left; its job must not get another gang yet.
+        """
+        gang = job_id, attempt
+        supervisor = self._supervisors.find(gang)
+        if supervisor is None:
+            return
+        require_head()
+        own, workers = actor_processes(supervisor._actor_id.hex())
+        try:
+            for pids_by_node, seconds in ((own, 0.0), (workers, WORKERS_SECONDS)):
+                answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
+                left = [pid for pids in ray.get(answers, timeout=END_SECONDS) for pid in pids]
+                if left:
+                    raise RuntimeError(
+                        f"gang {attempt} of {job_id} does not answer, and its processes {left} cannot be killed"
+                    )
+        except RayError as error:
+            raise RuntimeError(
+                f"gang {attempt} of {job_id} does not answer, and was not ended: {type(error).__name__}"
+            ) from error
+        finally:
+            self._supervisors.forget(gang)  # it is tried again after another silence
+        ray.kill(supervisor)
 
-    def version() -> str:  # a nested function is sent by value, so that any version can run it
-        from boost_core import __version__
 
-        return __version__
-
-    remote: Any = ray.remote(version)
-    try:
-        found: str = ray.get(remote.options(num_cpus=0, resources=ON_THE_HEAD).remote(), timeout=HEAD_SECONDS)
-    except GetTimeoutError as error:
-        raise ConnectionError(f"its head has started no process within {HEAD_SECONDS:.0f} s") from error
-    except RayTaskError as error:
-        raise ValueError(f"its head has no BOOST ({error.cause}); run it from the trainer's image") from error
-    return found
+def _nodes_for_ranks() -> list[dict[str, Any]]:
+    """Return the alive nodes with CPUs or GPUs, as in ``node_table``."""
+    return [
+        node
+        for node in node_table(ANSWER_SECONDS)
+        if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
+    ]
 
 
 def _make_token(file: Path) -> None:

@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from service.gang.status import GangKey, GangPhase, GangStatus, Orders, PollRequest, PollResult
 
 POLL_SECONDS = 1.0
+_LONGEST_GAP = 5.0  # between two polls, so that a scheduler that was held up itself does not take gangs for silent
 _SILENT = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [])
 
 
@@ -23,11 +24,23 @@ class _Handle:
         actor: Ray's handle.
         answer: The answer to a poll, until it is read.
         watch: The long poll in flight, which returns when the supervisor has news; ``None`` if there is none.
+        silent_seconds: How long it has not answered.
+        silent_at: When it was last seen not to answer, on the monotonic clock; ``None`` if it answered then.
     """
 
     actor: Any
     answer: Any = None
     watch: Any = None
+    silent_seconds: float = 0.0
+    silent_at: float | None = None
+
+    def silence(self) -> GangStatus:
+        """Take note that it does not answer now."""
+        now = time.monotonic()
+        if self.silent_at is not None:
+            self.silent_seconds += min(now - self.silent_at, _LONGEST_GAP)
+        self.silent_at = now
+        return replace(_SILENT, silent_seconds=self.silent_seconds)
 
 
 class SupervisorHandles:
@@ -102,17 +115,18 @@ class SupervisorHandles:
 
     def _result(self, request: PollRequest, handle: _Handle, is_there: bool) -> PollResult:
         if not is_there:
-            return _SILENT
+            return handle.silence()
         answer, handle.answer = handle.answer, None
         try:
             status: GangStatus = ray.get(answer)
         except ActorUnavailableError:
-            return _SILENT
+            return handle.silence()
         except RayActorError:
             self.forget(request.gang)
             return None
         except Exception as error:
             return error
+        handle.silent_seconds, handle.silent_at = 0.0, None
         # A late answer belongs to an older request.
         fresh = [report for report in status.reports if report.sequence > request.after_sequence]
         self._watch(request.gang, handle, fresh[-1].sequence if fresh else request.after_sequence)

@@ -23,9 +23,9 @@ START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 END_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's minimum; nothing large passes through here
-# The path of a socket may have 107 bytes, and those of Ray have up to 87 below this folder:
-# /boost-ray.xxxxxxxx/ray/session_2026-11-27_12-00-00_123456_1234567/sockets/plasma_store
-_LONGEST_PARENT = 20
+# The path of a socket may have 107 bytes, and those of Ray have up to 94 below this folder:
+# /boost-ray.xxxxxxxx/ray/session_2026-11-27_12-00-00_123456_1234567/sockets/dash_TaskEventsHead
+_LONGEST_PARENT = 13
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray import actor
-from ray._private import ray_constants, services, utils, worker
+from ray._private import ray_constants, services, state, utils, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
 logger = logging.getLogger(__name__)
@@ -190,6 +190,31 @@ def draining_nodes(seconds: float | None = None) -> dict[str, float | None]:
     with _in_reach():
         draining: dict[str, int] = _gcs().get_draining_nodes(timeout=seconds)
     return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
+
+
+def actor_processes(actor_id: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return the process IDs by node of an actor, and of all actors that it has started and that end with it.
+
+    Call ``require_head`` right before.
+
+    Args:
+        actor_id: The actor's ID in hex; without a process yet, or an unknown one, it has no processes.
+    """
+    messages, runtime_state = gcs_pb2, state.state
+    accessor: Any = runtime_state._connect_and_get_accessor()
+    table: list[Any] = [messages.ActorTableData.FromString(each) for each in accessor.get_actor_table(None, None)]
+    running = [each for each in table if each.pid and each.state != messages.ActorTableData.DEAD]
+    own = [each for each in running if each.actor_id.hex() == actor_id]
+    workers = {each.address.worker_id for each in own}
+    started = [each for each in running if each.owner_address.worker_id in workers and not each.is_detached]
+    return _pids_by_node(own), _pids_by_node(started)
+
+
+def _pids_by_node(actors: list[Any]) -> dict[str, list[int]]:
+    pids: dict[str, list[int]] = {}
+    for each in actors:
+        pids.setdefault(each.address.node_id.hex(), []).append(each.pid)
+    return pids
 
 
 def autoscaler_refuses() -> bool:

@@ -3,14 +3,14 @@
 Workers that only keep a job's state are in no placement group, and take neither CPUs nor GPUs.
 """
 
-import os
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -24,6 +24,7 @@ from boost_core.config import Layout
 from service.gang.assignment import GangContext, WorkerPlace
 from service.gang.control.port import StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray.node import END_SECONDS
 from service.gang.resources import worker_resources
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class WorkerHandle:
         where: Where to place it.
         supervisor: Handle of the ``Supervisor`` actor.
         context: Settings of the service that workers need.
+        node: The node that is, if known.
 
     Attributes:
         number: Its number among all workers of the gang.
@@ -55,7 +57,7 @@ class WorkerHandle:
 
     def __init__(
         self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorProxy["Supervisor"],
-        context: GangContext,
+        context: GangContext, node: str | None,
     ) -> None:  # fmt: skip
         from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 
@@ -71,7 +73,7 @@ class WorkerHandle:
             )
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
-        self._placing = self.actor.place.remote()
+        self._node, self._placing = node, self.actor.place.remote()
         self._place: WorkerPlace | None = None
 
     def status(self) -> WorkerStatus:
@@ -80,8 +82,8 @@ class WorkerHandle:
             try:
                 self._place = ray.get(self._placing)
             except RayActorError as error:
-                return WorkerStatus(self.number, failure=str(error))
-        return WorkerStatus(self.number, self._place)
+                return WorkerStatus(self.number, failure=str(error), node=self._node)
+        return WorkerStatus(self.number, self._place, node=self._node)
 
     def as_run_worker(self) -> "RunWorker":
         """Return this worker, which is up, as a worker of the run."""
@@ -94,14 +96,35 @@ class WorkerHandle:
         """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
         ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self._place is not None:
-            there = NodeAffinitySchedulingStrategy(self._place.node, soft=False)
-            _kill_process.options(scheduling_strategy=there).remote(self._place.pid)
+            end_processes(self._place.node, [self._place.pid], 0.0)
+
+
+def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[list[int]]:
+    """Have actors' processes on a node killed unless they end by themselves; return the answer: those that are left.
+
+    Args:
+        node: The node.
+        pids: Their process IDs.
+        seconds: How long to wait until they end.
+    """
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return _end_processes.options(scheduling_strategy=there).remote(pids, seconds)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _kill_process(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _end_processes(pids: Sequence[int], seconds: float) -> list[int]:
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if any(part.startswith("ray::") for part in process.cmdline()):  # and not another with the same number
+                found.append(process)
+    _, lasting = psutil.wait_procs(found, seconds)
+    for process in lasting:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, left = psutil.wait_procs(lasting, END_SECONDS)
+    return [process.pid for process in left]
 
 
 class RayReplica:
@@ -133,6 +156,7 @@ class RayReplica:
                 bundle_label_selector=[dict(wanted.selector)] * self._count if wanted.selector else None,
             )
         )
+        self._nodes: Mapping[int, str] = {}  # of its bundles
         self.workers: list[WorkerHandle] = []
 
     def status(self) -> tuple[WorkerStatus, ...]:
@@ -157,11 +181,16 @@ class RayReplica:
 
     def _reserved(self) -> bool:
         # Ray's own ready() would start a process on the nodes to find out, which takes seconds if they are busy.
-        return self._group is None or placement_group_table(self._group).get("state") == "CREATED"
+        if self._group is None:
+            return True
+        table = placement_group_table(self._group)
+        self._nodes = table.get("bundles_to_node_id", {})
+        return table.get("state") == "CREATED"
 
     def _started(self, place: int) -> WorkerHandle:
         if self._group is None:
             there = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
-            return WorkerHandle({}, there, self._supervisor, self._context)
-        bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place // self._tensor)
-        return WorkerHandle(self._each, bundle, self._supervisor, self._context)
+            return WorkerHandle({}, there, self._supervisor, self._context, self._keep_on[place])
+        number = place // self._tensor
+        bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+        return WorkerHandle(self._each, bundle, self._supervisor, self._context, self._nodes.get(number))

@@ -58,7 +58,9 @@ function nodeItem(node) {
       { class: "pair" },
       h("strong", { title: labels(node) }, nodeName(node)),
       node.draining && h("span", { class: "badge state-failed" }, "draining"),
+      node.unusable && h("span", { class: "badge state-failed" }, "not used"),
     ),
+    node.unusable && h("small", {}, `It ${node.unusable}.`),
     gpus > 0 &&
       (gpus <= MOST_CELLS && Number.isInteger(gpus)
         ? cells(gpus - (node.free.GPU ?? 0), gpus)
