@@ -109,6 +109,13 @@ class DatasetStore:
             rows = connection.execute(query if tenant is None else query.where(DatasetRow.tenant == tenant)).all()
         return [Dataset.model_validate(dict(row._mapping)) for row in rows]
 
+    def building(self) -> Dataset | None:
+        """The dataset, of whatever tenant, whose build holds CPUs now; only one is built at a time."""
+        query = select(*_SUMMARY).where(DatasetRow.state == DatasetState.BUILDING, DatasetRow.launches > 0)
+        with self._engine.connect() as connection:
+            rows = [Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)]
+        return next((dataset for dataset in rows if dataset.progress and dataset.progress.cpus), None)
+
     def cancel(self, name: str, tenant: str) -> Dataset:
         """Stop building a dataset; what has been built stays where it is.
 

@@ -85,10 +85,11 @@ NODES = {
             "node_id": "node-a", "labels": {"pool": "training"}, "total": {"GPU": 8, "CPU": 64},
             "free": {"GPU": 6, "CPU": 63.5}, "draining": False,
             "jobs": [{"id": "job-1", "name": "tiny", "ranks": 2}], "other_ranks": 1,
+            "dataset": None,
         },
         {
             "node_id": "node-b", "labels": {}, "total": {"CPU": 4}, "free": {}, "draining": True, "jobs": [],
-            "other_ranks": 0,
+            "other_ranks": 0, "dataset": {"name": "corpus-v1", "cpus": 2.0},
         },
     ],
 }  # fmt: skip

@@ -99,7 +99,7 @@ def test_nodes() -> None:
     assert header.split("  ")[0] == "NODE"
     for fact in ("node-a", "ready", "6/8", "63.5/64", "tiny (job-1): 2 rank(s), others: 1 rank(s)", "pool=training"):
         assert fact in first
-    assert second.split() == ["node-b", "draining", "-", "0/4", "-", "-"]
+    assert second.split() == ["node-b", "draining", "-", "0/4", "dataset", "corpus-v1:", "2", "CPU(s)", "-"]
     assert seen.startswith("(as seen at ")
     with serving({"GET /v1/nodes": Answer(200, {"seen_at": None, "nodes": []})}) as server:
         assert boost_at(server.url)("nodes").stdout == "no scheduler has seen the cluster yet\n"

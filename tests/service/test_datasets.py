@@ -1,6 +1,7 @@
 """Datasets over HTTP and in the record, with a cluster that does as the test says; test_end_to_end has the real one."""
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,21 @@ from service.cli.failures import read_dataset
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder
+from service.gang.status import NodeCapacity
 from service.jobs.dataset_builds import DatasetBuilds
 from service.jobs.datasets import MOST_BUILDING, DatasetConflict, DatasetStore
 from service.jobs.leases import LeaseLost, Leases
-from service.jobs.model import Owner
+from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetProgress, DatasetRequest, DatasetState
 from service.models.identity import Scope
-from service.scheduler.datasets import LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler
+from service.scheduler.datasets import ASIDE_SECONDS, LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler, job_in_need
 from service.scheduler.quotas import Limits
 from service.security.access import Access
 from tests.jobs import tiny_job, write_corpus
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
+from tests.service.records import a_shape, a_spec, numbered, start
 
 PROGRESS = DatasetProgress(stage="files", done=1, of=6, documents=1, bytes=10, seconds=1.0)
 
@@ -58,6 +61,10 @@ class Cluster:
             self.statuses[task.id] = BuildStatus(PROGRESS, lineage=told)
 
 
+def nobody(_: float) -> None:
+    """No job waits for CPUs."""
+
+
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster()
@@ -81,7 +88,7 @@ def clock() -> Clock:
 @pytest.fixture
 def reconciler(store: JobStore, cluster: Cluster, clock: Clock) -> DatasetReconciler:
     limits = Limits(tenants={"poor": {"CPU": 0.5}})
-    return DatasetReconciler(DatasetBuilds(store), cluster, 2.0, lambda: limits, clock)
+    return DatasetReconciler(DatasetBuilds(store), cluster, 2.0, lambda: limits, nobody, clock)
 
 
 def request(tmp_path: Path, name: str = "corpus-v1", **changes: Any) -> dict[str, Any]:
@@ -268,7 +275,7 @@ def test_one_that_is_cancelled_and_deleted_during_a_pass_is_not_begun(
         client.delete_dataset("corpus-v1")
         return Limits()
 
-    DatasetReconciler(DatasetBuilds(store), cluster, 2.0, limits).tick()
+    DatasetReconciler(DatasetBuilds(store), cluster, 2.0, limits, nobody).tick()
     assert not cluster.tasks
 
 
@@ -306,7 +313,7 @@ def test_only_who_has_the_lease_writes(store: JobStore, client: Client, tmp_path
     assert Leases(store.engine, "other").take("scheduler", 30)
     overtaken = DatasetBuilds(store, lease)
     with pytest.raises(LeaseLost):
-        DatasetReconciler(overtaken, cluster, 2.0, Limits).tick()
+        DatasetReconciler(overtaken, cluster, 2.0, Limits, nobody).tick()
     with pytest.raises(LeaseLost):
         overtaken.update(overtaken.waiting()[0], message="is being built")
     assert (client.dataset("corpus-v1").message, cluster.tasks) == ("waits for its turn", {})
@@ -400,3 +407,46 @@ def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: py
 def test_the_example_is_legal() -> None:
     example = Path(__file__).parents[2] / "examples" / "datasets" / "python-v1.yaml"
     assert read_dataset(example).name == "python-v1"
+
+
+def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster, clock: Clock
+) -> None:
+    node = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
+
+    def in_need(cpus: float) -> JobRecord | None:
+        return job_in_need(cpus, store.active(), [node], Limits())
+
+    reconciler = DatasetReconciler(DatasetBuilds(store), cluster, 2.0, Limits, in_need, clock)
+    client.create_dataset(request(tmp_path))
+    for _ in range(2 * MOST_LAUNCHES):  # more often than a build may die
+        reconciler.tick()
+        assert len(cluster.tasks) == 1
+        reconciler.tick()
+        assert client.dataset("corpus-v1").message == "is being built"
+        job = store.create(a_spec(), "file:///c")
+        reconciler.tick()
+        assert (cluster.tasks, client.dataset("corpus-v1").state) == ({}, DatasetState.BUILDING)
+        assert f"has made room for {job.id}" in client.dataset("corpus-v1").message
+        reconciler.tick()
+        assert not cluster.tasks, "not before the job has had time to start"
+        store.request_cancel(job.id)
+        clock.time += ASIDE_SECONDS
+
+
+def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:
+    full = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
+    first = store.create(a_spec(), "file:///c")
+    assert (found := job_in_need(2.0, store.active(), [full], Limits())) and found.id == first.id
+    assert job_in_need(1.0, store.active(), [full], Limits()) is None, "one CPU more is not enough"
+    poor = Limits(tenants={"default": {"CPU": 1.0}})
+    assert job_in_need(2.0, store.active(), [full], poor) is None, "it waits for its quota"
+    start(store, first.id)
+    store.append_reports(first.id, 1, numbered(a_shape()))  # a rank on node-a, and one on node-b
+    waiting = store.create(a_spec(), "file:///c")
+    nodes = [replace(full, total={"CPU": 3.0}), replace(full, node_id="node-b", free={"CPU": 1.0})]
+    assert (found := job_in_need(2.0, store.active(), nodes, Limits())) and found.id == waiting.id
+    nodes[0] = full
+    assert job_in_need(2.0, store.active(), nodes, Limits()) is None, "a gang holds one of the two"
+    store.request_cancel(waiting.id)
+    assert job_in_need(2.0, store.active(), [full, full], Limits()) is None

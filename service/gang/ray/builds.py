@@ -114,6 +114,7 @@ class Builder:
                 documents=progress.counts.read,
                 bytes=progress.bytes,
                 seconds=progress.seconds,
+                cpus=self._task.cpus,
             )
         )
 
