@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from boost_core.data.corpus import load_corpus
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import LocalEngine
+from boost_core.data.tokenizers import train_bpe
 from service.cli.failures import read_dataset
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
@@ -450,3 +452,82 @@ def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:
     assert job_in_need(2.0, store.active(), nodes, Limits()) is None, "a gang holds one of the two"
     store.request_cancel(waiting.id)
     assert job_in_need(2.0, store.active(), [full, full], Limits()) is None
+
+
+def test_datasets_are_mixed_and_validated_on(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler, store: JobStore
+) -> None:
+    make(client, tmp_path, cluster, reconciler, name="web")
+    make(client, tmp_path, cluster, reconciler, name="code", seed=2)
+    urls = {name: client.dataset(name).url for name in ("web", "code")}
+    data = {
+        "source": None,
+        "mixture": [
+            {"dataset": "web", "weight": 3},
+            {"dataset": "code", "weight": 2},
+            {"kind": "tokenized", "paths": [urls["web"]], "weight": 1},
+        ],
+        "validation": [{"name": "code", "dataset": "code"}],
+    }
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data)
+    record = client.submit(job)
+    assert client.dry_run(job).spec.data == record.spec.data
+    assert [(each.dataset, each.kind, each.paths, each.weight) for each in record.spec.data.mixture] == [
+        ("web", "tokenized", (urls["web"],), 3),
+        ("code", "tokenized", (urls["code"],), 2),
+        (None, "tokenized", (urls["web"],), 1),
+    ]
+    corpus = load_corpus(record.spec.data, job.training.sequence_length)
+    assert [stream.weight for stream in corpus.streams] == [3, 2, 1]
+    assert list(corpus.validation) == ["code"]
+    for name in urls:
+        with pytest.raises(ApiError, match=f"in use by 1 job, such as {record.id}"):
+            client.delete_dataset(name)
+    client.cancel(record.id)
+    client.delete_dataset("code")
+    assert client.clone(record.id, {}).spec.data == record.spec.data, "a clone keeps its shards"
+    with pytest.raises(ApiError) as refused:
+        client.submit(job)
+    assert [error.field for error in refused.value.errors] == ["data.mixture[1].dataset", "data.validation[0].dataset"]
+    other = {"dataset": "web", "kind": "tokenized", "paths": [urls["code"]], "weight": 1}
+    with pytest.raises(
+        ApiError, match=r"data\.mixture\[0\]\.paths: names other shards than those of the dataset 'web'"
+    ):
+        client.submit(
+            tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "mixture": [other]})
+        )
+    client.create_dataset(request(tmp_path, "code"))
+    with pytest.raises(ApiError, match=r"data\.mixture\[1\]\.dataset: the dataset 'code' is BUILDING"):
+        client.dry_run(job)
+
+
+def test_anothers_dataset_is_not_mixed(
+    client_with: With, store: JobStore, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    DatasetStore(store).create(DatasetRequest.model_validate(request(tmp_path)), "/checkpoints", Owner("lab", "alice"))
+    reconciler.tick()
+    cluster.make()
+    reconciler.tick()
+    data = {"source": None, "mixture": [{"dataset": "corpus-v1", "weight": 1}]}
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data)
+    missing = {}
+    for tenant in ("lab", "other"):
+        body = job.model_dump(mode="json", exclude_unset=True)
+        answer = client_with(Scope.SUBMIT, tenant=tenant).post("/v1/jobs/dry-run", json=body)
+        missing[tenant] = [
+            each["field"] for each in answer.json()["errors"] if "there is no dataset" in each["message"]
+        ]
+    assert missing == {"lab": [], "other": ["data.mixture[0].dataset"]}
+
+
+def test_datasets_of_different_tokenizers_are_refused_together(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler, name="bytes")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(train_bpe([path.read_bytes() for path in sorted((tmp_path / "corpus").iterdir())], 300))
+    make(client, tmp_path, cluster, reconciler, name="bpe", tokenizer=str(tokenizer))
+    data = {"source": None, "mixture": [{"dataset": name, "weight": 1} for name in ("bytes", "bpe")]}
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data, model={"vocab_size": 512})
+    with pytest.raises(ApiError, match=r"data\.mixture\[1\]\.paths: .* were made by different tokenizers"):
+        client.dry_run(job)
