@@ -26,7 +26,7 @@ from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig,
 from boost_core.config.parsing.disk import Disk, info_of
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
-from boost_core.config.sources.parquet import refuse_cut_off
+from boost_core.config.sources.parquet import refuse_cut_off, refuse_without_text_column
 from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
@@ -34,6 +34,7 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_NAMED = 8
+_MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
@@ -180,10 +181,17 @@ def refuse_damaged(
     """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
 
     Raises:
-        ValueError: A file is damaged, or the first line of the first file has no text in its ``text_field``.
+        ValueError: A file is damaged, or ``text_field`` is no text in the first line of the first file, or in the
+            schemas of the first and last file and of some between them.
+        OSError: One of these cannot be read.
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+    if source.kind in ("parquet", "arrow", "dataset"):
+        sizes = {file.url: file.size for file in files}
+        places = {place * (len(sizes) - 1) // (_MOST_SCHEMAS - 1) for place in range(_MOST_SCHEMAS)}
+        some = {url: sizes[url] for place, url in enumerate(sorted(sizes)) if place in places}
+        refuse_without_text_column(some, source.text_field, storage_options)
     elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
         _refuse_without_text(files[0], source.text_field, storage_options)
 

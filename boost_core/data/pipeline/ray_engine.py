@@ -4,11 +4,10 @@ https://docs.ray.io/en/latest/data/api/dataset.html
 """
 
 import logging
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -78,9 +77,9 @@ class RayEngine:
         if not items:
             return
         together = _grouped(sizes or [_TASK_BYTES] * len(items), _TASK_BYTES, _TASK_ITEMS)
-        rows = [{"items": pickle.dumps([items[place] for place in places])} for places in together]
+        rows = [{"group": _Group([items[place] for place in places])} for places in together]
         for row in self._tasks(rows).map(_Call(work, self._prepare_worker), **self._arguments).iter_rows():
-            for outcome in pickle.loads(row["outcomes"]):
+            for outcome in row["group"].members:
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
@@ -93,12 +92,12 @@ class RayEngine:
         """
         keys = _Keys(columns, self._prepare_worker)
         if columns.partitions == 1:
-            everything = self._tasks([{"runs": pickle.dumps(columns.runs)}])
+            everything = self._tasks([{"group": _Group(columns.runs)}])
             found = everything.map_batches(_Ties(keys), batch_size=None, batch_format="numpy", **self._arguments)
         else:
             sizes = [count * len(columns.names) for count in columns.documents]
             together = _grouped(sizes, _BLOCK_KEYS, len(sizes))
-            rows = [{"runs": pickle.dumps([columns.runs[place] for place in places])} for places in together]
+            rows = [{"group": _Group([columns.runs[place] for place in places])} for places in together]
             blocks = self._tasks(rows).map_batches(keys, batch_size=1, batch_format="numpy", **self._arguments)
             found = blocks.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
         for batch in found.iter_batches(batch_size=None, batch_format="numpy"):
@@ -128,11 +127,21 @@ def _grouped(sizes: Sequence[int], most: int, most_items: int) -> list[range]:
     return [*groups, range(first, len(sizes))]
 
 
+@dataclass(frozen=True)
+class _Group:
+    """What one task works on, or returns. Unlike a list, Ray Data takes it for an object, whatever is in it.
+
+    Attributes:
+        members: Items, results, or names of runs.
+    """
+
+    members: Sequence[Any]
+
+
 class _Call:
     """A function of rows that calls the work for each item of a row, until one raises a user's error.
 
-    These errors are returned as results. Items and results are pickled by themselves, or else every task would read
-    those of all others.
+    These errors are returned as results.
     """
 
     def __init__(self, work: Callable[[Any], Any], prepare_worker: Callable[[], None]) -> None:
@@ -142,11 +151,11 @@ class _Call:
         self._prepare_worker()
         outcomes: list[Any] = []
         try:
-            for item in pickle.loads(row["items"]):
+            for item in row["group"].members:
                 outcomes.append(self._work(item))
         except (OSError, ValueError) as error:
             outcomes.append(error)
-        return {"outcomes": pickle.dumps(outcomes)}
+        return {"group": _Group(outcomes)}
 
 
 class _Keys:
@@ -158,8 +167,8 @@ class _Keys:
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         self._prepare_worker()
-        (runs,) = rows["runs"]
-        keys, documents = keys_of(self._columns, pickle.loads(runs))
+        (group,) = rows["group"]
+        keys, documents = keys_of(self._columns, group.members)
         return {"key": keys, "document": documents, "partition": (keys % np.uint64(self._columns.partitions))}
 
 
