@@ -18,10 +18,11 @@ from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
 from service.jobs.dataset_builds import DatasetBuilds
 from service.jobs.leases import Lease, Leases
+from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
-from service.scheduler.datasets import DatasetReconciler
+from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
@@ -110,7 +111,11 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
-        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits)
+
+        def in_need(cpus: float) -> JobRecord | None:
+            return job_in_need(cpus, record.active(), gangs.nodes(), limits())
+
+        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
 
     metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)

@@ -90,8 +90,35 @@ class SourceConfig(Config):
             refuse_unserved(path, SOURCE_SCHEMES)
         return value
 
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is tokens already."""
+        return self.kind == "tokenized"
 
-class WeightedSource(SourceConfig):
+
+class NamedSource(SourceConfig):
+    """A source that may also be a dataset made by the service."""
+
+    dataset: DatasetName | None = Field(
+        None,
+        description="Name of a dataset made by the service, instead of kind and paths; its shards are written into "
+        "these and stay the same for this job.",
+    )
+
+    @field_validator("dataset")
+    @classmethod
+    def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
+        if value is not None and info.data.get("kind") not in (None, "standard_library", "tokenized"):
+            raise ValueError("the source has both a dataset and documents of its own; leave one out")
+        return value
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is tokens already."""
+        return self.dataset is not None or self.kind == "tokenized"
+
+
+class WeightedSource(NamedSource):
     """A source in a mixture."""
 
     weight: float = Field(
@@ -99,7 +126,7 @@ class WeightedSource(SourceConfig):
     )
 
 
-class ValidationSet(SourceConfig):
+class ValidationSet(NamedSource):
     """A named set of text to validate on that is not trained on.
 
     All its documents are used; of tokenized folders, only their validation part.
@@ -169,16 +196,20 @@ class DataConfig(Config):
                     f"a weight of {source.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; raise it, "
                     "or drop its source"
                 )
-        kinds = {source.kind == "tokenized" for source in value}
+        kinds = {source.is_tokens for source in value}
         if len(kinds) > 1:
-            raise ValueError("a mixture cannot combine tokenized sources with others; tokenize the others first")
+            raise ValueError(
+                "a mixture cannot combine tokenized sources and datasets with others; tokenize the others first"
+            )
         return value
 
     @field_validator("dataset")
     @classmethod
     def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
         source = info.data.get("source")
-        if value is not None and (info.data.get("mixture") or (source is not None and source.kind != "tokenized")):
+        if value is not None and info.data.get("mixture"):
+            raise ValueError("data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture")
+        if value is not None and source is not None and not source.is_tokens:
             raise ValueError("data has both a dataset and its own sources; leave one out")
         return value
 
@@ -189,7 +220,7 @@ class DataConfig(Config):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two sets are named {twice!r}; give each its own name")
         sources = (info.data.get("source"), *info.data.get("mixture", ()))
-        kinds = {each.kind == "tokenized" for each in (*value, *sources) if each is not None}
+        kinds = {each.is_tokens for each in (*value, *sources) if each is not None}
         if value and not any(sources):
             kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
         if len(kinds) > 1:
@@ -202,8 +233,8 @@ class DataConfig(Config):
         sources = (info.data.get("source"), *info.data.get("mixture", ()))
         if value is not None and info.data.get("dataset") is not None:
             raise ValueError("datasets come with their tokenizer; leave tokenizer out")
-        if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
-            raise ValueError("tokenized sources come with their tokenizer; leave tokenizer out")
+        if value is not None and any(source is not None and source.is_tokens for source in sources):
+            raise ValueError("tokenized sources and datasets come with their tokenizer; leave tokenizer out")
         if value is not None and value != BYTES:
             refuse_unserved(value)
         return value
@@ -223,4 +254,12 @@ class DataConfig(Config):
     @property
     def tokenized(self) -> bool:
         """Whether the sources are tokens already."""
-        return self.dataset is not None or self.sources[0][0].kind == "tokenized"
+        return self.dataset is not None or self.sources[0][0].is_tokens
+
+    @property
+    def datasets(self) -> tuple[tuple[str, str, SourceConfig | None], ...]:
+        """Every field that names a dataset, the name, and the source that its shards are or will be written into."""
+        named = [("data", self.dataset, self.source)]
+        named += [(f"data.mixture[{number}]", each.dataset, each) for number, each in enumerate(self.mixture)]
+        named += [(f"data.validation[{number}]", each.dataset, each) for number, each in enumerate(self.validation)]
+        return tuple((f"{field}.dataset", name, source) for field, name, source in named if name is not None)

@@ -1,7 +1,6 @@
 """Documents to tokens: ``python -m boost_core.data --help``."""
 
 import argparse
-import errno
 import sys
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -16,6 +15,7 @@ from boost_core.config.sources.files import list_files
 from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
 from boost_core.data.documents import documents
 from boost_core.data.inputs import refuse_own_output
+from boost_core.data.token_folder import TokenFolder, no_room
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted; run the same command again to pick up where it left off", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(f"\n{_in_words(error, given.folder)}", file=sys.stderr)
+        full = no_room(error, given.folder, "run the same command again")
+        print(f"\n{full or in_lines(error)}", file=sys.stderr)
         return 2
     print(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
@@ -51,12 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
         print(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", file=sys.stderr)
     return 0
-
-
-def _in_words(error: Exception, folder: str) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{folder}: {error.strerror}; make room and run the same command again, which keeps what is done"
-    return in_lines(error)
 
 
 def _plan(corpus: CorpusConfig, folder: str) -> TokenizePlan:
@@ -73,20 +68,18 @@ def _tokenizer_of(given: argparse.Namespace) -> str:
     """The name of the tokenizer, which is trained first if requested."""
     if given.train_bpe is None:
         return str(given.tokenizer)
-    name = f"{given.folder.rstrip('/')}/{_TRAINED}"
-    _train_once(source_of(given), name, given.train_bpe, given.on_error)
-    return name
+    _train_once(source_of(given), given.folder, given.train_bpe, given.on_error)
+    return f"{given.folder.rstrip('/')}/{_TRAINED}"
 
 
-def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
-    """Train a tokenizer and store it where it is looked for; one left there by an interrupted run is kept."""
-    filesystem, path = fsspec.url_to_fs(name)
+def _train_once(source: SourceConfig, folder: str, vocabulary: int, on_error: OnError) -> None:
+    """Train a tokenizer and store it in the folder for the tokens; one that an interrupted run left there is kept."""
+    filesystem, path = fsspec.url_to_fs(f"{folder.rstrip('/')}/{_TRAINED}")
     if filesystem.exists(path):
         return
     print(f"learning {vocabulary:,} tokens", file=sys.stderr)
     content = train_bpe(_texts(source, on_error), vocabulary)
-    filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-    filesystem.pipe_file(path, content.encode())
+    TokenFolder(folder).write(_TRAINED, content.encode())
 
 
 def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:

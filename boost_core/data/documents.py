@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boost_core.config.data import SourceConfig
+from boost_core.config.sources.columns import ARROW_FILE, no_text_column
 from boost_core.config.sources.files import HUB, WHOLE_DISK, SourceFile, compression, hub_problem
 
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
-_ARROW_FILE = b"ARROW1"  # begins Arrow files, including Feather; streams begin differently
 _ROWS = 1024  # rows decoded at once
 # The types of columns of text, each with the one that reads the same memory as bytes.
 _BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -148,7 +148,7 @@ def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
 
 def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
     file = pq.ParquetFile(stream)
-    if problem := _no_text_column(file.schema_arrow, field):
+    if problem := no_text_column(file.schema_arrow, field):
         yield Document(url, "", b"", problem)
         return
     for group in range(file.num_row_groups):
@@ -162,16 +162,16 @@ def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
 
 
 def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
-    beginning = stream.read(len(_ARROW_FILE))
+    beginning = stream.read(len(ARROW_FILE))
     stream.seek(0)
     with _damage_as_arrows():
-        if beginning == _ARROW_FILE:
+        if beginning == ARROW_FILE:
             file = pa.ipc.open_file(stream)
             schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
         else:
             reader = pa.ipc.open_stream(stream)
             schema, batches = reader.schema, iter(reader)
-        problem = _no_text_column(schema, field)
+        problem = no_text_column(schema, field)
     if problem:
         yield Document(url, "", b"", problem)
         return
@@ -194,16 +194,6 @@ def _damage_as_arrows() -> Iterator[None]:
         raise pa.ArrowInvalid("it claims to hold more than fits into memory") from error
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid("it has names that are not UTF-8") from error
-
-
-def _no_text_column(schema: pa.Schema, field: str) -> str:
-    if (count := schema.names.count(field)) != 1:
-        return f"has {count or 'no'} column{'s' if count > 1 else ''} {field!r}; check text_field"
-    of_type = schema.field(field).type
-    value_type = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
-    if value_type not in _BINARY:
-        return f"the column {field!r} is {of_type}, not text; check text_field"
-    return ""
 
 
 def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> Iterator[Document]:

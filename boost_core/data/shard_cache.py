@@ -35,7 +35,7 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
         shard: One of its shards, not empty.
 
     Raises:
-        OSError: It cannot be read, or the cache's disk is too full.
+        OSError: It cannot be read, or the cache's disk is full.
         ValueError: It has another size than the index says.
     """
     dtype = np.dtype(index.dtype).newbyteorder("<")
@@ -78,7 +78,15 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
             if cached.exists() or not os.path.samestat(part.stat(), os.fstat(stream.fileno())):
                 return  # another process was faster
         _make_room(cached.parent, size)
-        filesystem.get_file(name, str(part))
+        try:
+            filesystem.get_file(name, str(part))
+        except OSError as error:
+            part.unlink()
+            raise OSError(
+                error.errno,
+                f"cannot copy {name} to {part}, of which nothing is left: {error.strerror or error}; if that disk is "
+                "full, make room or set TMPDIR to a folder on a larger one",
+            ) from error
         if part.stat().st_size != size:
             actual = part.stat().st_size
             part.unlink()

@@ -1,9 +1,13 @@
-"""The folder that tokens are written to, and the files in it that are written incrementally."""
+"""The folder that tokens are written to, and the files in it that are written incrementally.
 
+Of a file that could not be written, for want of room or for another reason, nothing stays, and the error names it.
+"""
+
+import errno
 import hashlib
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import fsspec
 
@@ -13,6 +17,7 @@ from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokens
 
 _SHOWN = 1000  # bytes of a bad document shown in the quarantine
+_AT_ONCE = 8  # files read at a time; a run's table may have 25 MB
 
 
 class TokenFolder:
@@ -32,12 +37,39 @@ class TokenFolder:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file in one piece."""
+        """Write a file in one piece.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = f"{self._path}/{name}"
         if self._filesystem.protocol[0] != "file":
-            self._filesystem.pipe_file(f"{self._path}/{name}", content)
+            with _named(path):
+                self._filesystem.pipe_file(path, content)
             return
-        self._filesystem.pipe_file(f"{self._path}/{name}.new", content)
-        self._filesystem.mv(f"{self._path}/{name}.new", f"{self._path}/{name}")
+        try:
+            with _named(path):
+                self._filesystem.pipe_file(f"{path}.new", content)
+                self._filesystem.mv(f"{path}.new", path)
+        except OSError:
+            with suppress(OSError):
+                self._filesystem.rm_file(f"{path}.new")
+            raise
+
+    def read_each(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Read many files; some at a time, which object stores answer in the time of one."""
+        for first in range(0, len(names), _AT_ONCE):
+            paths = [f"{self._path}/{name}" for name in names[first : first + _AT_ONCE]]
+            yield from self._filesystem.cat_ranges(paths, None, None, on_error="raise")
+
+    def names_in(self, name: str) -> set[str]:
+        """The names of the files in a folder of it, below the folder's own; none if it does not exist."""
+        folder = f"{self._path}/{name}"
+        try:
+            listed = self._filesystem.ls(folder, detail=False)
+        except FileNotFoundError:
+            return set()
+        return {f"{name}/{path.rpartition('/')[2]}" for path in listed}
 
     def find(self, name: str) -> bytes | None:
         """Read a file; ``None`` if it does not exist."""
@@ -56,9 +88,13 @@ class TokenFolder:
         content: bytes = self._filesystem.cat_file(f"{self._path}/{name}", start=begin, end=end) if end > begin else b""
         return content
 
-    def open(self, name: str) -> Any:
-        """Open a new file for writing; an existing one is overwritten."""
-        return self._filesystem.open(f"{self._path}/{name}", "wb")
+    def open(self, name: str) -> "NewFile":
+        """Open a new file for writing; an existing one is overwritten.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        return NewFile(self._filesystem, f"{self._path}/{name}")
 
     def make(self, name: str) -> None:
         """Create a folder unless it exists."""
@@ -74,7 +110,72 @@ class TokenFolder:
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
             self._filesystem.rm_file(path)
-        return QuarantineFile(lambda: self._filesystem.open(path, "wb"))
+        return QuarantineFile(lambda: NewFile(self._filesystem, path))
+
+
+def no_room(error: BaseException, folder: str, again: str) -> str | None:
+    """The message for an error from writing to a folder because a disk is full; ``None`` for another error.
+
+    Args:
+        error: The error.
+        folder: The folder.
+        again: What to do once there is room.
+    """
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.filename or folder}: {error.strerror}; make room and {again}, which keeps what is done"
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Make errors from writing a file name it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        error.filename = error.filename or path
+        raise
+
+
+class NewFile:
+    """A file that is being written, and is removed if the block that writes it fails.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+        with _named(path):
+            self._stream = filesystem.open(path, "wb")
+
+    def write(self, content: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        with _named(self._path):
+            self._stream.write(content)
+
+    def __enter__(self) -> "NewFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None
+        try:
+            with _named(self._path):
+                self._stream.close()
+        except OSError:
+            failed = True
+            if kind is None:
+                raise
+        finally:
+            if failed:
+                with suppress(OSError):
+                    self._filesystem.rm_file(self._path)
 
 
 class ShardFile:
@@ -82,17 +183,17 @@ class ShardFile:
 
     Args:
         name: The file's name.
-        stream: The stream that its bytes are written to.
+        file: The file.
     """
 
-    def __init__(self, name: str, stream: Any) -> None:
-        self.name, self.tokens, self.text_bytes, self._stream = name, 0, 0, stream
+    def __init__(self, name: str, file: NewFile) -> None:
+        self.name, self.tokens, self.text_bytes, self._file = name, 0, 0, file
         self._digest = hashlib.sha256()
 
     def write(self, tokens: Tokens, text_bytes: int) -> None:
         """Append a document's tokens and count its bytes."""
         content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
-        self._stream.write(content)
+        self._file.write(content)
         self._digest.update(content)
         self.tokens += len(tokens)
         self.text_bytes += text_bytes
@@ -105,8 +206,8 @@ class ShardFile:
     def __enter__(self) -> "ShardFile":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._file.__exit__(kind, *rest)
 
 
 class QuarantineFile:
@@ -116,23 +217,23 @@ class QuarantineFile:
         open_file: Creates the file.
     """
 
-    def __init__(self, open_file: Callable[[], Any]) -> None:
+    def __init__(self, open_file: Callable[[], NewFile]) -> None:
         self._open = open_file
-        self._stream: Any = None
+        self._file: NewFile | None = None
 
     def write(self, document: Document) -> None:
         """Append a bad document: where it is, why it is bad, and how it begins."""
-        if self._stream is None:
-            self._stream = self._open()
+        if self._file is None:
+            self._file = self._open()
         line = {
             "file": document.file, "place": document.place, "reason": document.problem,
             "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
         }  # fmt: skip
-        self._stream.write(json.dumps(line).encode() + b"\n")
+        self._file.write(json.dumps(line).encode() + b"\n")
 
     def __enter__(self) -> "QuarantineFile":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._file is not None:
+            self._file.__exit__(kind, *rest)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
 from boost_core.checkpoint.origin import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
-from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.data import BYTES, NamedSource, SourceConfig
 from boost_core.config.legality import door_problems
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
 from boost_core.config.sources.files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
@@ -37,6 +37,7 @@ from service.trackers.opening import tracker_errors
 _MOST_NAMED = 3
 
 T = TypeVar("T")
+Named = TypeVar("Named", bound=NamedSource)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Completed:
     """A job as it will be recorded.
 
     Attributes:
-        spec: The spec, with its dataset's shards and the layouts chosen for it.
+        spec: The spec, with its datasets' shards and the layouts chosen for it.
         chosen: Why it has these layouts; ``None`` if the user gave them.
         profile: Profile that predicts its seconds; ``None``: data sheets.
         fitted: Correction of such predictions by earlier jobs; ``None`` if none has run.
@@ -79,7 +80,7 @@ async def admitted(
         context: The service's parts.
         tenant: The job's tenant.
         then: Called with the completed job; may block, but not on stores.
-        original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
+        original: The job that it is a clone of, whose shards it keeps, whatever its datasets' names mean by now.
 
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
@@ -156,39 +157,59 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
         raise InvalidDataset([_unreachable(field, error)]) from error
 
 
-def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
-    """Return the job with its dataset's shards written into it, or unchanged if it names no dataset.
+def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
+    """Return the job with its datasets' shards written into it, or unchanged if it names no dataset.
 
     Args:
         spec: The job.
         context: The service's parts.
         tenant: The job's tenant.
-        original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
+        original: The job that it is a clone of, whose shards it keeps, whatever its datasets' names mean by now.
 
     Raises:
         InvalidJob: There is no such dataset, it is not ready, or the job names other shards as well.
     """
-    name = spec.data.dataset
-    if name is None:
+    if not spec.data.datasets:
         return spec
-    if original and spec.data.source and (name, spec.data.source) == (original.data.dataset, original.data.source):
-        return spec
-    try:
-        dataset = context.datasets.get(name, tenant)
-    except DatasetNotFound as error:
-        raise InvalidJob([FieldError(field="data.dataset", message=str(error), value=name)]) from error
-    if dataset.state is not DatasetState.READY:
-        message = f"the dataset {name!r} is {dataset.state} ({dataset.message}); wait until it is READY"
-        raise InvalidJob([FieldError(field="data.dataset", message=message, value=name)])
-    source = SourceConfig(kind="tokenized", paths=(dataset.url,))
-    if spec.data.source not in (None, source):
-        message = f"names other shards than those of the dataset {name!r}; leave it out"
-        raise InvalidJob([FieldError(field="data.source", message=message)])
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
+    pinned = {(name, source.paths) for _, name, source in original.data.datasets if source} if original else set()
+    known = context.datasets.some({name for _, name, _ in spec.data.datasets}, tenant)
+    data, errors = spec.data, list[FieldError]()
+
+    def shards(field: str, name: str, written: SourceConfig | None, paths_field: str) -> dict[str, Any]:
+        """The kind and paths of a dataset: those that a clone has, or the present ones; none if there is a problem."""
+        paths = written.paths if written else ()
+        if (name, paths) in pinned:
+            return {"kind": "tokenized", "paths": paths}
+        dataset = known.get(name)
+        if dataset is None:
+            errors.append(FieldError(field=field, message=str(DatasetNotFound(name)), value=name))
+            return {}
+        if dataset.state is not DatasetState.READY:
+            message = f"the dataset {name!r} is {dataset.state} ({dataset.message}); wait until it is READY"
+            errors.append(FieldError(field=field, message=message, value=name))
+        elif written is not None and paths not in ((), (dataset.url,)):
+            message = f"names other shards than those of the dataset {name!r}; leave it out"
+            errors.append(FieldError(field=paths_field, message=message))
+        return {"kind": "tokenized", "paths": (dataset.url,)}
+
+    def resolved(field: str, source: Named) -> Named:
+        if source.dataset is None:
+            return source
+        return source.model_copy(update=shards(f"{field}.dataset", source.dataset, source, f"{field}.paths"))
+
+    source = data.source
+    if data.dataset is not None:
+        source = SourceConfig(**shards("data.dataset", data.dataset, data.source, "data.source"))
+    mixture = tuple(resolved(f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture))
+    validation = tuple(resolved(f"data.validation[{number}]", each) for number, each in enumerate(data.validation))
+    if errors:
+        raise InvalidJob(errors)
+    update = {"source": source, "mixture": mixture, "validation": validation}
+    return spec.model_copy(update={"data": data.model_copy(update=update)})
 
 
 def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:
-    spec = with_dataset(spec, context, tenant, original)
+    spec = with_datasets(spec, context, tenant, original)
     stored = context.profiles.for_job(spec)
     profile = stored.for_record if stored else None
     nodes = size_of_a_node(spec, context.store, autoscaling=context.settings.autoscaling)

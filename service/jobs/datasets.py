@@ -1,6 +1,7 @@
 """The record of datasets and their states."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Any
 
@@ -102,12 +103,25 @@ class DatasetStore:
             raise DatasetNotFound(name)
         return DatasetDetail.model_validate(dict(row._mapping))
 
+    def some(self, names: AbstractSet[str], tenant: str) -> dict[str, Dataset]:
+        """Those datasets of a tenant that have these names, by name."""
+        query = select(*_SUMMARY).where(DatasetRow.tenant == tenant, DatasetRow.name.in_(names), ~DatasetRow.deleted)
+        with self._engine.connect() as connection:
+            return {row.name: Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)}
+
     def list(self, tenant: str | None) -> Sequence[Dataset]:
         """The datasets of a tenant, or of all, by name."""
         query = select(*_SUMMARY).where(~DatasetRow.deleted).order_by(DatasetRow.name, DatasetRow.tenant)
         with self._engine.connect() as connection:
             rows = connection.execute(query if tenant is None else query.where(DatasetRow.tenant == tenant)).all()
         return [Dataset.model_validate(dict(row._mapping)) for row in rows]
+
+    def building(self) -> Dataset | None:
+        """The dataset, of whatever tenant, whose build holds CPUs now; only one is built at a time."""
+        query = select(*_SUMMARY).where(DatasetRow.state == DatasetState.BUILDING, DatasetRow.launches > 0)
+        with self._engine.connect() as connection:
+            rows = [Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)]
+        return next((dataset for dataset in rows if dataset.progress and dataset.progress.cpus), None)
 
     def cancel(self, name: str, tenant: str) -> Dataset:
         """Stop building a dataset; what has been built stays where it is.
@@ -133,7 +147,11 @@ class DatasetStore:
             DatasetConflict: It is being made, or a job that has not ended trains on it.
         """
         self.get(name, tenant)
-        users = [job.id for job in self._jobs.active() if job.tenant == tenant and job.spec.data.dataset == name]
+        users = [
+            job.id
+            for job in self._jobs.active()
+            if job.tenant == tenant and any(name == used for _, used, _ in job.spec.data.datasets)
+        ]
         if users:
             raise DatasetConflict(f"the dataset {name!r} is in use by {counted(len(users), 'job')}, such as {users[0]}")
         ended = DatasetRow.state != DatasetState.BUILDING

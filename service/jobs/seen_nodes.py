@@ -1,11 +1,12 @@
-"""Defaults for new jobs, derived from the nodes that the scheduler last saw."""
+"""What follows from the nodes that the scheduler last saw: defaults for new jobs, and CPUs that no job holds."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import required_labels
-from service.jobs.model import NODES
+from service.jobs.model import NODES, JobRecord
 from service.jobs.store import JobStore
 
 
@@ -51,3 +52,22 @@ def size_of_a_node(spec: JobSpec, store: JobStore, *, autoscaling: bool) -> Node
     if autoscaling or not filled or not known or len(gpus) > 1 or spec.resources.placement == "SPREAD":
         return NodeSize(most)
     return NodeSize(most, int(max(total["memory"] for total in totals)))
+
+
+def cpus_without_rank(
+    node_id: str, total: Mapping[str, float], free: Mapping[str, float], jobs: Iterable[JobRecord]
+) -> float:
+    """CPUs of a node that are neither free nor held by ranks, as of tasks that build a dataset.
+
+    Args:
+        node_id: The node.
+        total: Its resources, by Ray's names.
+        free: Those that are free.
+        jobs: The jobs that may have ranks on it; a gang that has not started yet is not told from other tasks.
+    """
+    held = sum(
+        job.spec.resources.cpus_per_worker * job.shape.nodes.count(node_id)
+        for job in jobs
+        if job.has_gang and job.shape is not None
+    )
+    return max(0.0, total.get("CPU", 0.0) - free.get("CPU", 0.0) - held)

@@ -52,6 +52,7 @@ class DatasetProgress(BaseModel):
     documents: int = Field(description="Documents read so far.")
     bytes: int = Field(description="UTF-8 bytes read by the present run.")
     seconds: float = Field(description="Seconds since the present run started.")
+    cpus: float = Field(0.0, description="CPUs of the cluster that it may hold at present.")
 
 
 class Dataset(BaseModel):

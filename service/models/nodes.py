@@ -13,6 +13,15 @@ class NodeJob(BaseModel):
     ranks: int = Field(description="Number of its ranks on the node.")
 
 
+class NodeDataset(BaseModel):
+    """A dataset that is being built, partly on a node."""
+
+    name: str | None = Field(description="The dataset's name; null if it is another tenant's.")
+    cpus: float = Field(
+        description="CPUs that it holds there: those neither free nor of a job's ranks, at most its own."
+    )
+
+
 class Node(BaseModel):
     """One node of the cluster."""
 
@@ -26,6 +35,7 @@ class Node(BaseModel):
     )
     jobs: list[NodeJob] = Field(description="Jobs of the requesting tenant on it; operators see all jobs.")
     other_ranks: int = Field(description="Ranks of other tenants' jobs on it.")
+    dataset: NodeDataset | None = Field(None, description="Dataset that is being built on it, if any.")
 
 
 class NodeList(BaseModel):

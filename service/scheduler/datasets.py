@@ -1,19 +1,26 @@
-"""Builds datasets, one after the other, and stores their status in the record."""
+"""Builds datasets, one after the other, and stores their status in the record. Jobs come first."""
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from boost_core.config.base import counted
 from service.gang.builds import Builds, BuildTask
+from service.gang.status import NodeCapacity
 from service.jobs.dataset_builds import DatasetBuild, DatasetBuilds
+from service.jobs.model import JobRecord
+from service.jobs.seen_nodes import cpus_without_rank
 from service.models.datasets import DatasetState
+from service.scheduler.actions import Launch
+from service.scheduler.decisions import decide
 from service.scheduler.quotas import Limits
 
 MOST_LAUNCHES = 3
 LAUNCH_PAUSE = timedelta(seconds=30)  # minimum between the first launch and the second; twice that before the third
+ASIDE_SECONDS = timedelta(seconds=10)  # for which no build is launched after one has made room for a job
 
 _utc_now = partial(datetime.now, UTC)
 
@@ -24,13 +31,14 @@ class DatasetReconciler:
     """Makes passes over all datasets that are to be built.
 
     A restarted service finds the build that its predecessor has started, or starts it again, which keeps the files that
-    are done.
+    are done. So does one that was ended to make room for a job.
 
     Args:
         record: The datasets, written under the scheduler's lease.
         builds: A connected cluster.
         cpus: CPUs for building datasets.
         limits: Returns the tenants' quotas.
+        in_need: Given the CPUs that a build may hold, returns a job that waits for them; see ``job_in_need``.
         now: Returns the current time.
     """
 
@@ -40,9 +48,11 @@ class DatasetReconciler:
         builds: Builds,
         cpus: float,
         limits: Callable[[], Limits],
+        in_need: Callable[[float], JobRecord | None],
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self._record, self._builds, self._cpus, self._limits, self._now = record, builds, cpus, limits, now
+        self._in_need, self._aside_until = in_need, datetime.min.replace(tzinfo=UTC)
 
     def tick(self) -> None:
         """Do one pass.
@@ -60,7 +70,9 @@ class DatasetReconciler:
         current = [build for build in waiting if build.id in alive]
         for build in current:
             self._follow(build)
-        if not current and not unwanted:  # two builds must never write to the same folder at once
+        if (
+            not current and not unwanted and self._now() >= self._aside_until
+        ):  # two builds must never write to the same folder at once
             self._launch_next(waiting)
 
     def _follow(self, build: DatasetBuild) -> None:
@@ -74,8 +86,19 @@ class DatasetReconciler:
         elif (lineage := status.lineage) is not None:
             told |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
             self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **told)
+        elif (job := self._in_need(self._cpus_of(build))) is not None:
+            self._step_aside(build, job)
         elif progress != build.progress:
             self._record.update(build, message="is being built", **told)
+
+    def _step_aside(self, build: DatasetBuild, job: JobRecord) -> None:
+        """End a build for a job that waits for its CPUs; it is resumed later, which does not count as a death."""
+        logger.info("%s: makes room for %s", build.id, job.id)
+        progress = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
+        message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
+        self._record.update(build, launches=build.launches - 1, message=message, progress=progress)
+        self._builds.end(build.id)
+        self._aside_until = self._now() + ASIDE_SECONDS
 
     def _launch_next(self, waiting: Sequence[DatasetBuild]) -> None:
         for build in waiting:
@@ -94,13 +117,18 @@ class DatasetReconciler:
             return True
         return self._now() >= build.launched_at + LAUNCH_PAUSE * (1 << (build.launches - 1))
 
+    def _cpus_of(self, build: DatasetBuild) -> float:
+        return min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
+
     def _launch(self, build: DatasetBuild) -> None:
-        cpus = min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
+        cpus = self._cpus_of(build)
         if cpus < 1:
             problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
             self._finish(build, DatasetState.FAILED, problem)
             return
-        if not self._record.update(build, launches=build.launches + 1, launched_at=self._now()):
+        if not self._record.update(
+            build, launches=build.launches + 1, launched_at=self._now(), message="is being built"
+        ):
             return  # cancelled in the meantime
         logger.info("%s: dataset %r of %s is being built with %g CPUs", build.id, build.name, build.tenant, cpus)
         spec = build.spec
@@ -110,3 +138,22 @@ class DatasetReconciler:
         logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)
         self._record.update(build, state=state, message=message, finished_at=self._now(), **told)
         self._builds.end(build.id)
+
+
+def job_in_need(
+    cpus: float, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], limits: Limits
+) -> JobRecord | None:
+    """A job that would be started now if a build did not hold CPUs; ``None`` if there is none.
+
+    Args:
+        cpus: CPUs that the build may hold.
+        jobs: All active jobs.
+        nodes: Total and free resources of the alive nodes, which do not say what a build holds.
+        limits: Quotas of tenants and queues.
+    """
+    stay = [job for job in jobs if not (job.cancel_requested or job.pause_requested)]
+    without = []
+    for node in nodes:
+        held = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
+        without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + held}))
+    return next((action.job for action in decide(stay, without, limits=limits) if isinstance(action, Launch)), None)

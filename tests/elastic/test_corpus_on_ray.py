@@ -1,15 +1,22 @@
 """The same corpora by Ray Data: the same shards, the same refusals."""
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.duplicates import KeyColumns, together
+from boost_core.data.pipeline.engine import LocalEngine
+from boost_core.data.pipeline.files import _as_arrow
 from boost_core.data.pipeline.ray_engine import RayEngine
+from boost_core.data.token_folder import TokenFolder
 from tests.elastic.ray_cluster import BOOST, local_ray
 from tests.unit.test_corpus import corpus, documents, make, shards, texts, write
 
@@ -32,6 +39,33 @@ def test_ray_data_makes_the_same_shards(tmp_path: Path, cluster: str) -> None:
     assert [each.stage for each in seen] == ["files"] * 5 + ["duplicates"] + ["shards"] * (
         len(by_ray.shards) // 2 + 1
     ) + ["done"]
+
+
+def test_small_files_share_tasks(tmp_path: Path, cluster: str) -> None:
+    source, calls = tmp_path / "in", tmp_path / "calls"
+    source.mkdir()
+    for number, text in enumerate(texts(200)):
+        (source / f"{number:03}.jsonl").write_text(json.dumps({"text": text}))
+    wanted = corpus(source, exact_dedup=True, shard_tokens=1 << 20)
+
+    def count() -> None:
+        with calls.open("a") as stream:
+            stream.write("1")
+
+    assert Build(wanted, str(tmp_path / "ray"), RayEngine(None, count), id).run() == make(wanted, tmp_path / "here")
+    assert calls.stat().st_size == 4 + 1 + 1, "tasks for 208 files, for duplicates and for shards"
+
+
+def test_keys_in_several_partitions_are_tied_as_by_processes(tmp_path: Path, cluster: str) -> None:
+    folder, runs = TokenFolder(str(tmp_path)), tuple(f"run-{number}" for number in range(5))
+    for number, run in enumerate(runs):
+        keys = np.random.default_rng(number).integers(0, 60, 40).astype(np.uint64)
+        rows = pa.table({"document": np.arange(40) | number << 32, "one": keys, "two": keys[::-1]})
+        folder.write(f"{run}.arrow", _as_arrow(rows))
+    columns = KeyColumns(str(tmp_path), runs, (1 << 21,) * 5, ("one", "two"), partitions=3)
+    by_ray, here = (together(engine.ties(columns)) for engine in (RayEngine(None), LocalEngine(1)))
+    assert len(here.documents)
+    assert sorted(zip(*by_ray, strict=True)) == sorted(zip(*here, strict=True))
 
 
 def test_a_bad_document_is_said_as_by_processes_and_what_is_done_stays(tmp_path: Path, cluster: str) -> None:

@@ -85,14 +85,15 @@ NODES = {
             "node_id": "node-a", "labels": {"pool": "training"}, "total": {"GPU": 8, "CPU": 64},
             "free": {"GPU": 6, "CPU": 63.5}, "draining": False, "unusable": None,
             "jobs": [{"id": "job-1", "name": "tiny", "ranks": 2}], "other_ranks": 1,
+            "dataset": None,
         },
         {
             "node_id": "node-b", "labels": {}, "total": {"CPU": 4}, "free": {}, "draining": True, "unusable": None,
-            "jobs": [], "other_ranks": 0,
+            "jobs": [], "other_ranks": 0, "dataset": {"name": "corpus-v1", "cpus": 2.0},
         },
         {
             "node_id": "node-c", "labels": {}, "total": {"CPU": 4}, "free": {"CPU": 4}, "draining": False,
-            "unusable": "has no torch, which Ray's head has", "jobs": [], "other_ranks": 0,
+            "unusable": "has no torch, which Ray's head has", "jobs": [], "other_ranks": 0, "dataset": None,
         },
     ],
 }  # fmt: skip

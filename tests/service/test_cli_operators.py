@@ -99,7 +99,7 @@ def test_nodes() -> None:
     assert header.split("  ")[0] == "NODE"
     for fact in ("node-a", "ready", "6/8", "63.5/64", "tiny (job-1): 2 rank(s), others: 1 rank(s)", "pool=training"):
         assert fact in first
-    assert second.split() == ["node-b", "draining", "-", "0/4", "-", "-"]
+    assert second.split() == ["node-b", "draining", "-", "0/4", "dataset", "corpus-v1:", "2", "CPU(s)", "-"]
     assert third.split() == ["node-c", "unusable", "-", "4/4", "-", "-"]
     assert why == "node-c is not used: it has no torch, which Ray's head has"
     assert seen.startswith("(as seen at ")

@@ -1,31 +1,36 @@
 """Datasets over HTTP and in the record, with a cluster that does as the test says; test_end_to_end has the real one."""
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from boost_core.data.corpus import load_corpus
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import LocalEngine
+from boost_core.data.tokenizers import train_bpe
 from service.cli.failures import read_dataset
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder
+from service.gang.status import NodeCapacity
 from service.jobs.dataset_builds import DatasetBuilds
 from service.jobs.datasets import MOST_BUILDING, DatasetConflict, DatasetStore
 from service.jobs.leases import LeaseLost, Leases
-from service.jobs.model import Owner
+from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetProgress, DatasetRequest, DatasetState
 from service.models.identity import Scope
-from service.scheduler.datasets import LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler
+from service.scheduler.datasets import ASIDE_SECONDS, LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler, job_in_need
 from service.scheduler.quotas import Limits
 from service.security.access import Access
 from tests.jobs import tiny_job, write_corpus
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
+from tests.service.records import a_shape, a_spec, numbered, start
 
 PROGRESS = DatasetProgress(stage="files", done=1, of=6, documents=1, bytes=10, seconds=1.0)
 
@@ -58,6 +63,10 @@ class Cluster:
             self.statuses[task.id] = BuildStatus(PROGRESS, lineage=told)
 
 
+def nobody(_: float) -> None:
+    """No job waits for CPUs."""
+
+
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster()
@@ -81,7 +90,7 @@ def clock() -> Clock:
 @pytest.fixture
 def reconciler(store: JobStore, cluster: Cluster, clock: Clock) -> DatasetReconciler:
     limits = Limits(tenants={"poor": {"CPU": 0.5}})
-    return DatasetReconciler(DatasetBuilds(store), cluster, 2.0, lambda: limits, clock)
+    return DatasetReconciler(DatasetBuilds(store), cluster, 2.0, lambda: limits, nobody, clock)
 
 
 def request(tmp_path: Path, name: str = "corpus-v1", **changes: Any) -> dict[str, Any]:
@@ -268,7 +277,7 @@ def test_one_that_is_cancelled_and_deleted_during_a_pass_is_not_begun(
         client.delete_dataset("corpus-v1")
         return Limits()
 
-    DatasetReconciler(DatasetBuilds(store), cluster, 2.0, limits).tick()
+    DatasetReconciler(DatasetBuilds(store), cluster, 2.0, limits, nobody).tick()
     assert not cluster.tasks
 
 
@@ -306,7 +315,7 @@ def test_only_who_has_the_lease_writes(store: JobStore, client: Client, tmp_path
     assert Leases(store.engine, "other").take("scheduler", 30)
     overtaken = DatasetBuilds(store, lease)
     with pytest.raises(LeaseLost):
-        DatasetReconciler(overtaken, cluster, 2.0, Limits).tick()
+        DatasetReconciler(overtaken, cluster, 2.0, Limits, nobody).tick()
     with pytest.raises(LeaseLost):
         overtaken.update(overtaken.waiting()[0], message="is being built")
     assert (client.dataset("corpus-v1").message, cluster.tasks) == ("waits for its turn", {})
@@ -400,3 +409,125 @@ def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: py
 def test_the_example_is_legal() -> None:
     example = Path(__file__).parents[2] / "examples" / "datasets" / "python-v1.yaml"
     assert read_dataset(example).name == "python-v1"
+
+
+def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster, clock: Clock
+) -> None:
+    node = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
+
+    def in_need(cpus: float) -> JobRecord | None:
+        return job_in_need(cpus, store.active(), [node], Limits())
+
+    reconciler = DatasetReconciler(DatasetBuilds(store), cluster, 2.0, Limits, in_need, clock)
+    client.create_dataset(request(tmp_path))
+    for _ in range(2 * MOST_LAUNCHES):  # more often than a build may die
+        reconciler.tick()
+        assert len(cluster.tasks) == 1
+        reconciler.tick()
+        assert client.dataset("corpus-v1").message == "is being built"
+        job = store.create(a_spec(), "file:///c")
+        reconciler.tick()
+        assert (cluster.tasks, client.dataset("corpus-v1").state) == ({}, DatasetState.BUILDING)
+        assert f"has made room for {job.id}" in client.dataset("corpus-v1").message
+        reconciler.tick()
+        assert not cluster.tasks, "not before the job has had time to start"
+        store.request_cancel(job.id)
+        clock.time += ASIDE_SECONDS
+
+
+def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:
+    full = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
+    first = store.create(a_spec(), "file:///c")
+    assert (found := job_in_need(2.0, store.active(), [full], Limits())) and found.id == first.id
+    assert job_in_need(1.0, store.active(), [full], Limits()) is None, "one CPU more is not enough"
+    poor = Limits(tenants={"default": {"CPU": 1.0}})
+    assert job_in_need(2.0, store.active(), [full], poor) is None, "it waits for its quota"
+    start(store, first.id)
+    store.append_reports(first.id, 1, numbered(a_shape()))  # a rank on node-a, and one on node-b
+    waiting = store.create(a_spec(), "file:///c")
+    nodes = [replace(full, total={"CPU": 3.0}), replace(full, node_id="node-b", free={"CPU": 1.0})]
+    assert (found := job_in_need(2.0, store.active(), nodes, Limits())) and found.id == waiting.id
+    nodes[0] = full
+    assert job_in_need(2.0, store.active(), nodes, Limits()) is None, "a gang holds one of the two"
+    store.request_cancel(waiting.id)
+    assert job_in_need(2.0, store.active(), [full, full], Limits()) is None
+
+
+def test_datasets_are_mixed_and_validated_on(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler, store: JobStore
+) -> None:
+    make(client, tmp_path, cluster, reconciler, name="web")
+    make(client, tmp_path, cluster, reconciler, name="code", seed=2)
+    urls = {name: client.dataset(name).url for name in ("web", "code")}
+    data = {
+        "source": None,
+        "mixture": [
+            {"dataset": "web", "weight": 3},
+            {"dataset": "code", "weight": 2},
+            {"kind": "tokenized", "paths": [urls["web"]], "weight": 1},
+        ],
+        "validation": [{"name": "code", "dataset": "code"}],
+    }
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data)
+    record = client.submit(job)
+    assert client.dry_run(job).spec.data == record.spec.data
+    assert [(each.dataset, each.kind, each.paths, each.weight) for each in record.spec.data.mixture] == [
+        ("web", "tokenized", (urls["web"],), 3),
+        ("code", "tokenized", (urls["code"],), 2),
+        (None, "tokenized", (urls["web"],), 1),
+    ]
+    corpus = load_corpus(record.spec.data, job.training.sequence_length)
+    assert [stream.weight for stream in corpus.streams] == [3, 2, 1]
+    assert list(corpus.validation) == ["code"]
+    for name in urls:
+        with pytest.raises(ApiError, match=f"in use by 1 job, such as {record.id}"):
+            client.delete_dataset(name)
+    client.cancel(record.id)
+    client.delete_dataset("code")
+    assert client.clone(record.id, {}).spec.data == record.spec.data, "a clone keeps its shards"
+    with pytest.raises(ApiError) as refused:
+        client.submit(job)
+    assert [error.field for error in refused.value.errors] == ["data.mixture[1].dataset", "data.validation[0].dataset"]
+    other = {"dataset": "web", "kind": "tokenized", "paths": [urls["code"]], "weight": 1}
+    with pytest.raises(
+        ApiError, match=r"data\.mixture\[0\]\.paths: names other shards than those of the dataset 'web'"
+    ):
+        client.submit(
+            tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "mixture": [other]})
+        )
+    client.create_dataset(request(tmp_path, "code"))
+    with pytest.raises(ApiError, match=r"data\.mixture\[1\]\.dataset: the dataset 'code' is BUILDING"):
+        client.dry_run(job)
+
+
+def test_anothers_dataset_is_not_mixed(
+    client_with: With, store: JobStore, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    DatasetStore(store).create(DatasetRequest.model_validate(request(tmp_path)), "/checkpoints", Owner("lab", "alice"))
+    reconciler.tick()
+    cluster.make()
+    reconciler.tick()
+    data = {"source": None, "mixture": [{"dataset": "corpus-v1", "weight": 1}]}
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data)
+    missing = {}
+    for tenant in ("lab", "other"):
+        body = job.model_dump(mode="json", exclude_unset=True)
+        answer = client_with(Scope.SUBMIT, tenant=tenant).post("/v1/jobs/dry-run", json=body)
+        missing[tenant] = [
+            each["field"] for each in answer.json()["errors"] if "there is no dataset" in each["message"]
+        ]
+    assert missing == {"lab": [], "other": ["data.mixture[0].dataset"]}
+
+
+def test_datasets_of_different_tokenizers_are_refused_together(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler, name="bytes")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(train_bpe([path.read_bytes() for path in sorted((tmp_path / "corpus").iterdir())], 300))
+    make(client, tmp_path, cluster, reconciler, name="bpe", tokenizer=str(tokenizer))
+    data = {"source": None, "mixture": [{"dataset": name, "weight": 1} for name in ("bytes", "bpe")]}
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data=data, model={"vocab_size": 512})
+    with pytest.raises(ApiError, match=r"data\.mixture\[1\]\.paths: .* were made by different tokenizers"):
+        client.dry_run(job)

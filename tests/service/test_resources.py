@@ -15,9 +15,12 @@ from service.api.exceptions import RateLimited
 from service.api.merge import merged
 from service.api.routes.nodes import NODES
 from service.api.searches import Searches, Turns
+from service.jobs.dataset_builds import DatasetBuilds
+from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
+from service.models.datasets import DatasetRequest
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -359,8 +362,35 @@ def test_nodes_and_what_runs_on_them(http: httpx.Client, store: JobStore) -> Non
     store.append_reports(job.id, 1, numbered(a_shape(2)))
     found = http.get("/nodes").json()
     assert found["seen_at"] is not None
-    expected = {"unusable": None, "jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0}
+    expected = {
+        "unusable": None, "jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0, "dataset": None,
+    }  # fmt: skip
     assert found["nodes"] == [node | expected for node in nodes]
+
+
+def test_a_build_is_shown_as_holder_of_cpus(http: httpx.Client, store: JobStore) -> None:
+    nodes = [
+        {"node_id": name, "total": {"CPU": 4.0}, "free": {"CPU": free}, "labels": {}, "draining": False}
+        for name, free in (("node-a", 1.0), ("node-b", 2.0), ("node-c", 0.0))
+    ]
+    store.keep_snapshot(NODES, nodes)
+    job = store.create(a_spec(), "file:///c")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_shape(2)))  # two ranks of a CPU each on node-a, and on node-b
+    for name, tenant in (("waits", "default"), ("corpus-v1", "default"), ("theirs", "other")):
+        request = DatasetRequest.model_validate({"name": name, "source": {"kind": "standard_library"}})
+        DatasetStore(store).create(request, "/checkpoints", Owner(tenant, "alice"))
+    progress = {"stage": "files", "done": 1, "of": 6, "documents": 1, "bytes": 10, "seconds": 1.0}
+    builds = {build.name: build for build in DatasetBuilds(store).waiting()}
+    for name in ("corpus-v1", "theirs"):
+        assert DatasetBuilds(store).update(builds[name], launches=1, progress=progress | {"cpus": 3.0})
+        shown = {node["node_id"]: node["dataset"] for node in http.get("/nodes").json()["nodes"]}
+        assert shown == {
+            "node-a": {"name": name, "cpus": 1.0},
+            "node-b": None,
+            "node-c": {"name": name, "cpus": 3.0},
+        }
+        DatasetBuilds(store).update(builds[name], progress=progress | {"cpus": 0.0})
 
 
 def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -> None:

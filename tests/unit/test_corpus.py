@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -233,10 +234,36 @@ def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "out" / "training-00000.bin").symlink_to("/dev/full")
     arguments = ["tokenize", str(source), str(tmp_path / "out"), "--kind", "jsonl", "--exact-dedup"]
     assert command.main(arguments) == 2
-    assert f"{tmp_path / 'out'}: No space left on device; make room and run the same command" in capsys.readouterr().err
-    (tmp_path / "out" / "training-00000.bin").unlink()
+    shard = tmp_path / "out" / "training-00000.bin"
+    assert f"{shard}: No space left on device; make room and run the same command" in capsys.readouterr().err
+    assert not shard.is_symlink()
     assert command.main(arguments) == 0
     assert "lineage.json says" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "at"), [((), "training-00000.bin"), (("--exact-dedup", "--workers=1"), "building/*-00000-000.bin")]
+)
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path, options: tuple[str, ...], at: str) -> None:
+    """A limit on the size of files is met in the middle of one, as a full disk is."""
+    source = write(tmp_path / "in", texts())
+
+    def tokenize(most: int, folder: str) -> subprocess.CompletedProcess[str]:
+        script = f"""if True:
+            import resource, sys
+            resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+            from boost_core.data.__main__ import main
+            sys.exit(main(sys.argv[1:]))"""
+        command = ["tokenize", str(source), str(tmp_path / folder), "--kind=jsonl", *options]
+        return subprocess.run([sys.executable, "-c", script, *command], capture_output=True, text=True)
+
+    refused = tokenize(20_000, "out")
+    assert refused.returncode == 2
+    (named,) = re.findall(r"File too large: '(.*)'", refused.stderr)
+    assert Path(named).match(f"{tmp_path}/out/{at}")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.suffix in (".bin", ".new")]
+    assert tokenize(2**30, "out").returncode == tokenize(2**30, "whole").returncode == 0
+    assert shards(tmp_path / "out") == shards(tmp_path / "whole")
 
 
 def test_nothing_left_says_by_which_filter(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
         ["fine"], [", row group 0, row 1: is not UTF-8: byte 0xe9 at offset 3; convert it"],
     )  # fmt: skip
     assert found(tmp_path / "numbers", parquet(pa.array([1, 2])), "parquet")[1] == [
-        ": the column 'text' is int64, not text; check text_field"
+        ": has a column 'text' that is int64, not text; convert it: only text is trained on"
     ]
 
 
@@ -125,7 +125,10 @@ def test_a_column_of_a_doubled_name_is_not_guessed(tmp_path: Path, kind: str) ->
     else:
         with pa.ipc.new_stream(written, table.schema) as stream:
             stream.write_table(table)
-    assert found(tmp_path / "a", written.getvalue(), kind) == ([], [": has 2 columns 'text'; check text_field"])
+    assert found(tmp_path / "a", written.getvalue(), kind) == (
+        [],
+        [": has 2 columns 'text'; rename all but one, or set text_field to another"],
+    )
 
 
 POSITIONS = {  # in a column of texts of 5, 6 and 7 characters, and what damage makes of them

@@ -65,6 +65,22 @@ def test_in_one_stream_too(hub: LocalHub, tmp_path: Path) -> None:
     assert read_index(str(tmp_path / "out")).documents == 20
 
 
+def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
+    script = """if True:
+        import sys
+        from boost_core.config.data import DataConfig
+        from boost_core.config.sources.files import check_data
+        source = {"kind": "parquet", "paths": ["hf://datasets/org/corpus/rows"], "text_field": sys.argv[1]}
+        check_data(DataConfig.model_validate({"source": source, "validation_fraction": 0.5}), 256, 8)"""
+    for field, problem in (
+        ("text", ""),
+        ("content", "has no column 'content', but 'text'; set text_field to a column"),
+    ):
+        command = [sys.executable, "-c", script, field]
+        done = subprocess.run(command, env=os.environ | hub.environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode == 0, problem in done.stderr) == (not problem, True), done.stderr
+
+
 def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
     absent = tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/none/*.jsonl", "jsonl")
     assert (absent.returncode, "there is no file at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (

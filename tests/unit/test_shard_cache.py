@@ -1,5 +1,6 @@
 """The node's cache of token shards: one copy, kept while it is mapped, whoever is killed."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -87,6 +88,19 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100))  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="set TMPDIR to a folder on a larger disk"):
         map_shard(URL, INDEX, SHARDS[0])
+
+
+def test_of_a_copy_that_fills_the_disk_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(_: object, name: str, local: str) -> None:
+        Path(local).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(fsspec.filesystem("memory")), "get_file", fill)
+        with pytest.raises(OSError, match=r"/training-00000.bin to .*\.part, .*: No space left on device; .* TMPDIR"):
+            map_shard(URL, INDEX, SHARDS[0])
+    assert not cached(tmp_path)
+    assert map_shard(URL, INDEX, SHARDS[0])[1] == 1
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

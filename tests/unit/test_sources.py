@@ -1,12 +1,18 @@
 import os
+import re
+import struct
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
+from boost_core.config.sources.columns import problems_of_schemas
 from boost_core.config.sources.files import (
+    SourceFile,
     SourceSplit,
     UnfitData,
     check_data,
@@ -14,6 +20,7 @@ from boost_core.config.sources.files import (
     refuse_damaged,
     split_source,
 )
+from boost_core.config.sources.parquet import schema_of
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 
@@ -189,6 +196,70 @@ def test_a_parquet_file_that_is_cut_off_is_refused_at_the_door(tmp_path: Path) -
             UnfitData, match=r"2\.parquet' is not a complete Parquet file: it is truncated, or a file of another kind"
         ):
             check_data(data, vocab_size=256, sequence_length=2)
+
+
+TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+SCHEMAS: list[tuple[list[tuple[str, Any]], str]] = [
+    ([("text", pa.string())], ""),
+    ([("id", pa.int64()), ("text", pa.large_string())], ""),
+    ([("text", pa.dictionary(pa.int32(), pa.string()))], ""),
+    (
+        [("content", pa.string()), ("id", pa.int64())],
+        "has no column 'text', but 'content', 'id'; set .* text: 'content'",
+    ),
+    ([("text", pa.int64()), ("body", pa.string())], "has a column 'text' that is int64, not text; set .* text: 'body'"),
+    ([("text", pa.binary())], "has a column 'text' that is binary, not text; convert it"),
+    ([("text", TURNS)], "has a column 'text' that is list<.*, not text; convert it: only text is trained on"),
+    ([("messages", TURNS)], "has no column 'text', but 'messages'; convert it"),
+    ([], "has no column 'text', but no column; convert it"),
+    (
+        [(f"column_{number}", pa.string()) for number in range(5000)],
+        "has no .* 'column_7' and 4992 more; set text_field",
+    ),
+]
+
+
+def write_rows(path: Path, kind: str, columns: list[tuple[str, Any]], rows: int = 1000) -> None:
+    schema = pa.schema(columns)
+    table = pa.table([pa.nulls(rows, each.type) for each in schema], schema=schema)
+    if kind == "parquet":
+        pq.write_table(table, path)
+        return
+    with (pa.ipc.new_file if kind == "file" else pa.ipc.new_stream)(str(path), schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_schemas_without_text_are_named(tmp_path: Path, kind: str) -> None:
+    for number, (columns, _) in enumerate(SCHEMAS):
+        write_rows(
+            tmp_path / f"{number}", kind, columns, rows=number % 2 * 1000
+        )  # files without rows have schemas, too
+    disk = fsspec.filesystem("file")
+    paths = [tmp_path / f"{number}" for number in range(len(SCHEMAS))]
+    parts = [schema_of(disk, str(path), path.stat().st_size) for path in paths]
+    assert max(map(len, parts)) > 1 << 16, "the last is not all in what is read first"
+    for problem, (columns, wanted) in zip(problems_of_schemas(parts, "text"), SCHEMAS, strict=True):
+        assert re.match(wanted, problem) and bool(problem) == bool(wanted), columns
+
+
+def test_rows_without_text_are_refused_at_the_door(tmp_path: Path) -> None:
+    for number in range(10):
+        write_rows(tmp_path / f"{number}", "parquet", [("text", pa.string())])
+    parquet = SourceConfig(kind="parquet", paths=(str(tmp_path),))
+    check_data(DataConfig(source=parquet, validation_fraction=0.3), vocab_size=256, sequence_length=64)
+    write_rows(tmp_path / "9", "parquet", [("messages", TURNS)])
+    with pytest.raises(UnfitData, match=r"/9' has no column 'text', but 'messages'") as refused:
+        check_data(DataConfig(source=parquet, validation_fraction=0.3), vocab_size=256, sequence_length=64)
+    assert refused.value.field == "data.source.paths"
+
+
+def test_what_is_no_arrow_is_refused_at_the_door(tmp_path: Path) -> None:
+    endless = struct.pack("<Ii", 2**32 - 1, 2**31 - 1)
+    for content in (endless, b"x" * 100 + endless[4:] + b"ARROW1"):
+        (tmp_path / "0").write_bytes(content)
+        with pytest.raises(ValueError, match=r"/0' is damaged or cut off: "):
+            refuse_damaged(SourceConfig(kind="arrow", paths=("0",)), [SourceFile(str(tmp_path / "0"), len(content))])
 
 
 def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:

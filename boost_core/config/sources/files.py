@@ -27,14 +27,15 @@ from boost_core.config.parsing.disk import Disk, info_of
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.stores import StoreUnusable
 from boost_core.config.parsing.urls import StorageOptions, options_at
-from boost_core.config.sources.parquet import refuse_cut_off
-from boost_core.config.sources.tokenized import read_index
+from boost_core.config.sources.parquet import refuse_cut_off, refuse_without_text_column
+from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_NAMED = 8
+_MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
@@ -95,26 +96,33 @@ def check_data(
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
 
     Raises:
-        UnfitData: A path names no file, a Parquet file on a disk is truncated, a part is too small for one sequence, or
-            the model's vocabulary is smaller than the tokenizer's.
+        UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
+            sequence, the model's vocabulary is smaller than the tokenizer's, or folders of tokens have several.
     """
-    if data.dataset is not None and data.source is None:
-        problem = f"{data.dataset!r} is a dataset of a service; submit the job there, or name a source"
-        raise UnfitData("data.dataset", problem)
+    for named_at, name, written in data.datasets:
+        if written is None or not written.paths:
+            raise UnfitData(named_at, f"{name!r} is a dataset of a service; submit the job there, or name a source")
     # Sources that differ only in weight are looked up once.
     first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
     trained_on: list[SourceFile] = []
+    indices: dict[str, TokenIndex] = {}
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
-            trained_on += _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+            if source.kind == "tokenized":
+                _check_tokens(source, ("training", "validation"), indices, vocab_size, sequence_length, storage_options)
+            else:
+                trained_on += _check_source(source, data.validation_fraction, sequence_length, storage_options)
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
     identities = {file.identity for file in trained_on} if data.validation else set()
     for number, named in enumerate(data.validation):
         try:
-            _check_validation_set(named, identities, vocab_size, sequence_length, storage_options)
+            if named.kind == "tokenized":
+                _check_tokens(named, ("validation",), indices, vocab_size, sequence_length, storage_options)
+            else:
+                _check_validation_set(named, identities, sequence_length, storage_options)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
@@ -126,38 +134,40 @@ def check_data(
 
 
 def _check_source(
-    source: SourceConfig,
-    validation_fraction: float,
-    vocab_size: int,
-    sequence_length: int,
-    storage_options: StorageOptions | None,
+    source: SourceConfig, validation_fraction: float, sequence_length: int, storage_options: StorageOptions | None
 ) -> Sequence[SourceFile]:
-    """The files to train on; none for tokenized folders, which have their own validation part."""
-    if source.kind != "tokenized":
-        split = split_source(source, validation_fraction, sequence_length, storage_options)
-        refuse_damaged(source, [*split.training, *split.validation], storage_options)
-        return split.training
-    for path in dict.fromkeys(source.paths):
-        index = read_index(path, storage_options)
-        _check_vocabulary(path, index.vocabulary, vocab_size)
-        refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
-        refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
-    return []
+    """The files to train on."""
+    split = split_source(source, validation_fraction, sequence_length, storage_options)
+    refuse_damaged(source, [*split.training, *split.validation], storage_options)
+    return split.training
 
 
-def _check_validation_set(
-    named: ValidationSet,
-    trained_on: set[str],
+def _check_tokens(
+    source: SourceConfig,
+    parts: Sequence[Part],
+    indices: dict[str, TokenIndex],
     vocab_size: int,
     sequence_length: int,
     storage_options: StorageOptions | None,
 ) -> None:
-    if named.kind == "tokenized":
-        for path in dict.fromkeys(named.paths):
-            index = read_index(path, storage_options)
-            _check_vocabulary(path, index.vocabulary, vocab_size)
-            refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
-        return
+    """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
+    for path in dict.fromkeys(source.paths):
+        index = indices[path] = indices.get(path) or read_index(path, storage_options)
+        _check_vocabulary(path, index.vocabulary, vocab_size)
+        for part in parts:
+            refuse_too_little(part, index.tokens(part), "tokens", sequence_length)
+        first, other = next(iter(indices.items()))
+        if (index.vocabulary, index.end_of_document) != (other.vocabulary, other.end_of_document):
+            raise ValueError(
+                f"{path} and {first} were made by different tokenizers, with {index.vocabulary} and {other.vocabulary} "
+                f"tokens and documents that end with {index.end_of_document} and {other.end_of_document}; make them "
+                "with the same one"
+            )
+
+
+def _check_validation_set(
+    named: ValidationSet, trained_on: set[str], sequence_length: int, storage_options: StorageOptions | None
+) -> None:
     files = list_files(named, storage_options)
     if both := next((file.url for file in files if file.identity in trained_on), None):
         raise ValueError(f"{both} is also trained on; validate on other files")
@@ -172,10 +182,17 @@ def refuse_damaged(
     """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
 
     Raises:
-        ValueError: A file is damaged, or the first line of the first file has no text in its ``text_field``.
+        ValueError: A file is damaged, or ``text_field`` is no text in the first line of the first file, or in the
+            schemas of the first and last file and of some between them.
+        OSError: One of these cannot be read.
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+    if source.kind in ("parquet", "arrow", "dataset"):
+        sizes = {file.url: file.size for file in files}
+        places = {place * (len(sizes) - 1) // (_MOST_SCHEMAS - 1) for place in range(_MOST_SCHEMAS)}
+        some = {url: sizes[url] for place, url in enumerate(sorted(sizes)) if place in places}
+        refuse_without_text_column(some, source.text_field, storage_options)
     elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
         _refuse_without_text(files[0], source.text_field, storage_options)
 

@@ -1,14 +1,19 @@
-"""Checks that Parquet files are not truncated: without its end, nothing in such a file can be read."""
+"""Checks of files of rows by their ends: that Parquet files are not truncated, and that there is a column of text."""
 
 import os
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping
 from typing import IO
 
 import fsspec
+from fsspec import AbstractFileSystem
 
 from boost_core.config.parsing.urls import StorageOptions, is_local, options_at
+from boost_core.config.sources.columns import ARROW_FILE, PARQUET, problems_of_schemas
 
-_MAGIC = b"PAR1"  # begins and ends a file
+_END = 1 << 16  # bytes read of each end at first; most footers are shorter
+_MOST_FOOTER_BYTES = 1 << 24  # larger ones, of files with very many row groups and columns, are left to the readers
+_CONTINUES = 0xFFFFFFFF  # begins messages of Arrow's streams
 
 
 def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None = None) -> None:
@@ -39,9 +44,62 @@ def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None =
 
 
 def _is_whole(stream: IO[bytes]) -> bool:
-    if stream.seek(0, os.SEEK_END) < 3 * len(_MAGIC):  # the footer's length, between them, is also 4 bytes
+    if stream.seek(0, os.SEEK_END) < 3 * len(PARQUET):  # the footer's length, between them, is also 4 bytes
         return False
-    stream.seek(-len(_MAGIC), os.SEEK_END)
+    stream.seek(-len(PARQUET), os.SEEK_END)
     end = stream.read()
     stream.seek(0)
-    return stream.read(len(_MAGIC)) == end == _MAGIC
+    return stream.read(len(PARQUET)) == end == PARQUET
+
+
+def refuse_without_text_column(
+    sizes: Mapping[str, int], field: str, storage_options: StorageOptions | None = None
+) -> None:
+    """Refuse Parquet and Arrow files whose schema has no column of text of this name.
+
+    Args:
+        sizes: The files' paths or URLs, and their sizes in bytes; a few, since each costs one request or two.
+        field: The name of the column.
+        storage_options: Options for ``s3://`` and for disks; default: the process's own.
+
+    Raises:
+        ValueError: One has no such column, or is damaged.
+        OSError: One cannot be read.
+    """
+    parts = {}
+    for url, size in sizes.items():
+        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+        part = schema_of(filesystem, path, size)
+        if part is not None:
+            parts[url] = part
+    if not parts:
+        return
+    try:
+        problems = problems_of_schemas([*parts.values()], field)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(map(repr, parts))}: {error}; copy them again") from error
+    if wrong := next(((url, problem) for url, problem in zip(parts, problems, strict=True) if problem), None):
+        raise ValueError(f"{wrong[0]!r} {wrong[1]}")
+
+
+def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | None:
+    """The part of a file that holds its schema, see ``problems_of_schemas``; ``None`` if it is too large."""
+
+    def read(begin: int, end: int) -> bytes:
+        content: bytes = filesystem.cat_file(path, start=begin, end=end) if end > begin else b""
+        return content
+
+    end = read(max(0, size - _END), size)
+    for magic in (PARQUET, ARROW_FILE):
+        if end.endswith(magic) and len(end) >= 4 + len(magic):
+            (length,) = struct.unpack_from("<i", end, len(end) - 4 - len(magic))
+            length += 4 + len(magic)
+            if not 0 < length <= min(size, _MOST_FOOTER_BYTES):
+                return None if 0 < length <= size else end
+            return end[-length:] if length <= len(end) else read(size - length, size)
+    beginning = read(0, _END) if size > _END else end
+    first = struct.unpack_from("<Ii", beginning) if len(beginning) >= 8 else (0, 0)
+    if first[0] != _CONTINUES or not 0 < first[1] <= _MOST_FOOTER_BYTES:
+        return beginning
+    length = 8 + first[1]
+    return beginning[:length] if length <= len(beginning) else read(0, length)

@@ -30,7 +30,7 @@ from boost_core.data.pipeline.duplicates import (
     together,
 )
 from boost_core.data.pipeline.engine import Engine
-from boost_core.data.pipeline.files import FileTask, prepare, read_table, record_name
+from boost_core.data.pipeline.files import FileTask, prepare, read_tables, record_name
 from boost_core.data.pipeline.records import (
     BUILDING,
     LINEAGE,
@@ -158,16 +158,21 @@ class Build:
     def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
         """Tokenize all files into runs."""
         tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
-        records, tasks, of = dict[int, FileRecord](), list[FileTask](), len(self._files)
-        for number, file in enumerate(self._files):
-            task = FileTask(self.corpus, self.folder, tokenizer, self._digest, number, file)
-            if (kept := _kept(folder, task)) is not None:
-                records[number] = kept
-            else:
-                tasks.append(task)
+        records, of, digest, there = dict[int, FileRecord](), len(self._files), self._digest, folder.names_in(BUILDING)
+        tasks = {
+            number: FileTask(self.corpus, self.folder, tokenizer, digest, number, file)
+            for number, file in enumerate(self._files)
+        }
+        recorded = [number for number in tasks if record_name(number) in there]
+        for content in folder.read_each([record_name(number) for number in recorded]):
+            record = FileRecord.model_validate_json(content)
+            if _is_valid(record, tasks[record.number]):
+                records[record.number] = record
+                del tasks[record.number]
         self._counts = _total(records.values())
         self._tell("files", len(records), of)
-        for record in self.engine.map(prepare, tasks):
+        sizes = [task.file.size for task in tasks.values()]
+        for record in self.engine.map(prepare, list(tasks.values()), sizes):
             records[record.number] = record
             self._counts = self._counts.plus(record.counts)
             self._read_bytes += record.counts.bytes
@@ -179,8 +184,9 @@ class Build:
     def _tied(self, records: Sequence[FileRecord], names: tuple[str, ...]) -> Documents:
         if not names:
             return np.zeros(0, np.int64)
-        runs = _runs(records)
-        columns = KeyColumns(self.folder, runs, names, partitions_of(self._counts.read * len(names)))
+        documents = tuple(record.counts.read for record in records for _ in record.runs)
+        partitions = partitions_of(self._counts.read * len(names))
+        columns = KeyColumns(self.folder, _runs(records), documents, names, partitions)
         return not_the_first(together(self.engine.ties(columns)))
 
     def _shards(self, folder: TokenFolder, records: Sequence[FileRecord]) -> list[ShardPair]:
@@ -205,8 +211,7 @@ class Build:
 
     def _training_tokens(self, folder: TokenFolder, runs: Sequence[str]) -> int:
         dropped, tokens = np.frombuffer(folder.read(DROPPED), "<i8"), 0
-        for run in runs:
-            table = read_table(folder, run, ("document", "validation", "tokens"))
+        for table in read_tables(folder, runs, ("document", "validation", "tokens")):
             training = ~table["validation"].astype(bool) & ~np.isin(table["document"], dropped)
             tokens += int(table["tokens"][training].sum())
         return tokens
@@ -244,15 +249,11 @@ class Build:
         self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, seconds))
 
 
-def _kept(folder: TokenFolder, task: FileTask) -> FileRecord | None:
-    """The record that an earlier run left for a file, if it is still valid."""
-    content = folder.find(record_name(task.number))
-    record = FileRecord.model_validate_json(content) if content else None
-    if record is None or record.corpus != task.digest:
-        return None
+def _is_valid(record: FileRecord, task: FileTask) -> bool:
+    """Whether the record that an earlier run left for a file is of the same corpus, and the file is unchanged."""
     was, file = record.input, task.file
-    same = file.stamp and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
-    return record if same else None
+    unchanged = bool(file.stamp) and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
+    return record.corpus == task.digest and unchanged
 
 
 def _read(tokenizer: str) -> bytes:

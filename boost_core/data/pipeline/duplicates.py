@@ -4,7 +4,7 @@ Documents that share a key are tied to the first of them. Ties are transitive: o
 first document is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boost_core.config.dataset import CorpusConfig
-from boost_core.data.pipeline.files import read_table
+from boost_core.data.pipeline.files import read_tables
 from boost_core.data.pipeline.signatures import Keys
 from boost_core.data.token_folder import TokenFolder
 
@@ -37,12 +37,14 @@ class KeyColumns:
     Attributes:
         folder: The folder of tokens.
         runs: The runs whose tables have them.
+        documents: The number of documents of each run, or an upper bound.
         names: The names of the key columns.
         partitions: The number of partitions of the keys, each of which is searched separately.
     """
 
     folder: str
     runs: tuple[str, ...]
+    documents: tuple[int, ...]
     names: tuple[str, ...]
     partitions: int
 
@@ -52,11 +54,18 @@ def near_columns(corpus: CorpusConfig) -> tuple[str, ...]:
     return tuple(f"band_{band}" for band in range(corpus.near_dedup.bands)) if corpus.near_dedup else ()
 
 
-def keys_of(columns: KeyColumns, run: str) -> tuple[Keys, Documents]:
-    """All keys of a run and their documents: both [N]."""
-    table = read_table(TokenFolder(columns.folder), run, ("document", *columns.names))
-    documents = np.tile(table["document"].astype(np.int64), len(columns.names))
-    return np.concatenate([table[name].astype(np.uint64) for name in columns.names]), documents
+def keys_of(columns: KeyColumns, runs: Sequence[str], partition: int | None = None) -> tuple[Keys, Documents]:
+    """All keys of some runs and their documents, or those in one partition: both [N]."""
+    keys, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for table in read_tables(TokenFolder(columns.folder), runs, ("document", *columns.names)):
+        of_run = np.concatenate([table[name].astype(np.uint64) for name in columns.names])
+        which = np.tile(table["document"].astype(np.int64), len(columns.names))
+        if partition is not None and columns.partitions > 1:
+            chosen = of_run % np.uint64(columns.partitions) == partition
+            of_run, which = of_run[chosen], which[chosen]
+        keys.append(of_run)
+        documents.append(which)
+    return np.concatenate(keys), np.concatenate(documents)
 
 
 def ties(keys: Keys, documents: Documents) -> Ties:

@@ -10,10 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
 
-import numpy as np
-
-from boost_core.data.pipeline.duplicates import Documents, KeyColumns, Ties, keys_of, ties
-from boost_core.data.pipeline.signatures import Keys
+from boost_core.data.pipeline.duplicates import KeyColumns, Ties, keys_of, ties
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,8 +21,14 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"  # read by tokenizers at each call
 class Engine(Protocol):
     """Runs functions, possibly in parallel and elsewhere. Results do not depend on the engine."""
 
-    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield a function's result for each item, in any order; the first error ends it."""
+    def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
+        """Yield a function's result for each item, in any order; the first error ends it.
+
+        Args:
+            work: The function.
+            items: What it is called with.
+            sizes: Bytes of each item, so that small ones may share a task; ``None``: all are large.
+        """
 
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
         """Yield the ties between all documents that share a key."""
@@ -51,8 +54,9 @@ class LocalEngine:
             self._held.close()
             self._pool.shutdown(cancel_futures=True)
 
-    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
         """Yield a function's result for each item, in any order; the first error ends it."""
+        del sizes  # tasks cost next to nothing
         if self._pool is None:
             yield from map(work, items)
             return
@@ -67,15 +71,7 @@ class LocalEngine:
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
         """Yield the ties between all documents that share a key, one partition of the keys at a time."""
         for partition in range(columns.partitions):
-            found = [_of_partition(columns, run, partition) for run in columns.runs]
-            yield ties(*(np.concatenate(each) for each in zip(*found, strict=True)))
-
-
-def _of_partition(columns: KeyColumns, run: str, partition: int) -> tuple[Keys, Documents]:
-    """A run's keys in one partition, and their documents."""
-    keys, documents = keys_of(columns, run)
-    chosen = keys % np.uint64(columns.partitions) == partition
-    return keys[chosen], documents[chosen]
+            yield ties(*keys_of(columns, columns.runs, partition))
 
 
 def _begin_worker(held: Connection) -> None:

@@ -191,8 +191,11 @@ def _as_arrow(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def read_table(folder: TokenFolder, run: str, columns: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Read columns of a run's table."""
-    with pa.ipc.open_file(pa.BufferReader(folder.read(f"{run}.arrow"))) as reader:
-        table = reader.read_all().select(list(columns))
-    return {name: table[name].to_numpy() for name in columns}
+def read_tables(
+    folder: TokenFolder, runs: Sequence[str], columns: Sequence[str]
+) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+    """Yield columns of each run's table."""
+    for content in folder.read_each([f"{run}.arrow" for run in runs]):
+        with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+            table = reader.read_all().select(list(columns))
+        yield {name: table[name].to_numpy() for name in columns}

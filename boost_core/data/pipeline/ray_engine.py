@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ from boost_core.data.pipeline.duplicates import KeyColumns, Ties, keys_of, ties
 from boost_core.data.pipeline.engine import use_one_core
 
 _CONNECT_SECONDS = 10.0
+_TASK_BYTES = 4 << 20  # of small items that share a task: about a second of tokenizing
+_TASK_ITEMS = 64  # as progress is reported by task
+_BLOCK_KEYS = 1 << 22  # keys per block of a shuffle, of 24 bytes each: Ray Data splits blocks of more than 128 MiB
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,30 +69,44 @@ class RayEngine:
         self._cpus, self._prepare_worker = cpus, prepare_worker
         self._arguments: Any = {"num_cpus": 1, "runtime_env": dict(runtime_env)}
 
-    def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield a function's result for each item, in any order; the first error ends it."""
+    def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
+        """Yield a function's result for each item, in any order; the first error ends it.
+
+        A task of Ray takes some 30 ms besides its work, so small items share one.
+        """
         if not items:
             return
-        self._configure()
-        rows = [{"place": place} for place in range(len(items))]  # one task each
-        call = _Call(work, items, self._prepare_worker)
-        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(call, **self._arguments)
-        for row in results.iter_rows():
-            outcome = row["outcome"]
-            if isinstance(outcome, Exception):
-                raise outcome
-            yield outcome
+        together = _grouped(sizes or [_TASK_BYTES] * len(items), _TASK_BYTES, _TASK_ITEMS)
+        rows = [{"group": _Group([items[place] for place in places])} for places in together]
+        for row in self._tasks(rows).map(_Call(work, self._prepare_worker), **self._arguments).iter_rows():
+            for outcome in row["group"].members:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                yield outcome
 
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
-        """Yield the ties between all documents that share a key, with one task per partition of the keys."""
-        self._configure()
-        runs = ray.data.from_items([{"run": run} for run in columns.runs], override_num_blocks=len(columns.runs))
-        keys = runs.map_batches(
-            _Keys(columns, self._prepare_worker), batch_size=1, batch_format="numpy", **self._arguments
-        )
-        found = keys.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
+        """Yield the ties between all documents that share a key.
+
+        One partition of the keys is one task, which reads all runs. Several are shuffled, so that each run is read
+        once; a shuffle of N blocks has N² parts, so the blocks are as large as Ray Data's may be.
+        """
+        keys = _Keys(columns, self._prepare_worker)
+        if columns.partitions == 1:
+            everything = self._tasks([{"group": _Group(columns.runs)}])
+            found = everything.map_batches(_Ties(keys), batch_size=None, batch_format="numpy", **self._arguments)
+        else:
+            sizes = [count * len(columns.names) for count in columns.documents]
+            together = _grouped(sizes, _BLOCK_KEYS, len(sizes))
+            rows = [{"group": _Group([columns.runs[place] for place in places])} for places in together]
+            blocks = self._tasks(rows).map_batches(keys, batch_size=1, batch_format="numpy", **self._arguments)
+            found = blocks.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
         for batch in found.iter_batches(batch_size=None, batch_format="numpy"):
             yield Ties(batch["document"].astype(np.int64), batch["first"].astype(np.int64))
+
+    def _tasks(self, rows: list[dict[str, Any]]) -> ray.data.Dataset:
+        """A dataset of which each row becomes a task of its own."""
+        self._configure()
+        return ray.data.from_items(rows, override_num_blocks=len(rows))
 
     def _configure(self) -> None:
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # the build reports its own progress
@@ -98,32 +116,70 @@ class RayEngine:
         context.execution_options.resource_limits = ExecutionResources(cpu=self._cpus)
 
 
-class _Call:
-    """A function of rows that runs the work on the item each row names. Users' errors are returned as results."""
+def _grouped(sizes: Sequence[int], most: int, most_items: int) -> list[range]:
+    """Split places into consecutive groups of at most this size in total, and at least one place."""
+    groups, first, total = list[range](), 0, 0
+    for place, size in enumerate(sizes):
+        if place > first and (total + size > most or place - first == most_items):
+            groups.append(range(first, place))
+            first, total = place, 0
+        total += size
+    return [*groups, range(first, len(sizes))]
 
-    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], prepare_worker: Callable[[], None]) -> None:
-        self._work, self._items, self._prepare_worker = work, items, prepare_worker
+
+@dataclass(frozen=True)
+class _Group:
+    """What one task works on, or returns. Unlike a list, Ray Data takes it for an object, whatever is in it.
+
+    Attributes:
+        members: Items, results, or names of runs.
+    """
+
+    members: Sequence[Any]
+
+
+class _Call:
+    """A function of rows that calls the work for each item of a row, until one raises a user's error.
+
+    These errors are returned as results.
+    """
+
+    def __init__(self, work: Callable[[Any], Any], prepare_worker: Callable[[], None]) -> None:
+        self._work, self._prepare_worker = work, prepare_worker
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         self._prepare_worker()
+        outcomes: list[Any] = []
         try:
-            outcome = self._work(self._items[row["place"]])
+            for item in row["group"].members:
+                outcomes.append(self._work(item))
         except (OSError, ValueError) as error:
-            outcome = error
-        return {"outcome": outcome}
+            outcomes.append(error)
+        return {"group": _Group(outcomes)}
 
 
 class _Keys:
     """A function of rows that name runs; returns the runs' keys."""
 
     def __init__(self, columns: KeyColumns, prepare_worker: Callable[[], None]) -> None:
-        self._columns, self._prepare_worker = columns, prepare_worker
+        self._columns = replace(columns, runs=(), documents=())  # rows name the runs
+        self._prepare_worker = prepare_worker
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         self._prepare_worker()
-        (run,) = rows["run"]
-        keys, documents = keys_of(self._columns, str(run))
+        (group,) = rows["group"]
+        keys, documents = keys_of(self._columns, group.members)
         return {"key": keys, "document": documents, "partition": (keys % np.uint64(self._columns.partitions))}
+
+
+class _Ties:
+    """A function of a row that names all runs; returns the ties between their documents."""
+
+    def __init__(self, keys: _Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return _ties_of(self._keys(rows))
 
 
 def _ties_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boost_core.config.sources.tokenized import Part
-from boost_core.data.pipeline.files import read_table
+from boost_core.data.pipeline.files import read_tables
 from boost_core.data.pipeline.records import BUILDING, ShardPair, ShardRecord
 from boost_core.data.token_folder import TokenFolder
 from boost_core.data.tokenizers import Tokens
@@ -80,8 +80,7 @@ def _documents(task: ShardTask, folder: TokenFolder) -> tuple[_Array, _Array, _A
     dropped = np.frombuffer(folder.read(DROPPED), "<i8")
     columns: list[tuple[_Array, ...]] = []
     tokens: list[Tokens] = []
-    for run in task.runs:
-        table = read_table(folder, run, (*_COLUMNS, "tokens"))
+    for run, table in zip(task.runs, read_tables(folder, task.runs, (*_COLUMNS, "tokens")), strict=True):
         begin, end = np.searchsorted(table["key"], _bounds(task))
         kept = ~np.isin(table["document"][begin:end], dropped)
         columns.append(tuple(table[name][begin:end][kept] for name in _COLUMNS))

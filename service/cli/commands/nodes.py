@@ -39,4 +39,11 @@ def _free(node: Node, resource: str) -> str:
 def _jobs(node: Node) -> str:
     own = [f"{job.name} ({job.id}): {job.ranks} rank(s)" for job in node.jobs]
     others = [f"others: {node.other_ranks} rank(s)"] if node.other_ranks else []
-    return ", ".join(own + others) or "-"
+    return ", ".join(own + others + _dataset(node)) or "-"
+
+
+def _dataset(node: Node) -> list[str]:
+    if node.dataset is None:
+        return []
+    what = f"dataset {node.dataset.name}" if node.dataset.name else "a dataset"
+    return [f"{what}: {number(node.dataset.cpus)} CPU(s)"]

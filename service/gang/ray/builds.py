@@ -88,6 +88,7 @@ class Builder:
             Build,
         )  # from the trainer, which the cluster has but this machine may lack
         from boost_core.data.pipeline.ray_engine import RayEngine
+        from boost_core.data.token_folder import no_room
 
         task = self._task
         try:
@@ -98,9 +99,9 @@ class Builder:
             lineage = Build(task.corpus, task.url, engine, self._tell).run()
         except BaseException as error:  # a Rust panic is not an Exception
             known = isinstance(error, OSError | ValueError)
-            self._status = BuildStatus(
-                self._status.progress, problem=redact(str(error) if known else f"{type(error).__name__}: {error}")
-            )
+            full = no_room(error, task.url, "create the dataset again")
+            problem = full or (str(error) if known else f"{type(error).__name__}: {error}")
+            self._status = BuildStatus(self._status.progress, problem=redact(problem))
         else:
             told = lineage.model_dump(mode="json") | {"fingerprint": lineage.fingerprint}
             self._status = BuildStatus(self._status.progress, lineage=told)
@@ -114,6 +115,7 @@ class Builder:
                 documents=progress.counts.read,
                 bytes=progress.bytes,
                 seconds=progress.seconds,
+                cpus=self._task.cpus,
             )
         )
 

@@ -50,6 +50,10 @@ function nodeItem(node) {
     link(`/jobs/${encodeURIComponent(job.id)}`, { class: "on-node" }, job.name, h("small", {}, ` × ${job.ranks}`)),
   );
   if (node.other_ranks) own.push(h("span", { class: "on-node muted" }, `others × ${node.other_ranks}`));
+  if (node.dataset) {
+    const what = node.dataset.name ? `dataset ${node.dataset.name}` : "a dataset";
+    own.push(h("span", { class: "on-node muted" }, `${what}: ${node.dataset.cpus} CPUs`));
+  }
   return h(
     "li",
     {},
