@@ -30,7 +30,11 @@ class ClusterApart(LoadScopeScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have programs print lines that tests can look for as a whole; test_cli_width is about those of terminals."""
+    """Set what all tests and the processes they start share."""
+    # Processes share a few cores: threads of OpenMP that wait for one another's turn take ten times as long.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Programs print lines that tests can look for as a whole; test_cli_width is about those of terminals.
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.get_terminal_writer().fullwidth = shutil.get_terminal_size().columns  # of pytest's own lines
     os.environ["COLUMNS"] = "500"
