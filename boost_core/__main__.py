@@ -11,6 +11,7 @@ import torch.distributed as dist
 from boost_core.config import JobSpec, Layout, load_job
 from boost_core.config.base import in_lines
 from boost_core.plan.devices import at, nothing_fits
+from boost_core.terminal import print_lines
 from boost_core.train import train
 from boost_core.train.report import ConsoleReporter
 
@@ -29,7 +30,7 @@ def main() -> int:
         _join_gang(spec)
         train(at(spec, Layout.of(spec.parallelism)), ConsoleReporter(arguments.reports))
     except (OSError, ValueError) as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     finally:
         if dist.is_initialized():

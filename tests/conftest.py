@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,18 @@ class ClusterApart(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return "cluster" if starts_cluster(module_name(ROOT / path)) else path
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Set what all tests and the processes they start share."""
+    # Processes share a few cores: threads of OpenMP that wait for one another's turn take ten times as long.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Programs print lines that tests can look for as a whole; test_cli_width is about those of terminals.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.get_terminal_writer().fullwidth = shutil.get_terminal_size().columns  # of pytest's own lines
+    os.environ["COLUMNS"] = "500"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClusterApart:

@@ -27,6 +27,7 @@ from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+from boost_core.terminal import columns_here, print_lines
 
 _FIELDS = {"node": "link", "between nodes": "between_nodes"}  # of ``MeasuredProfile``, by level
 
@@ -41,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.benchmark == "comm":
             return _comm(given, device) if dist.is_torchelastic_launched() else _start_ranks(given, arguments)
         if wrong := _wrong(device):
-            print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
+            print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1
         {"rank": _rank, "kernels": _kernels, "profile": _profile}[given.benchmark](given, device)
     except ValueError as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     except FloatingPointError as error:
-        print(error, file=sys.stderr)
+        print_lines(str(error), to=sys.stderr)
         return 1
     return 0
 
@@ -83,16 +84,18 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
         found: list[Row] = []
         for variant in variants:
             if variant.fp8 and (reason := _refused(shape, variant, device)):
-                print(f"{shape}: {variant.name} is skipped: {reason}")
+                print_lines(f"{shape}: {variant.name} is skipped: {reason}")
                 continue
             rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)
             append(given.results, environment, rows)
             found += rows
-        print(table(found), flush=True)
-    print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU.")
-    print("Steps exclude communication. Its time, with none of it hidden, is modelled for")
+        print(table(found, columns_here()), flush=True)
+    print_lines(
+        f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU."
+    )
+    print_lines("Steps exclude communication. Its time, with none of it hidden, is modelled for")
     for name in given.interconnect:
-        print(f"  {name}: {LINKS[name].description}")
+        print_lines(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
 
 
@@ -113,8 +116,8 @@ def _kernels(given: argparse.Namespace, device: torch.device) -> None:
     for case in cases(sizes, Draw(_compute_type(device), device)):
         found += kernel_rows(case, device, bandwidth, given.repeats)
     append(given.results, environment, found)
-    print(table(found))
-    print(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
+    print(table(found, columns_here()))
+    print_lines(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
     _say_what_it_is_worth(device)
 
 
@@ -123,9 +126,9 @@ def _profile(given: argparse.Namespace, device: torch.device) -> None:
     measured = measure(shape, device, given.repeats)
     given.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
     for name, value in measured.model_dump(exclude={"cases", *_FIELDS.values()}).items():
-        print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
-    print(*measured.cases, sep="\n")
-    print(f"written to {given.out}; use it with boost plan JOB.YAML --profile {given.out}")
+        print_lines(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
+    print_lines("\n".join(map(str, measured.cases)))
+    print_lines(f"written to {given.out}; use it with boost plan JOB.YAML --profile {given.out}")
 
 
 def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -160,7 +163,7 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
                     links["link"] = links["link"].model_copy(update={"symmetric_memory": limits})
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
-            print(table(rows))
+            print(table(rows, columns_here()))
             if given.profile is not None:
                 _add_links(given.profile, links)
             _say_what_it_is_worth(device)
@@ -177,10 +180,10 @@ def _symmetric(
         limits, rows = symmetric_rows(level, device, given.largest << 20, given.repeats)
     except ValueError as error:
         if dist.get_rank() == 0:
-            print(error)
+            print_lines(str(error))
         return None, []
     if limits is not None and dist.get_rank() == 0:
-        print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
+        print_lines(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
     return limits, rows
 
 
@@ -188,7 +191,7 @@ def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
     """Add measured links to a profile, by field."""
     measured = MeasuredProfile.model_validate_json(path.read_text("utf-8")).model_copy(update=links)
     path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    print(f"added to {path}: {', '.join(links)}")
+    print_lines(f"added to {path}: {', '.join(links)}")
 
 
 def _compute_type(device: torch.device) -> torch.dtype:
@@ -197,7 +200,7 @@ def _compute_type(device: torch.device) -> torch.dtype:
 
 def _say_what_it_is_worth(device: torch.device) -> None:
     if device.type != "cuda":
-        print(NO_GPU)
+        print_lines(NO_GPU)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -220,7 +223,12 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--layers", type=_count, help="decoder blocks (default: the preset's)")
     links = list(LINKS)
     rank.add_argument(
-        "--interconnect", choices=links, nargs="+", default=links, help="interconnect to model communication on"
+        "--interconnect",
+        choices=links,
+        nargs="+",
+        default=links,
+        metavar="LINK",
+        help=f"interconnects to model communication on, of {', '.join(links)} (default: all)",
     )
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from boost_core.bench.timing import Spread
+from boost_core.terminal import table_lines
 
 RESULTS = Path("tests/benchmarks/results.csv")
 _ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it creates an archive
@@ -100,16 +101,15 @@ def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
             writer.writerow(asdict(environment) | asdict(row) | figures)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Format a line per case and a column per quantity, in order of appearance."""
+def table(rows: Sequence[Row], width: int) -> str:
+    """Format a row per case and a column per quantity, in order of appearance, for a terminal of a width."""
     quantities = list(dict.fromkeys(row.quantity for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(row.case, {})[row.quantity] = _readable(row)
-    lines = [["", *quantities]]
-    lines += [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+    body = [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
+    headings, lines = table_lines(["", *quantities], body, width, numbers=True)
+    return "\n".join([*headings, *lines])
 
 
 def _readable(row: Row) -> str:

@@ -23,6 +23,7 @@ from boost_core.convert.nanotron.llama import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
 from boost_core.convert.whole import read_weights, write_start
+from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     return 0
 

@@ -18,6 +18,7 @@ from boost_core.data.inputs import refuse_own_output
 from boost_core.data.token_folder import TokenFolder, no_room
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
+from boost_core.terminal import print_lines, print_over
 
 _TRAINED = "tokenizer.json"
 
@@ -37,20 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = _plan(corpus, given.folder)
             index = tokenize(plan, _show)
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again to pick up where it left off", file=sys.stderr)
+        print_lines("\ninterrupted; run the same command again to pick up where it left off", to=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
         full = no_room(error, given.folder, "run the same command again")
-        print(f"\n{full or in_lines(error)}", file=sys.stderr)
+        print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
         return 2
-    print(
+    print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
         f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
-        file=sys.stderr,
+        to=sys.stderr,
     )
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
-        print(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", file=sys.stderr)
+        print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)
     return 0
 
 
@@ -98,7 +99,7 @@ def _show(progress: Progress) -> None:
         f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
         f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
-    print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
+    print_over(line)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from boost_core.config.data import SourceConfig
 from boost_core.config.dataset import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine
+from boost_core.terminal import print_lines, print_over
 
 
 def add_corpus_options(command: argparse.ArgumentParser) -> None:
@@ -74,12 +75,12 @@ def build(corpus: CorpusConfig, given: argparse.Namespace) -> int:
         lineage = Build(corpus, given.folder, engine, _show).run()
     counts = lineage.counts
     filtered = "".join(f", {count:,} filtered out by {measure}" for measure, count in counts.filtered.items())
-    print(
+    print_lines(
         f"\n{counts.kept:,} of {counted(counts.read, 'document')}, {counted(counts.tokens, 'token')} of a vocabulary "
         f"of {lineage.tokenizer.vocabulary:,}, in {given.folder}\nleft out: {counts.bad:,} bad{filtered}, "
         f"{counts.exact_duplicates:,} exact and {counts.near_duplicates:,} near duplicates\n"
         f"lineage.json says what it was made from; its fingerprint is {lineage.fingerprint}",
-        file=sys.stderr,
+        to=sys.stderr,
     )
     return 0
 
@@ -116,4 +117,4 @@ def _show(progress: BuildProgress) -> None:
     rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
     read = counted(progress.counts.read, "document")
     line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second"
-    print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
+    print_over(line)

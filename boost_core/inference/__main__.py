@@ -10,6 +10,7 @@ from pathlib import Path
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
 from boost_core.config.parsing.stores import stores_in_words
 from boost_core.convert.chosen import chosen_checkpoint
+from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -23,13 +24,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
         with stores_in_words():
             (_generate if given.command == "generate" else _evaluate)(given)
     except ImportError as error:
-        print(f"{error}; install boost-service[eval]", file=sys.stderr)
+        print_lines(f"{error}; install boost-service[eval]", to=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(in_lines(error), file=sys.stderr)
+        print_lines(in_lines(error), to=sys.stderr)
         return 2
     return 0
 
@@ -56,7 +57,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     for score in found.scores:
         error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
         value = "not a finite number" if score.value is None else f"{score.value:.4f}"
-        print(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({counted(score.samples, 'document')})")
+        print_lines(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({counted(score.samples, 'document')})")
     if given.out:
         Path(given.out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

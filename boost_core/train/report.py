@@ -4,6 +4,7 @@ from pathlib import Path
 
 from boost_core.messages.report_text import line_of
 from boost_core.messages.reports import Report
+from boost_core.terminal import print_lines
 
 
 class ConsoleReporter:
@@ -18,7 +19,7 @@ class ConsoleReporter:
 
     def report(self, report: Report) -> None:
         """Print a report."""
-        print(line_of(report), flush=True)
+        print_lines(line_of(report))
         if self._path:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write(report.model_dump_json() + "\n")

@@ -104,7 +104,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # The embedding, the largest weight, is 17 MB: twice that as it is read, and as much as is written; the rest is
         # what torch and tokenizers take when they are first used.
         (),
-        ("--dtype", "bf16", "--max-shard-size", "50MB"),
+        pytest.param(("--dtype", "bf16", "--max-shard-size", "50MB"), marks=pytest.mark.full),
         # Of a model of 490 MB, whose products are in fp64 before they are rounded.
         pytest.param(("--merge",), marks=pytest.mark.full),
     ],

@@ -20,7 +20,7 @@ from tests.jobs import TEXT, tiny_job, write_corpus
 from tests.ranks import Ranks
 
 CASES = {**OWN, **DENSE}
-SOME = ("lax, dense", "dense, tied", "cola, yarn", "dense, QK-norm")
+SOME = ("lax, dense", "cola, yarn")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ from tests.exports import COLA, DENSE, OWN, TOKENS, export_to, log_probabilities
 from tests.numerics import published_cola
 
 
-def by_name(cases: dict[str, Any]) -> Any:
-    return pytest.mark.parametrize("changes", cases.values(), ids=cases.keys())
+def by_name(cases: dict[str, Any], some: Container[str] | None = None) -> Any:
+    """A case per model; all but ``some`` of them are for the full layer."""
+    marks = {name: () if some is None or name in some else pytest.mark.full for name in cases}
+    cells = [pytest.param(changes, marks=marks[name], id=name) for name, changes in cases.items()]
+    return pytest.mark.parametrize("changes", cells)
 
 
 Exported = Callable[[dict[str, Any]], Path]
@@ -243,7 +246,10 @@ ONCE = {
 }
 
 
-@by_name(ONCE)
+SOME_TWICE = {"dense", "dense, yarn", "cola, grouped queries", "preset 7b", "svd, no gate", "lax, tensor"}
+
+
+@by_name(ONCE, SOME_TWICE)
 def test_what_transformers_saves_twice_is_a_start_of_the_same_job(
     exported: Exported, tmp_path: Path, changes: dict
 ) -> None:
@@ -296,7 +302,7 @@ FINE_TUNED = {name: (COLA | OWN)[name] for name in ("preset 7b", "lax, tensor")}
 @by_name(FINE_TUNED)
 def test_gradient_checkpointing_gives_the_same_gradients(exported: Exported, changes: dict, reentrant: bool) -> None:
     plain, checkpointed = (loaded(exported(changes)).train() for _ in range(2))
-    checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
     checkpointed.enable_input_require_grads()
     for model in (plain, checkpointed):
         model(TOKENS[None], labels=TOKENS[None]).loss.backward()
@@ -310,7 +316,7 @@ def test_lora_adapts_projections(
     exported: Exported, tmp_path: Path, changes: dict, target: str | list[str], adapted: int
 ) -> None:
     model = get_peft_model(loaded(exported(changes)), LoraConfig(r=2, target_modules=target, init_lora_weights=False))
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model(input_ids=TOKENS[None], labels=TOKENS[None]).loss.backward()
     gradients = [weight.grad for weight in model.parameters() if weight.requires_grad]
     assert len(gradients) == 2 * adapted

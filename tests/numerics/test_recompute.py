@@ -77,7 +77,7 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
 
 
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_what_the_host_has_changes_no_bit_and_is_sent_as_it_is_shared(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family, num_hidden_layers=3)
     choices = [{"recompute": mode} for mode in ("shared", "offload")]
@@ -96,7 +96,7 @@ def test_what_the_host_has_changes_no_bit_and_is_sent_as_it_is_shared(ranks: Ran
 
 
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_latents_that_are_shared_change_no_bit_and_are_gathered_once(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family, num_hidden_layers=3)
     choices = [{"recompute": mode} for mode in ("latent", "shared")]

@@ -266,6 +266,7 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
     assert (refused.exit_code, "takes neither --profile nor --cluster" in refused.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, profiles: ProfileStore) -> None:
     """Its layouts are chosen by it, whatever becomes of the profile; a clone is planned anew."""
     left = on(accelerator_type="H100").model_dump(mode="json")

@@ -216,7 +216,7 @@ def test_the_command_hands_its_arguments_on(module: str) -> None:
 
 def test_a_table_has_a_line_a_case() -> None:
     rows = [Row("rank", "a", "step", "s", 0.1, 0.2, 0.3), Row.single("rank", "b", "peak memory", "bytes", 2**31)]
-    header, first, second = table(rows).splitlines()
+    header, first, second = table(rows, 80).splitlines()
     assert header.split() == ["step", "peak", "memory"]
     assert first.split() == ["a", "200.000", "ms", "(100.000", "–", "300.000)", "–"]
     assert second.split() == ["b", "–", "2.00", "GiB"]

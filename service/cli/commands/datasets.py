@@ -10,7 +10,7 @@ from boost_core.config.base import counted
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_dataset
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_list, say
+from service.cli.output.printing import print_facts, print_json, print_list, say
 from service.client import Client
 from service.models.datasets import Dataset, DatasetState
 
@@ -57,8 +57,7 @@ def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
     filtered = counts.pop("filtered", {})
     facts |= {key.replace("_", " "): str(value) for key, value in counts.items()}
     facts |= {f"by {measure}": f"{count} filtered out" for measure, count in filtered.items()}
-    for fact, value in facts.items():
-        say(f"{fact:<18}{value}")
+    print_facts(facts.items(), 18)
 
 
 @app.command()

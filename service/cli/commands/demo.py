@@ -19,7 +19,7 @@ from boost_core.config import JobSpec
 from boost_core.messages.reports import EvaluationReport, StepReport
 from service.cli.failures import BadInput, ExitStatus, read_job
 from service.cli.output.event_text import report_of
-from service.cli.output.printing import print_line
+from service.cli.output.printing import print_line, say_unchanged
 from service.cli.output.progress import follow
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
@@ -53,7 +53,7 @@ def run_demo(settings: Settings, console: Console) -> ExitStatus:
             record, events = _train(client, spec, console)
     except (_ServiceFailed, ServiceUnreachable) as error:
         print_line(console, f"{error}\nlast lines of {log}:", style="red")
-        print_line(console, _tail(log))
+        say_unchanged(_tail(log))
         return ExitStatus.FAILED
     return _conclude(record, events, log, console)
 

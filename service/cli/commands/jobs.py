@@ -10,7 +10,7 @@ from service.cli.connection import open_client
 from service.cli.options import AsJson, Follow, JobId, Url
 from service.cli.output.event_text import line_of
 from service.cli.output.job_text import age, facts, loss, news, scores, step, told
-from service.cli.output.printing import Terminal, print_json, print_table, say
+from service.cli.output.printing import Terminal, print_facts, print_json, print_table, say, say_unchanged
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.cli.times import moment_before_now
 from service.client import ApiError, Client
@@ -73,8 +73,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     if as_json:
         print_json(job)
         return
-    for name, value in (*facts(job), *scores(evaluations), *told(told_to.trackers if told_to else [])):
-        say(f"{name:<12}{value}")
+    print_facts((*facts(job), *scores(evaluations), *told(told_to.trackers if told_to else [])))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
@@ -101,7 +100,7 @@ def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, ur
             return
         for event in client.events(job_id, follow=follow_it):
             if as_json:
-                say(event.model_dump_json())
+                say_unchanged(event.model_dump_json())
             elif event.kind in EVENT_KINDS:
                 say(line_of(event))
 
@@ -124,4 +123,4 @@ def logs(
     levels = [each.upper() for each in level or ()]
     with open_client(url) as client:
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
-            say(event.model_dump_json() if as_json else line_of(event))
+            say_unchanged(event.model_dump_json() if as_json else line_of(event))

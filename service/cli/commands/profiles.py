@@ -9,7 +9,7 @@ from boost_core.plan.measured import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import read_profile
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_list, say
+from service.cli.output.printing import print_facts, print_json, print_list, say
 from service.models.profiles import StoredProfile
 
 app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
@@ -37,8 +37,7 @@ def show(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: 
     if as_json:
         print_json(stored)
         return
-    for fact, value in _facts(stored).items():
-        say(f"{fact:<14}{value}")
+    print_facts(_facts(stored).items(), 14)
 
 
 @app.command("set")

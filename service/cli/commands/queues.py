@@ -7,7 +7,7 @@ import typer
 from service.cli.commands.limits import Cpus, Gpus, by_state, held, limit
 from service.cli.connection import open_client
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import print_json, print_list, say
+from service.cli.output.printing import print_facts, print_json, print_list, say
 from service.client import ApiError, Client
 from service.models.queues import Queue
 from service.models.requests import QueueSettings
@@ -33,8 +33,7 @@ def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
     if as_json:
         print_json(queue)
         return
-    for fact, value in zip(("name", "GPUs", "CPUs", "jobs", "description"), _row(queue), strict=True):
-        say(f"{fact:<12}{value}")
+    print_facts(zip(("name", "GPUs", "CPUs", "jobs", "description"), _row(queue), strict=True))
 
 
 @app.command("set")

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from boost_core.messages.report_text import duration, numbers_of
 from service.cli.commands.watched_jobs import Watched
@@ -17,7 +16,7 @@ from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
 from service.cli.options import Url
 from service.cli.output.job_text import loss, news, productive_share, step
-from service.cli.output.printing import Terminal, print_line, table_of
+from service.cli.output.printing import PlainTable, Terminal, print_line
 from service.cli.output.sparkline import sparkline
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -102,8 +101,8 @@ def _line(job: JobRecord) -> str:
     return f"{text}: {news(job)}"
 
 
-def _table(watched: Watched) -> Table:
-    return table_of(_COLUMNS, (_row(watched, job) for job in watched.jobs))
+def _table(watched: Watched) -> PlainTable:
+    return PlainTable(_COLUMNS, (_row(watched, job) for job in watched.jobs))
 
 
 def _row(watched: Watched, job: JobRecord) -> tuple[str, ...]:

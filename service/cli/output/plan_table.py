@@ -10,7 +10,7 @@ from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.context_report import PlannedContext
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
-from service.cli.output.printing import print_table, say
+from service.cli.output.printing import print_facts, print_table, say
 from service.models.profiles import StoredProfile
 
 _COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY/RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
@@ -25,8 +25,7 @@ _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 def print_plan(plan: Plan, spec: JobSpec) -> None:
     """Print what a job needs in each of its layouts."""
-    for name, value in _facts(plan):
-        say(f"{name:<17}{value}")
+    print_facts(_facts(plan), 17)
     print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")

@@ -1,13 +1,14 @@
-"""Tables and JSON on standard output, with control characters escaped: much of the text was written by others."""
+"""Lines and tables as wide as the terminal, and JSON; control characters escaped: much of the text others wrote."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
+
+from boost_core.terminal import table_lines, wrapped
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -17,11 +18,10 @@ class Terminal(Console):
 
     Args:
         stderr: Whether it is standard error.
-        width: Characters per line; default: the terminal's.
     """
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, highlight=False)
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False)
 
     def on_broken_pipe(self) -> None:
         """Raise it; rich would end the program with the status of a failed job."""
@@ -34,33 +34,61 @@ def printable(text: str) -> str:
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line.
+    """Print a line, wrapped to the terminal's width.
 
     Args:
         line: The line.
         err: Print to standard error.
     """
-    typer.echo(printable(line), err=err)
+    print_line(Terminal(stderr=err), line)
+
+
+def say_unchanged(text: str) -> None:
+    """Print what others read or wrote, such as JSON and lines of logs: in lines of any length."""
+    typer.echo(printable(text))
 
 
 def print_json(answer: BaseModel) -> None:
     """Print an answer of the API unchanged."""
-    say(answer.model_dump_json(indent=2))
+    say_unchanged(answer.model_dump_json(indent=2))
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build a table without borders, of which only the last column wraps."""
-    table = Table(*columns, box=None, pad_edge=False)
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # as Text: brackets in a message are not markup
-    return table
+def print_facts(facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
+    """Print names and values beside each other.
+
+    Args:
+        facts: The names, empty where a value belongs to the name before it, and the values.
+        indent: The column at which values begin.
+    """
+    console = Terminal()
+    for name, value in facts:
+        print_line(console, f"{name:<{indent}}{value}", hang=indent)
+
+
+class PlainTable:
+    """A table without borders, as wide as the console that shows it; see ``table_lines``.
+
+    Args:
+        columns: The headings.
+        rows: A cell per column.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        self._columns = columns
+        self._rows = [[printable(cell) for cell in row] for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out."""
+        headings, lines = table_lines(self._columns, self._rows, options.max_width)
+        # As Text: brackets in a message are not markup.
+        yield Text("\n".join(headings), style="table.header", no_wrap=True, overflow="ignore")
+        if lines:
+            yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
-    _console().print(table_of(columns, rows))
+    Terminal().print(PlainTable(columns, rows), crop=False)
 
 
 def print_list(found: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -71,17 +99,19 @@ def print_list(found: BaseModel, as_json: bool, columns: Sequence[str], rows: It
         print_table(columns, rows)
 
 
-def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line without wrapping it."""
-    console.print(printable(line), markup=False, soft_wrap=True, style=style)
+def print_line(console: Console, line: str, style: str | None = None, hang: int = 2) -> None:
+    """Print a line, wrapped between words to the console's width.
+
+    Args:
+        console: Where to.
+        line: The line.
+        style: Style of its text.
+        hang: Blanks before what continues it.
+    """
+    text = "\n".join(wrapped(printable(line), console.width, hang))
+    console.print(text, markup=False, soft_wrap=True, style=style)
 
 
 def number(value: float | None) -> str:
     """Format a number as short as possible; a dash for ``None``."""
     return "-" if value is None else f"{value:g}"
-
-
-def _console() -> Console:
-    """Return standard output, wide enough not to wrap where it is not a terminal."""
-    console = Terminal()
-    return console if console.is_terminal else Terminal(width=240)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from boost_core.messages.report_text import duration, numbers_of
 from boost_core.messages.reports import StepReport
@@ -69,7 +70,7 @@ def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
     """A progress bar for steps; all other events scroll by above it."""
     columns = (
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(),
+        BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console) as progress:

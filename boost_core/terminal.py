@@ -1,0 +1,133 @@
+"""Lines and tables of text that are no wider than a terminal: what does not fit is continued, never cut off.
+
+A word that is wider than the terminal alone, such as a URL or a path, is left whole: it can be copied.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+from unicodedata import combining, east_asian_width
+
+_GAP = 2  # blanks between two columns, and before what continues a line or a row
+_PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
+def wrapped(text: str, width: int, hang: int = _GAP) -> list[str]:
+    """Break a text between words into lines.
+
+    Args:
+        text: The text. Its own line breaks, indentations and runs of blanks within a line are kept.
+        width: Columns per line.
+        hang: Blanks before a line that continues another, beyond that line's own indentation.
+
+    Returns:
+        At least one line; only one whose single word is too wide is wider than ``width``.
+    """
+    lines = list[str]()
+    for line in text.split("\n"):
+        lines += _broken(line, width, hang)
+    return lines
+
+
+def table_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, numbers: bool = False
+) -> tuple[list[str], list[str]]:
+    """Lay out a table without borders. Columns that do not fit beside the others continue each row below it, indented.
+
+    Args:
+        columns: The headings.
+        rows: A cell per column; a cell may have several lines.
+        width: Columns of the terminal.
+        numbers: Whether all columns but the first are aligned to the right.
+
+    Returns:
+        The lines of the headings, and those of the rows.
+    """
+    table = [list(columns), *map(list, rows)]
+    bands = _bands(table, width)
+    laid = [
+        [line for number, band in enumerate(bands) for line in _band(row, band, _GAP * (number > 0), width, numbers)]
+        for row in table
+    ]
+    return laid[0], [line for lines in laid[1:] for line in lines]
+
+
+def print_lines(text: str, *, to: TextIO | None = None) -> None:
+    """Print a text, wrapped to the terminal; to 80 columns where there is none.
+
+    Args:
+        text: The text.
+        to: Where to; default: standard output.
+    """
+    for line in wrapped(text, columns_here()):
+        print(line, file=to or sys.stdout, flush=True)
+
+
+def print_over(line: str) -> None:
+    """Print a line to standard error over the last one printed so, for progress."""
+    width = columns_here() - 1  # a full line would move the cursor to the next one
+    print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+
+
+def columns_here() -> int:
+    """Return the width of the terminal; 80 where there is none and the variable COLUMNS does not say."""
+    return shutil.get_terminal_size().columns
+
+
+def _broken(line: str, width: int, hang: int) -> Iterator[str]:
+    if cells(line) <= width:
+        yield line
+        return
+    words = line.split(" ")  # blanks that follow each other have empty words between them
+    indent = next(number for number, word in enumerate(words) if word)
+    current = " " * indent + words[indent]
+    for word in words[indent + 1 :]:
+        if cells(current) + 1 + cells(word) <= width:
+            current = f"{current} {word}"
+        elif word:
+            yield current.rstrip()
+            current = " " * max(0, min(indent + hang, width - cells(word))) + word
+    yield current.rstrip()
+
+
+def _bands(table: Sequence[Sequence[str]], width: int) -> list[dict[int, int]]:
+    """Divide a table's columns among lines that fit; returns each line's columns with their widths."""
+    bands: list[dict[int, int]] = [{}]
+    left = width
+    for index, column in enumerate(zip(*table, strict=True)):
+        natural = max(cells(line) for cell in column for line in cell.split("\n"))
+        least = natural
+        if index == len(table[0]) - 1:
+            longest = max((cells(word) for cell in column for word in cell.split()), default=0)
+            least = max(min(natural, _PROSE), longest)
+        if least > left and bands[-1]:
+            bands.append({})
+            left = width - _GAP
+        bands[-1][index] = min(natural, max(left, 1))
+        left -= natural + _GAP
+    return bands
+
+
+def _band(row: Sequence[str], band: dict[int, int], indent: int, width: int, numbers: bool) -> Iterator[str]:
+    """Yield the lines of a row's cells that stand beside each other; none if these are empty below others."""
+    parts = [
+        [line for part in row[index].split("\n") for line in wrapped(part, room, 0)] for index, room in band.items()
+    ]
+    if indent and not any(map(any, parts)):
+        return
+    for number in range(max(map(len, parts))):
+        line = " " * indent
+        for (index, room), lines in zip(band.items(), parts, strict=True):
+            text = lines[number] if number < len(lines) else ""
+            padding = " " * (room - cells(text))
+            line += (padding + text if numbers and index else text + padding) + " " * _GAP
+        line = line.rstrip()
+        yield line if cells(line) <= width else line.lstrip()  # a word that fits only without indentation
