@@ -28,23 +28,15 @@ from service.jobs.queries import EventFilter, JobNotFound, Position
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
-from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
+from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
 from service.models.profiles import StoredProfile
 
 _LOST_RACES = 100
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
-_INSERT_EVENT, _INSERT_REQUEST = insert(EventRow), insert(RequestRow)
-_INSERT_TRACKER = insert(TrackerRow)
+_INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
-
-
-class Overtaken(RuntimeError):
-    """Another writer was faster with one of several jobs."""
-
-    def __init__(self, jobs: int) -> None:
-        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
 
 
 class JobStore:
@@ -327,12 +319,7 @@ class JobStore:
         return self._write(job_id, writes.retried)
 
     def number(self, job_id: str) -> JobRecord:
-        """Give a job its number in the queue if a replica of a release before has submitted it.
-
-        Raises:
-            JobNotFound: There is no such job.
-            LeaseLost: Another process does the work now for which this one had a lease.
-        """
+        """Give a job its number in the queue if a release before has submitted it; raises as ``change`` does."""
         return self._write(job_id, writes.numbered)
 
     def patch(

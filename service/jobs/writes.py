@@ -66,6 +66,13 @@ class Outdated(ValueError):
         super().__init__(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
 
 
+class Overtaken(RuntimeError):
+    """Another writer was faster with one of several jobs."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
+
+
 @dataclass(frozen=True)
 class Write:
     """New values for columns of a job, and the rows and observations stored with them."""

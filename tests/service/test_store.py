@@ -24,9 +24,9 @@ from service.jobs.model import JobFilter
 from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound, last_sequence
 from service.jobs.states import IllegalTransition, JobState, Reason
-from service.jobs.store import JobStore, Overtaken
+from service.jobs.store import JobStore
 from service.jobs.tables import JobRow, Table
-from service.jobs.writes import AlreadyFinished, WrongState
+from service.jobs.writes import AlreadyFinished, Overtaken, WrongState
 from tests.service.concurrency import in_threads
 from tests.service.records import (
     a_checkpoint,

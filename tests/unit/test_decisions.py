@@ -341,6 +341,13 @@ def test_the_policy_is_the_operators() -> None:
          "needs 2 × {CPU: 1}; 1 of 6 CPU free; behind job-0, job-1, job-2 and 2 more"),
         ([running("job-a", 1), job("job-b", 2), job("job-c", 1, *WAITING)], nodes(2, free=[1]),
          "needs 1 × {CPU: 1}; 1 of 2 CPU free; it might delay job-b, which comes before it"),
+        ([running("job-a", 1, tenant="lab"), job("job-b", 2)], nodes(2, free=[1]),
+         "needs 2 × {CPU: 1}; 1 of 2 CPU free; behind a job of another tenant"),
+        ([*(running(f"job-{index}", 1, tenant="lab" if index < 2 else "default") for index in range(6)),
+          job("job-z", 2)], nodes(7, free=[1]),
+         "needs 2 × {CPU: 1}; 1 of 7 CPU free; behind job-2, job-3, job-4 and 1 more and 2 jobs of other tenants"),
+        ([running("job-a", 1), job("job-b", 2, tenant="lab"), job("job-c", 1, *WAITING)], nodes(2, free=[1]),
+         "needs 1 × {CPU: 1}; 1 of 2 CPU free; it might delay a job of another tenant, which comes before it"),
     ],
 )  # fmt: skip
 def test_messages_say_what_a_job_waits_for(jobs, capacities, message: str) -> None:
