@@ -53,6 +53,7 @@ def test_the_service_speaks_tls(server: RunningApi, trusting: httpx.Client) -> N
         httpx.get(server.url.replace("https", "http"))
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")  # whoever asks for these is told so
 def test_old_versions_of_tls_are_refused(server: RunningApi) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
