@@ -140,7 +140,7 @@ def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
     assert any(cause in message for message in run.faults), run.faults
 
 
-@pytest.mark.parametrize("fault", [Fault.CUT, Fault.SHORT])
+@pytest.mark.parametrize("fault", [pytest.param(Fault.CUT, marks=pytest.mark.full), Fault.SHORT])
 def test_what_cannot_be_read_is_named_and_stepped_over(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
 ) -> None:
