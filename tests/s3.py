@@ -68,7 +68,8 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     command = [
         weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={s3}",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-admin.port={admin}",
-        "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-master.telemetry=false", f"-bucket={BUCKET}",
+        "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-master.telemetry=false", f"-bucket={BUCKET}",
     ]  # fmt: skip
     environment = CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "AWS_DEFAULT_REGION": "us-east-1"}
     server = S3Server(command, environment, folder / "weed.log")
