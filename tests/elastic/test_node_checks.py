@@ -11,6 +11,8 @@ from service.gang.ray.node_checks import Software, why_not
 from tests.elastic.ray_cluster import BOOST, Job, elastic_job, world
 from tests.jobs import write_corpus
 
+pytestmark = pytest.mark.full
+
 HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu", "problem": None}
 
 
@@ -30,7 +32,6 @@ def test_a_node_must_have_what_the_head_has(node: Software, reason: str | None) 
     assert why_not(HEAD | node, HEAD) == reason
 
 
-@pytest.mark.full
 def test_a_node_without_the_trainer_is_not_used_and_says_why(tmp_path: Path) -> None:
     other = tmp_path / "other" / "boost_core"
     other.mkdir(parents=True)
