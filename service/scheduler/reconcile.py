@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
-_START_SECONDS = 120.0  # for a new gang's supervisor to answer first
+_START_SECONDS = 300.0  # for a new gang's supervisor to answer first
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {

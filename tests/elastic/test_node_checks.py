@@ -7,30 +7,12 @@ from pathlib import Path
 import pytest
 
 from boost_core import __version__
-from service.gang.ray.node_checks import Software, why_not
 from tests.elastic.ray_cluster import BOOST, Job, elastic_job, world
 from tests.jobs import write_corpus
 
-HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu", "problem": None}
+pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize(
-    ("node", "reason"),
-    [
-        ({}, None),
-        ({"torch": "2.13.0+cu128"}, None),
-        ({"boost": "0.0.9", "problem": "no module service"}, f"has BOOST 0.0.9, but this service has {__version__}"),
-        ({"boost": None, "problem": "/opt/python is not there"}, "lacks the trainer: /opt/python is not there"),
-        ({"python": "3.12"}, "has Python 3.12, but Ray's head has 3.11"),
-        ({"torch": "2.12.1+cpu"}, "has torch 2.12.1, but Ray's head has 2.13.0"),
-        ({"torch": None}, "has no torch, which Ray's head has"),
-    ],
-)
-def test_a_node_must_have_what_the_head_has(node: Software, reason: str | None) -> None:
-    assert why_not(HEAD | node, HEAD) == reason
-
-
-@pytest.mark.full
 def test_a_node_without_the_trainer_is_not_used_and_says_why(tmp_path: Path) -> None:
     other = tmp_path / "other" / "boost_core"
     other.mkdir(parents=True)

@@ -295,7 +295,7 @@ def survive(folder: Path, rounds: int) -> None:
                         )
                     )
                     there = time.monotonic()
-                    server.until(server.ready, 60)
+                    server.until(server.ready)
                     ready_after = time.monotonic() - there
                 server.until(lambda before=before: trains(before.attempt, before.progress.step), 150)
                 seconds = time.monotonic() - begun

@@ -324,8 +324,8 @@ def test_a_gang_that_does_not_answer_is_ended_and_replaced_once_it_is_gone(servi
         "the supervisor of gang 1 did not answer for 62 s and was ended, through no fault of the job, "
         "which gets a new one"
     )
-    assert silent(119).attempt == 2, "a new one takes its time to start"
-    assert silent(121).state is JobState.QUEUED
+    assert silent(299).attempt == 2, "a new one takes its time to start"
+    assert silent(301).state is JobState.QUEUED
 
 
 @pytest.mark.parametrize("when", ["fail_before", "fail_after"])

@@ -4,6 +4,7 @@ import pytest
 
 from boost_core import __version__
 from service.gang.assignment import Assignment, End, GangContext, Rendezvous
+from service.gang.ray.node_checks import Software, why_not
 from service.gang.status import JobTag
 from service.gang.versions import require_version
 from service.gang.worker import worker
@@ -30,3 +31,22 @@ def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyP
     assert end.message.startswith(
         f"the service has BOOST 0.0.9, but this process has {__version__}; run the same version"
     )
+
+
+HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu", "problem": None}
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ({}, None),
+        ({"torch": "2.13.0+cu128"}, None),
+        ({"boost": "0.0.9", "problem": "no module service"}, f"has BOOST 0.0.9, but this service has {__version__}"),
+        ({"boost": None, "problem": "/opt/python is not there"}, "lacks the trainer: /opt/python is not there"),
+        ({"python": "3.12"}, "has Python 3.12, but Ray's head has 3.11"),
+        ({"torch": "2.12.1+cpu"}, "has torch 2.12.1, but Ray's head has 2.13.0"),
+        ({"torch": None}, "has no torch, which Ray's head has"),
+    ],
+)
+def test_a_node_must_have_what_the_head_has(node: Software, reason: str | None) -> None:
+    assert why_not(HEAD | node, HEAD) == reason

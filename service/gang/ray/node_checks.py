@@ -27,6 +27,7 @@ Software = dict[str, str | None]
 _PROGRAM = """
 import importlib.metadata, importlib.util, json, sys
 
+sys.path += sys.argv[1:]
 found = {"interpreter": sys.executable, "python": "%d.%d" % sys.version_info[:2], "torch": None, "problem": None}
 needed = ["service.gang.ray_train.rank_worker", "service.gang.worker.worker", "service.gang.ray.fork_client"]
 try:
@@ -172,13 +173,10 @@ def _software_task() -> Any:
         if missing:
             return {"problem": f"{missing[0]} is not there"}
         # Ranks are forks of a process that knows what is installed; without it they also know what the driver does.
-        paths: list[dict[str, str]] = [{}, {"PYTHONPATH": os.pathsep.join(sys.path)}]
         result: dict[str, object] = {}
-        for more in paths if interpreter in (None, sys.executable) else paths[:1]:
-            command = [interpreter or sys.executable, "-P", "-c", _PROGRAM]
-            done = subprocess.run(
-                command, env=os.environ | more, capture_output=True, text=True, timeout=60, check=False
-            )
+        for more in ([], sys.path) if interpreter in (None, sys.executable) else ([],):
+            command = [interpreter or sys.executable, "-P", "-c", _PROGRAM, *more]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             if done.returncode:
                 return {"problem": f"{command[0]} fails: {done.stderr[-300:]}"}
             result = json.loads(done.stdout)

@@ -200,8 +200,8 @@ def actor_processes(actor_id: str) -> tuple[dict[str, list[int]], dict[str, list
     Args:
         actor_id: The actor's ID in hex; without a process yet, or an unknown one, it has no processes.
     """
-    messages, runtime_state = gcs_pb2, state.state
-    accessor: Any = runtime_state._connect_and_get_accessor()
+    messages: Any = gcs_pb2
+    accessor: Any = state.state._connect_and_get_accessor()
     table: list[Any] = [messages.ActorTableData.FromString(each) for each in accessor.get_actor_table(None, None)]
     running = [each for each in table if each.pid and each.state != messages.ActorTableData.DEAD]
     own = [each for each in running if each.actor_id.hex() == actor_id]

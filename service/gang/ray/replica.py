@@ -185,7 +185,7 @@ class RayReplica:
             return True
         table = placement_group_table(self._group)
         self._nodes = table.get("bundles_to_node_id", {})
-        return table.get("state") == "CREATED"
+        return bool(table.get("state") == "CREATED")
 
     def _started(self, place: int) -> WorkerHandle:
         if self._group is None:
