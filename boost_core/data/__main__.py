@@ -10,12 +10,12 @@ import fsspec
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.dataset import CorpusConfig, OnError
-from boost_core.config.parsing.stores import stores_in_words
+from boost_core.config.parsing.stores import no_room, stores_in_words
 from boost_core.config.sources.files import list_files
 from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
 from boost_core.data.documents import documents
 from boost_core.data.inputs import refuse_own_output
-from boost_core.data.token_folder import TokenFolder, no_room
+from boost_core.data.token_folder import TokenFolder
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 from boost_core.terminal import print_lines, print_over

@@ -3,7 +3,6 @@
 Of a file that could not be written, for want of room or for another reason, nothing stays, and the error names it.
 """
 
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -111,19 +110,6 @@ class TokenFolder:
         if self._filesystem.exists(path):
             self._filesystem.rm_file(path)
         return QuarantineFile(lambda: NewFile(self._filesystem, path))
-
-
-def no_room(error: BaseException, folder: str, again: str) -> str | None:
-    """The message for an error from writing to a folder because a disk is full; ``None`` for another error.
-
-    Args:
-        error: The error.
-        folder: The folder.
-        again: What to do once there is room.
-    """
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return f"{error.filename or folder}: {error.strerror}; make room and {again}, which keeps what is done"
 
 
 @contextmanager

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from boost_core.config.parsing.disk import confine
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.duplicates import KeyColumns, together
 from boost_core.data.pipeline.engine import LocalEngine
@@ -18,7 +20,10 @@ from boost_core.data.pipeline.files import _as_arrow
 from boost_core.data.pipeline.ray_engine import RayEngine
 from boost_core.data.token_folder import TokenFolder
 from tests.elastic.ray_cluster import BOOST, local_ray
+from tests.swapping import build_while_swapping
 from tests.unit.test_corpus import corpus, documents, make, shards, texts, write
+
+SWAPPING_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,13 @@ def test_a_worker_that_dies_has_its_file_done_by_another(tmp_path: Path, cluster
     lineage = Build(corpus(source), str(tmp_path / "ray"), RayEngine(None, die_once), id).run()
     assert marker.exists()
     assert lineage == make(corpus(source), tmp_path / "here")
+
+
+@pytest.mark.full
+def test_a_folder_that_becomes_a_link_to_anothers_is_not_read(tmp_path: Path, cluster: str) -> None:
+    engine = RayEngine(2.0, partial(confine, [str(tmp_path / "lab")]), {"env_vars": {"BOOST_DATASET": "swapped"}})
+    _, refused = build_while_swapping(tmp_path, engine, SWAPPING_SECONDS)
+    assert refused
 
 
 def test_the_command_reaches_a_cluster_by_its_address(tmp_path: Path, cluster: str) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.data.pipeline.engine import LocalEngine
 from service.accounts.keys import KeyStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
@@ -18,7 +19,7 @@ from tests.jobs import tiny_job
 from tests.ranks import Ranks
 from tests.service.conftest import RunningApi
 from tests.service.records import GOOD, a_spec, run_to_the_end, write_checkpoints
-from tests.swapping import snapshot, swapping
+from tests.swapping import build_while_swapping, snapshot, swapping
 
 SWAPPING_SECONDS = 1.0
 PAUSE_SECONDS = 0.0005  # less than a request takes
@@ -131,3 +132,8 @@ def test_ranks_do_not_read_or_write_what_became_a_link(ranks: Ranks, tmp_path: P
     with pytest.raises(OSError, match="leads outside of what this tenant may use"):
         ranks.run(2, train_with, access, tiny_job(own / "corpus", own / "runs-3", training={"steps": 2}))
     assert snapshot(others) == before
+
+
+def test_datasets_are_not_built_from_what_became_a_link(tmp_path: Path) -> None:
+    _, refused = build_while_swapping(tmp_path, LocalEngine(1), SWAPPING_SECONDS)
+    assert refused

@@ -1,5 +1,6 @@
-"""Readable errors from the clients of object stores, which raise types of their own."""
+"""Readable errors from stores: from object stores' clients, which raise types of their own, and from full disks."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,3 +26,16 @@ def stores_in_words() -> Iterator[None]:
         raise StoreUnusable(
             f"the object store cannot be used: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
         ) from error
+
+
+def no_room(error: BaseException, folder: str, again: str) -> str | None:
+    """The message for an error from writing to a folder because a disk is full; ``None`` for another error.
+
+    Args:
+        error: The error.
+        folder: The folder.
+        again: What to do once there is room.
+    """
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.filename or folder}: {error.strerror}; make room and {again}, which keeps what is done"

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util import list_named_actors
 
+from boost_core.config.parsing.stores import no_room
 from service.gang.builds import BuildStatus, BuildTask
 from service.models.datasets import DatasetProgress
 from service.security.access import Access, AccessRules
@@ -88,7 +89,6 @@ class Builder:
             Build,
         )  # from the trainer, which the cluster has but this machine may lack
         from boost_core.data.pipeline.ray_engine import RayEngine
-        from boost_core.data.token_folder import no_room
 
         task = self._task
         try:
