@@ -7,7 +7,7 @@ from pydantic import Field
 from boost_core.config.base import Config, Count
 
 # Faults that no job causes, within its restart_window_seconds: a node or a gang's supervisor that is gone. They do not
-# count as restarts; but a job that keeps losing them stops.
+# count as restarts; but a job that keeps losing them without a new checkpoint in between stops.
 MOST_LOSSES = 10
 
 
@@ -19,7 +19,7 @@ class FaultToleranceConfig(Config):
         ge=0,
         le=1000,
         description="Restarts after faults of the job's own within restart_window_seconds before the job fails. "
-        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES}.",
+        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES} without a new checkpoint between.",
     )
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
     memory_copy_every_steps: Count | None = Field(

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from boost_core.config import JobSpec, Layout
 from boost_core.config.faults import MOST_LOSSES
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
-from boost_core.messages.reports import Cause, LogLine, ShapeReport
+from boost_core.messages.reports import Cause, CheckpointReport, LogLine, ShapeReport
 from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.status import (
     Bundle,
@@ -301,8 +301,21 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
     service.tick()
     job = service.store.get(job.id)
     assert (job.state, job.reason) == (JobState.FAILED, Reason.RESTARTS_EXHAUSTED)
-    assert "the 11th within 3600 s" in job.message and job.message.endswith(f"boost retry {job.id}")
+    assert "the 11th within 3600 s and without a new checkpoint" in job.message and job.message.endswith(f"boost retry {job.id}")
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
+
+
+def test_gangs_that_are_lost_with_checkpoints_in_between_always_come_again(service: Service) -> None:
+    job = service.started(fault_tolerance={"max_restarts": 0})
+    for step in range(MOST_LOSSES + 2):
+        checkpoint = CheckpointReport(step=step, url=job.checkpoint_url, bytes=1, seconds=0.0)
+        reports = [GangReport(service.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), checkpoint)]
+        service.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, "trains", reports, ONE)
+        service.tick()
+        service.gangs.gangs.clear()
+        service.tick()
+        job = service.store.get(job.id)
+        assert (job.state, job.attempt) == (JobState.SCHEDULING, step + 2)
 
 
 def test_a_gang_that_does_not_answer_is_ended_and_replaced_once_it_is_gone(service: Service) -> None:

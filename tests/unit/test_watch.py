@@ -113,27 +113,34 @@ def test_a_few_long_steps_do_not_make_a_rank_slow() -> None:
 
 def test_restarts_are_counted_within_a_window() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=2, restart_window_seconds=60))
-    assert [bool(limit.exceeded(Cause.HANG, now)) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [0, 0, 0, 1, 1]
-    assert not any(limit.exceeded(Cause.ERROR, now) for now in (200.0, 261.0, 322.0))
+    assert [bool(limit.exceeded(Cause.HANG, now, -1)) for now in (0.0, 10.0, 61.0, 69.0, 72.0)] == [0, 0, 0, 1, 1]
+    assert not any(limit.exceeded(Cause.ERROR, now, -1) for now in (200.0, 261.0, 322.0))
 
 
 def test_without_restarts_the_first_fault_is_one_too_many() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
     said = "1 faults within 3600 s are more than fault_tolerance.max_restarts = 0 allows"
-    assert limit.exceeded(Cause.WORKER_LOST, 0.0) == said
+    assert limit.exceeded(Cause.WORKER_LOST, 0.0, -1) == said
 
 
 def test_lost_nodes_are_no_faults_of_the_job_but_not_endlessly_many() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
-    assert not any(limit.exceeded(Cause.NODE_LOST, float(now)) for now in range(MOST_LOSSES))
-    assert limit.exceeded(Cause.NODE_LOST, 11.0) == "11 lost nodes within 3600 s are more than a job survives"
+    assert not any(limit.exceeded(Cause.NODE_LOST, float(now), -1) for now in range(MOST_LOSSES))
+    assert limit.exceeded(Cause.NODE_LOST, 11.0, -1) == (
+        "11 lost nodes within 3600 s without a new checkpoint are more than a job survives"
+    )
+
+
+def test_lost_nodes_with_checkpoints_in_between_never_end_a_job() -> None:
+    limit = RestartLimit(FaultToleranceConfig(max_restarts=0))
+    assert not any(limit.exceeded(Cause.NODE_LOST, float(now), now // 5) for now in range(10 * MOST_LOSSES))
 
 
 def test_restarts_that_are_left_do_not_include_the_one_under_way() -> None:
     limit = RestartLimit(FaultToleranceConfig(max_restarts=3))
     left = []
     for now in range(3):
-        assert limit.exceeded(Cause.ERROR, float(now)) is None
+        assert limit.exceeded(Cause.ERROR, float(now), -1) is None
         left.append(limit.left)
     assert left == [2, 1, 0]
 

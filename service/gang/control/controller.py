@@ -603,7 +603,7 @@ class GangController:
                     yield port.ReplaceWorker(worker.number)
         self._state = Idle()
         self._record.reached("stop")
-        if exceeded := self._limit.exceeded(reason.cause, self._now):
+        if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
         if reason.cause is not Cause.NODE_LOST:
             self._pause(reason)

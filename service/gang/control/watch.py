@@ -123,6 +123,8 @@ class GangWatch:
 class RestartLimit:
     """Counts restarts in a time window: those for faults of the job's own, and those for lost nodes.
 
+    Lost nodes count only as long as no new checkpoint is stored.
+
     Args:
         config: The limit and the window.
     """
@@ -131,11 +133,22 @@ class RestartLimit:
         self._config = config
         self._faults: deque[float] = deque()
         self._losses: deque[float] = deque()
+        self._stored_at_loss = -1  # step of the newest checkpoint at the previous loss
 
-    def exceeded(self, cause: Cause, now: float) -> str | None:
-        """Record a fault; return what was exceeded, in words, if it is one too many."""
+    def exceeded(self, cause: Cause, now: float, stored_step: int) -> str | None:
+        """Record a fault; return what was exceeded, in words, if it is one too many.
+
+        Args:
+            cause: What happened.
+            now: The time, in seconds.
+            stored_step: Step of the newest checkpoint; -1 if there is none.
+        """
         policy = self._config
         lost = cause is Cause.NODE_LOST
+        if lost:
+            if stored_step > self._stored_at_loss:
+                self._losses.clear()
+            self._stored_at_loss = stored_step
         times, most = (self._losses, MOST_LOSSES) if lost else (self._faults, policy.max_restarts)
         times.append(now)
         while times[0] < now - policy.restart_window_seconds:
@@ -144,7 +157,7 @@ class RestartLimit:
             return None
         within = f"within {policy.restart_window_seconds:g} s"
         if lost:
-            return f"{most + 1} lost nodes {within} are more than a job survives"
+            return f"{most + 1} lost nodes {within} without a new checkpoint are more than a job survives"
         return f"{most + 1} faults {within} are more than fault_tolerance.max_restarts = {most} allows"
 
     @property
