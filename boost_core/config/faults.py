@@ -19,7 +19,7 @@ class FaultToleranceConfig(Config):
         ge=0,
         le=1000,
         description="Restarts after faults of the job's own within restart_window_seconds before the job fails. "
-        f"Lost nodes and supervisors do not count; of these it survives {MOST_LOSSES} without a new checkpoint between.",
+        f"Lost nodes and supervisors do not count; it survives {MOST_LOSSES} of these without a new checkpoint.",
     )
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
     memory_copy_every_steps: Count | None = Field(

@@ -263,7 +263,7 @@ class Reconciler:
         window = job.spec.fault_tolerance.restart_window_seconds
         now = datetime.now(UTC)
         since = now - timedelta(seconds=window)
-        # Losses between which the job stores checkpoints do not stop it. Later times are from before a clock was set back.
+        # Losses with checkpoints in between do not stop a job. Later times are from before a clock was set back.
         since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= now)])
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
@@ -274,8 +274,8 @@ class Reconciler:
             self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
-                f"{what}, the {lost}th within {window:g} s and without a new checkpoint; something ends the gangs' supervisors: "
-                f"see the logs of the service and of Ray's head, and then: boost retry {job.id}"
+                f"{what}, the {lost}th within {window:g} s and without a new checkpoint; something ends the gangs' "
+                f"supervisors: see the logs of the service and of Ray's head, and then: boost retry {job.id}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 

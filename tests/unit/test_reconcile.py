@@ -301,7 +301,8 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
     service.tick()
     job = service.store.get(job.id)
     assert (job.state, job.reason) == (JobState.FAILED, Reason.RESTARTS_EXHAUSTED)
-    assert "the 11th within 3600 s and without a new checkpoint" in job.message and job.message.endswith(f"boost retry {job.id}")
+    assert "the 11th within 3600 s and without a new checkpoint" in job.message
+    assert job.message.endswith(f"boost retry {job.id}")
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
 
 
