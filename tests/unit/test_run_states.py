@@ -22,9 +22,8 @@ from ray.train.v2.api import data_parallel_trainer, train_fn_utils
 from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
 from service.gang.control.port import Finish
 from service.gang.ray.supervisor import Supervisor
-from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.mirror import RunState, TrainRun
-from service.gang.ray_train.rank_worker import BROKEN_UP
+from service.gang.ray_train.rank_worker import BROKEN_UP, RunWorker
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access

@@ -38,6 +38,7 @@ from service.gang.assignment import (
 )
 from service.gang.control import port
 from service.gang.control.policy import (
+    HALT_MESSAGES,
     Break,
     Checking,
     Finished,
@@ -54,6 +55,7 @@ from service.gang.control.policy import (
     Stopping,
     Suspecting,
     View,
+    break_reason,
     next_action,
     replica_set,
 )
@@ -153,14 +155,22 @@ class GangController:
                 self._hear(event)
             case port.Observed():
                 yield from self._observed(event)
-            case port.RankEnded():
-                yield from self._rank_ended(event)
+            case port.RankEnded(generation=generation, rank=rank, end=end):
+                if (formation := self.formation) is not None and generation == formation.generation:
+                    formation.ends[rank] = end
+                    if isinstance(self._state, Stopping):
+                        yield from self._check_if_stopped(self._state)
+                    elif isinstance(self._state, Formation):
+                        yield from self._check_ends(formation)
             case port.Prepared():
                 yield from self._prepared(event)
             case port.Probed():
                 yield from self._probed(event)
-            case port.StacksDumped():
-                yield from self._stacks_dumped(event)
+            case port.StacksDumped(stacks=stacks):
+                if isinstance(suspecting := self._state, Suspecting):
+                    for rank, worker in enumerate(suspecting.workers):
+                        self._record.log("ERROR", stacks.get(worker) or "the process does not answer", rank)
+                    yield from self._convict(suspecting, frozenset(suspecting.workers) - stacks.keys())
             case port.MemoryMeasured():
                 self._memory_measured(event)
             case port.IdleNodesFound(nodes=nodes):
@@ -204,7 +214,7 @@ class GangController:
                 yield from self._hand_out_commands(formation)
                 yield from self._look_after(formation)
                 if self._state is formation:
-                    yield from self._spare.tend(self._spare_view(formation))
+                    yield from self._tend_spare(formation)
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
@@ -221,12 +231,30 @@ class GangController:
             case Pause():
                 yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
             case Keep(waiting=waiting) if self.formation is None:
-                self._wait(waiting)
+                if waiting:
+                    self._record.waited(self._now - (self._waits_since or self._now))
+                self._waits_since = self._now if waiting else None
+                smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
+                if smallest is not None:
+                    gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
+                    message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
+                    started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
+                    self._record.say(GangPhase.WAITING if waiting else started, message)
 
     def _view(self) -> View:
-        formation = self.formation
+        formation, layout, target = self.formation, self._layout, self._orders.target
+        # The scheduler's orders; the previous ones while the new ones need a store that does not answer.
+        orders = self._orders
+        if layout is None or (target is not None and target.per_replica == layout.per_replica):
+            self._layout_orders = orders
+        else:
+            # State that is only in memory reaches the store through a gang that writes it, if there are workers.
+            only_in_memory = formation is None and not self._stored and self._record.step > 0
+            can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
+            if self._now < self._no_store_before or (only_in_memory and can_form):
+                orders = self._layout_orders
         return View(
-            orders=self._orders_to_follow(),
+            orders=orders,
             replicas=[
                 ReplicaView(
                     each.number, each.layout, each.placed, each.ready, self._nodes.leaving(each.nodes),
@@ -236,46 +264,33 @@ class GangController:
             ],
             members=formation.replicas if formation else (),
             settled=formation is not None and self._record.settled,
-            layout=self._layout,
+            layout=layout,
             stored=formation is None and self._stored,
             most=self._most,
             finishing=formation is not None and self._record.step >= self._spec.training.steps,
             keeping=bool(self._keep_on),
         )  # fmt: skip
 
-    def _orders_to_follow(self) -> Orders:
-        """Return the scheduler's orders; the previous ones while the new ones need a store that does not answer."""
-        target, layout = self._orders.target, self._layout
-        if layout is None or (target is not None and target.per_replica == layout.per_replica):
-            self._layout_orders = self._orders
-            return self._orders
-        # State that is only in memory reaches the store through a gang that writes it, if there are workers for one.
-        only_in_memory = self.formation is None and not self._stored and self._record.step > 0
-        can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
-        refused = self._now < self._no_store_before
-        return self._layout_orders if refused or (only_in_memory and can_form) else self._orders
-
     def _tend_replicas(self) -> Iterator[port.Decision]:
         """Start and remove replicas, and replace workers that ended before they were up."""
         for replica in list(self._replicas.values()):
             yield from self._tend_starting(replica)
         view = self._view()
-        wanted = replica_set(view)
-        orders = view.orders
+        changes, orders = replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
         selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
         stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
-        for number in {*wanted.give_up, *stale, *(lost - set(view.members))}:
+        for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
             yield self._remove(number)
-        for _ in range(wanted.start):
-            assert view.orders.target is not None
+        for _ in range(changes.start):
+            assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            number, target = next(self._replica_numbers), view.orders.target
-            self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
-            yield port.StartReplica(number, at(self._spec, target, self._machine), selector, keep_on)
+            number = next(self._replica_numbers)
+            self._replicas[number] = Replica(number, orders.target.per_replica, selector, bool(keep_on))
+            yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
 
     def _tend_starting(self, replica: Replica) -> Iterator[port.Decision]:
         """Replace a replica's workers that ended before they were up; give it up if they do not start at all."""
@@ -321,17 +336,6 @@ class GangController:
     def _remove(self, number: int) -> port.RemoveReplica:
         del self._replicas[number]
         return port.RemoveReplica(number)
-
-    def _wait(self, waiting: bool) -> None:
-        if waiting:
-            self._record.waited(self._now - (self._waits_since or self._now))
-        self._waits_since = self._now if waiting else None
-        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
-        if smallest is not None:
-            gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
-            message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
-            started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
-            self._record.say(GangPhase.WAITING if waiting else started, message)
 
     # Forming
 
@@ -412,15 +416,20 @@ class GangController:
         elif silent:
             self._state = Suspecting(formation, silent, now, None)
             yield port.Probe(silent, self._nodes_of(formation, silent))
-        elif self._may_give_back_resources(formation):
-            self._no_room_before = now + SECONDS_TO_HOLD[1]
-            yield port.MeasureMemory(formation.workers)
+        elif not self._keep_on and self._record.settled and formation.halting is None and now >= self._no_room_before:
+            # Once the store has refused the last checkpoint for a while, other processes should keep the state, which
+            # take no CPUs and no GPUs but need memory on the same nodes. What is about to end anyway is left alone.
+            waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
+            hold = min(SECONDS_TO_HOLD[1], max(SECONDS_TO_HOLD[0], SHARE_TO_HOLD * waits))
+            if waited >= hold and waits - waited >= hold:
+                self._no_room_before = now + SECONDS_TO_HOLD[1]
+                yield port.MeasureMemory(formation.workers)
 
-    def _spare_view(self, formation: Formation) -> SpareView:
+    def _tend_spare(self, formation: Formation) -> Iterator[port.Decision]:
         assert self._layout is not None
         nodes = [formation.places[rank].node for rank in formation.uncopied]
         most = max((nodes.count(node) for node in set(nodes)), default=0)
-        return SpareView(
+        gang = SpareView(
             generation=formation.generation,
             uncopied={rank: formation.workers[rank] for rank in formation.uncopied},
             uncopied_nodes=frozenset(nodes),
@@ -431,6 +440,7 @@ class GangController:
             avoid_kinds=self._orders.avoid,
             growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
         )
+        yield from self._spare.tend(gang)
 
     def _report(self, what: Fault, message: str, rank: int | None = None, share: float | None = None) -> None:
         self._record.add(FaultReport(what=what, step=self._record.step, rank=rank, share=share, message=message))
@@ -440,18 +450,6 @@ class GangController:
             place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
         )
 
-    def _may_give_back_resources(self, formation: Formation) -> bool:
-        """Whether the store has refused the last checkpoint for a while, so that other processes should keep the state.
-
-        These take no CPUs and no GPUs, but need memory on the same nodes.
-        """
-        waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
-        least, most = SECONDS_TO_HOLD
-        hold = min(most, max(least, SHARE_TO_HOLD * waits))
-        if self._keep_on or waited < hold or waits - waited < hold:  # leave alone what is about to end
-            return False
-        return self._record.settled and formation.halting is None and self._now >= self._no_room_before
-
     def _memory_measured(self, event: port.MemoryMeasured) -> None:
         """Have other processes keep the state if there is memory for it."""
         if not isinstance(formation := self._state, Formation) or self._layout is None:
@@ -459,13 +457,13 @@ class GangController:
         each = bytes_to_keep(self._spec, self._layout)
         nodes = [place.node for place in formation.places]
         free = [event.free.get(worker, 0) for worker in formation.workers]
-        if all(found >= each * nodes.count(node) for found, node in zip(free, nodes, strict=True)):
+        if all(room >= each * nodes.count(node) for room, node in zip(free, nodes, strict=True)):
             ranks = self._layout.per_replica.world_size
             self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
 
     def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
         """Send drills and profiles to the workers they are meant for."""
-        if not self._record.started:
+        if self._record.start is None:
             return
         commands, self._commands = self._commands, []
         for command in commands:
@@ -475,50 +473,34 @@ class GangController:
                     message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
-                    yield from self._drop_node(formation, command)
+                    if command.at_step is not None and self._record.step < command.at_step:
+                        self._commands.append(command)
+                        continue
+                    node = formation.places[rank].node
+                    self._nodes.quarantine(node, self._now + command.seconds)
+                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
                 else:  # all ranks write to the store, and rank 0 is asked first
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
 
-    def _drop_node(self, formation: Formation, drill: Drill) -> Iterator[port.Decision]:
-        if drill.at_step is not None and self._record.step < drill.at_step:
-            self._commands.append(drill)
-            return
-        node = formation.places[drill.rank].node
-        self._nodes.quarantine(node, self._now + drill.seconds)
-        yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
-
     # Ends
-
-    def _rank_ended(self, event: port.RankEnded) -> Iterator[port.Decision]:
-        formation = self.formation
-        if formation is None or event.generation != formation.generation:
-            return
-        formation.ends[event.rank] = event.end
-        match self._state:
-            case Formation():
-                yield from self._check_ends(formation)
-            case Stopping() as stopping:
-                yield from self._check_if_stopped(stopping)
 
     def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if any(end is None or end.how in FAILURES for end in ends):
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
-        elif len(ends) == len(formation.workers):
-            if all(end is not None and end.how is End.FINISHED for end in ends):
-                yield self._finish(GangPhase.SUCCEEDED, f"trained up to step {self._spec.training.steps}")
-            else:
-                self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends))
-
-    def _halted(self, formation: Formation, stored: bool) -> None:
-        halting = formation.halting
-        assert halting is not None
-        message = _IN_WORDS.get(halting.cause, "there is room for fewer workers")
-        self._record.interrupted(halting.cause, message, self._record.last_sign)
-        self._record.reached("stop")
-        self._state, self._stored = Idle(), stored
-        if halting.store and not stored:
-            self._no_store_before = self._now + SAVE_AGAIN_SECONDS
+        elif len(ends) < len(formation.workers):
+            return
+        elif all(end is not None and end.how is End.FINISHED for end in ends):
+            yield self._finish(GangPhase.SUCCEEDED, f"trained up to step {self._spec.training.steps}")
+        else:  # halted
+            halting = formation.halting
+            assert halting is not None
+            message = HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
+            self._record.interrupted(halting.cause, message, self._record.last_sign)
+            self._record.reached("stop")
+            self._state, self._stored = Idle(), all(end is not None and end.how is End.STORED for end in ends)
+            if halting.store and not self._stored:
+                self._no_store_before = self._now + SAVE_AGAIN_SECONDS
 
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
         self._state = Finished()
@@ -527,13 +509,6 @@ class GangController:
         return port.Finish(phase, message)
 
     # Faults
-
-    def _stacks_dumped(self, event: port.StacksDumped) -> Iterator[port.Decision]:
-        if not isinstance(self._state, Suspecting):
-            return
-        for rank, worker in enumerate(self._state.workers):
-            self._record.log("ERROR", event.stacks.get(worker) or "the process does not answer", rank)
-        yield from self._convict(self._state, frozenset(self._state.workers) - event.stacks.keys())
 
     def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
         gone = self._nodes.probed(event.silent, event.dead, self._now)
@@ -610,7 +585,7 @@ class GangController:
         reason = checking.reason
         if reason is None:
             assert checking.formation is not None
-            reason = _reason(checking.formation, gone)
+            reason = break_reason(checking.formation, gone)
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
@@ -623,43 +598,12 @@ class GangController:
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
-        if reason.cause is not Cause.NODE_LOST:
-            self._pause(reason)
-
-    def _pause(self, reason: Break) -> None:
-        """Wait before the next gang is formed, if the job has made no progress since its previous fault."""
-        pause = self._pauses.fault(self._record.most_steps, self._record.stored_step)
-        if pause:
+        # A job that has made no progress since its previous fault waits before its next gang is formed.
+        if reason.cause is not Cause.NODE_LOST and (
+            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        ):
             self._paused_until = self._now + pause
             left = f"{counted(self._limit.left, 'more restart')} allowed"
             message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
             self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
             self._record.log("WARNING", message)
-
-
-def _reason(formation: Formation, gone: Set[str]) -> Break:
-    """Return why a gang has broken up, from the ends of its ranks and the nodes that are gone."""
-    ends = formation.ends
-    lost = sorted(rank for rank, end in ends.items() if end is None)
-    ranks = ", ".join(map(str, lost))
-    if nodes := {formation.places[rank].node for rank in lost} & gone:
-        names = ", ".join(sorted(node[:12] for node in nodes))
-        return Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
-    if lost:
-        message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
-        return Break(Cause.WORKER_LOST, message)
-    # A rank that lost its connection is not to blame if another one reports something else.
-    by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
-    rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-    return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
-
-
-_IN_WORDS = {
-    Cause.NODE_DRAINED: "a node is about to leave",
-    Cause.NODE_JOINED: "there is room for more workers",
-    Cause.PREEMPTED: "a job of higher priority needs room",
-    Cause.LIMITS_CHANGED: "the job's limits were changed",
-    Cause.WORKER_BACK: "lost workers have been replaced",
-    Cause.PAUSED: "the job is to be paused",
-    Cause.WAITING_FOR_STORE: "its resources are released while it waits for the store",
-}

@@ -116,37 +116,29 @@ class SparePolicy:
             return
         if status and status.up and not status.copying:
             self._busy_since = None
-        if reason := self._reason_to_end(gang, status, now):
-            yield self._end(reason)
-        elif status and self._busy_since is None and self._is_old(status, gang) and now >= self._copy_at:
-            self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
-            yield port.CopyToSpare(gang.generation, gang.uncopied)
-
-    def _is_old(self, status: port.SpareStatus, gang: SpareView) -> bool:
-        newest = gang.generation, gang.kept_step
-        return bool(gang.uncopied) and gang.kept_step >= 0 and (status.kept is None or status.kept < newest)
-
-    def _reason_to_end(self, gang: SpareView, status: port.SpareStatus | None, now: float) -> str | None:
-        assert self._node is not None
         failure = status and status.failure
         if self._busy_since is not None and now > self._busy_since + BUSY_SECONDS:
             failure = f"its process has made no copy in {BUSY_SECONDS:.0f} s"
+        reason = failure
         if failure:
             self._failed[self._node] = now + AVOID_SECONDS
-            return failure
-        if self._node in gang.unusable:
-            return "the node is gone or about to leave"
-        if not gang.settled:  # the gang may have to resume from it once more
-            return None
-        if not gang.uncopied:
-            return "the ranks keep their copies on other nodes now"
-        return "ranks of the gang are on that node now" if self._node in gang.uncopied_nodes else None
-
-    def _end(self, reason: str) -> port.EndSpare:
-        assert self._node is not None
-        self._record.log("INFO", f"the spare copy of the state on node {self._node[:12]} is gone: {reason}")
-        self.forget()
-        return port.EndSpare()
+        elif self._node in gang.unusable:
+            reason = "the node is gone or about to leave"
+        elif gang.settled:  # otherwise the gang may have to resume from it once more
+            if not gang.uncopied:
+                reason = "the ranks keep their copies on other nodes now"
+            elif self._node in gang.uncopied_nodes:
+                reason = "ranks of the gang are on that node now"
+        if reason:
+            self._record.log("INFO", f"the spare copy of the state on node {self._node[:12]} is gone: {reason}")
+            self.forget()
+            yield port.EndSpare()
+            return
+        newest = gang.generation, gang.kept_step
+        old = bool(gang.uncopied) and gang.kept_step >= 0 and status and (status.kept is None or status.kept < newest)
+        if old and self._busy_since is None and now >= self._copy_at:
+            self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
+            yield port.CopyToSpare(gang.generation, gang.uncopied)
 
     def forget(self) -> None:
         """Take note that it ends, by itself or with the gang."""

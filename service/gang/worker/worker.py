@@ -39,9 +39,17 @@ from boost_core.train import (
     release_broken_step,
     train,
 )
-from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
+from service.gang.assignment import (
+    Assignment,
+    End,
+    GangContext,
+    Message,
+    RankEnd,
+    Rendezvous,
+    WorkerPlace,
+    require_version,
+)
 from service.gang.control.watch import Heartbeat
-from service.gang.versions import require_version
 from service.gang.worker.rank_metrics import LogReports, StepCollector, SupervisorReporter, serve_metrics
 from service.gang.worker.transport import TransportCollector
 from service.security.redaction import redact, redact_logs
