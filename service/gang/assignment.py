@@ -268,12 +268,6 @@ def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return True
 
 
-def without_resources(spec: JobSpec) -> JobSpec:
-    """Return the job for processes that only keep its state, on CPUs that others leave free."""
-    resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
-    return spec.model_copy(update={"resources": resources})
-
-
 def bytes_to_keep(spec: JobSpec, layout: Layout) -> int:
     """Return the bytes of node memory needed to take over a rank's state: the state, and two copies to store."""
     # Such processes have no GPU: what the gang has in its hosts' memory is theirs to hold, too.

@@ -33,7 +33,6 @@ from service.gang.assignment import (
     gang_in_words,
     node_selector,
     visible_gpus,
-    without_resources,
     worker_resources,
 )
 from service.gang.control import port
@@ -110,7 +109,7 @@ class GangController:
         self._memory_is_lost = False
         self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
-        self._heard: dict[int, float] = {}  # when each worker was last heard from
+        self._last_message: dict[int, float] = {}  # when each worker sent its last one
         self._commands: list[WorkerCommand] = []
         self._spare = SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
@@ -152,7 +151,7 @@ class GangController:
             case Drill() | Profile():
                 self._commands.append(event)
             case Message():
-                self._hear(event)
+                self._take(event)
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
@@ -171,17 +170,24 @@ class GangController:
                     for rank, worker in enumerate(suspecting.workers):
                         self._record.log("ERROR", stacks.get(worker) or "the process does not answer", rank)
                     yield from self._convict(suspecting, frozenset(suspecting.workers) - stacks.keys())
-            case port.MemoryMeasured():
-                self._memory_measured(event)
-            case port.IdleNodesFound(nodes=nodes):
-                self._could_have_spare = bool(nodes)
+            case port.MemoryMeasured(free=free):
+                if isinstance(formation := self._state, Formation) and self._layout is not None:
+                    # Other processes keep the state if there is memory for it on the same nodes.
+                    size = bytes_to_keep(self._spec, self._layout)
+                    nodes = [place.node for place in formation.places]
+                    room = [free.get(worker, 0) for worker in formation.workers]
+                    if all(each >= size * nodes.count(node) for each, node in zip(room, nodes, strict=True)):
+                        ranks = self._layout.per_replica.world_size
+                        self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
+            case port.IdleNodesFound():
+                self._could_have_spare = bool(event.nodes)
                 if isinstance(self._state, Formation):
-                    yield from self._spare.found(nodes)
+                    yield from self._spare.found(event.nodes)
             case _:
                 assert_never(event)
 
-    def _hear(self, message: Message) -> None:
-        self._heard[message.worker] = self._now
+    def _take(self, message: Message) -> None:
+        self._last_message[message.worker] = self._now
         formation = self.formation
         if formation is None or message.generation != formation.generation or message.rank is None:
             return
@@ -214,7 +220,7 @@ class GangController:
                 yield from self._hand_out_commands(formation)
                 yield from self._look_after(formation)
                 if self._state is formation:
-                    yield from self._tend_spare(formation)
+                    yield from self._spare.tend(self._spare_view(formation))
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
@@ -371,7 +377,9 @@ class GangController:
                 self._record.log("WARNING", "the state that was kept for the store is lost; steps will be repeated")
                 self._keep_on, self._state = [], Idle()
                 return
-            spec = without_resources(spec)
+            # These processes run on CPUs that others leave free.
+            resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
+            spec = spec.model_copy(update={"resources": resources})
         self._generation += 1
         places = tuple(workers.values())
         nodes = [place.node for place in places]
@@ -400,17 +408,20 @@ class GangController:
         times = formation.watch.rank_times(len(formation.workers), now)
         if times is not None:
             self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
-        for rank in formation.watch.newly_slow():
+        step = self._record.step
+        for slow in formation.watch.newly_slow():
             message = (
-                f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "
-                f"{rank.share:.0%} of the step; the others wait for it"
+                f"rank {slow.rank} computes {slow.times:.1f} times as long as the median rank, "
+                f"{slow.share:.0%} of the step; the others wait for it"
             )
-            self._report(Fault.SLOW_RANK, message, rank=rank.rank, share=rank.share)
+            self._record.add(
+                FaultReport(what=Fault.SLOW_RANK, step=step, rank=slow.rank, share=slow.share, message=message)
+            )
         hanging = formation.watch.hangs(now)
-        silent = tuple(each for each in formation.workers if now - self._heard.get(each, now) > SILENT_SECONDS)
+        silent = tuple(each for each in formation.workers if now - self._last_message.get(each, now) > SILENT_SECONDS)
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
-            self._report(Fault.HANG, message)
+            self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
             self._state = Suspecting(formation, formation.workers, now, Break(Cause.HANG, message))
             yield port.DumpStacks(formation.workers)
         elif silent:
@@ -425,11 +436,11 @@ class GangController:
                 self._no_room_before = now + SECONDS_TO_HOLD[1]
                 yield port.MeasureMemory(formation.workers)
 
-    def _tend_spare(self, formation: Formation) -> Iterator[port.Decision]:
+    def _spare_view(self, formation: Formation) -> SpareView:
         assert self._layout is not None
         nodes = [formation.places[rank].node for rank in formation.uncopied]
         most = max((nodes.count(node) for node in set(nodes)), default=0)
-        gang = SpareView(
+        return SpareView(
             generation=formation.generation,
             uncopied={rank: formation.workers[rank] for rank in formation.uncopied},
             uncopied_nodes=frozenset(nodes),
@@ -440,26 +451,11 @@ class GangController:
             avoid_kinds=self._orders.avoid,
             growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
         )
-        yield from self._spare.tend(gang)
-
-    def _report(self, what: Fault, message: str, rank: int | None = None, share: float | None = None) -> None:
-        self._record.add(FaultReport(what=what, step=self._record.step, rank=rank, share=share, message=message))
 
     def _nodes_of(self, formation: Formation, workers: tuple[int, ...]) -> frozenset[str]:
         return frozenset(
             place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
         )
-
-    def _memory_measured(self, event: port.MemoryMeasured) -> None:
-        """Have other processes keep the state if there is memory for it."""
-        if not isinstance(formation := self._state, Formation) or self._layout is None:
-            return
-        each = bytes_to_keep(self._spec, self._layout)
-        nodes = [place.node for place in formation.places]
-        free = [event.free.get(worker, 0) for worker in formation.workers]
-        if all(room >= each * nodes.count(node) for room, node in zip(free, nodes, strict=True)):
-            ranks = self._layout.per_replica.world_size
-            self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
 
     def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
         """Send drills and profiles to the workers they are meant for."""
@@ -482,7 +478,7 @@ class GangController:
                 else:  # all ranks write to the store, and rank 0 is asked first
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
 
-    # Ends
+    # Ends and faults
 
     def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
@@ -508,20 +504,17 @@ class GangController:
         self._spare.forget()
         return port.Finish(phase, message)
 
-    # Faults
-
     def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
         gone = self._nodes.probed(event.silent, event.dead, self._now)
-        self._heard.update(dict.fromkeys(event.answering, self._now))
+        self._last_message.update(dict.fromkeys(event.answering, self._now))
         match self._state:
             case Checking() as checking:
-                yield from self._recover(checking, gone, checking.asked - event.answering)
+                yield from self._recover(checking, gone, checking.probed - event.answering)
             case Suspecting(formation=formation, workers=workers) as suspecting:
                 if unresponsive := frozenset(workers) - event.answering:
                     lost = gone & self._nodes_of(formation, tuple(unresponsive))
-                    message = (
-                        f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s, and not answering"
-                    )
+                    workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
+                    message = f"{workers_silent}, and not answering"
                     reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
                     yield from self._convict(replace(suspecting, reason=reason), unresponsive)
                 else:
@@ -548,8 +541,7 @@ class GangController:
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
-        self._state = stopping
+        self._state = stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
     def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
@@ -576,9 +568,9 @@ class GangController:
         self, formation: Formation | None, detected: float, reason: Break | None, unhealthy: Set[int]
     ) -> port.Decision:
         up = self._up()
-        asked = up.keys() - unhealthy
-        self._state = Checking(formation, detected, reason, unhealthy, asked)
-        return port.Probe(tuple(asked), frozenset(place.node for place in up.values()) | self._spare.nodes)
+        probed = up.keys() - unhealthy
+        self._state = Checking(formation, detected, reason, unhealthy, probed)
+        return port.Probe(tuple(probed), frozenset(place.node for place in up.values()) | self._spare.nodes)
 
     def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""

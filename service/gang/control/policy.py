@@ -335,7 +335,7 @@ class Checking:
     detected: float
     reason: Break | None
     unhealthy: Set[int] = frozenset()
-    asked: Set[int] = frozenset()
+    probed: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)

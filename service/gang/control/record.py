@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count, islice
 from typing import Literal
@@ -27,29 +28,32 @@ REPORTS_A_POLL = 1000
 UNREAD_REPORTS = 100_000  # about 100 MB; the oldest are dropped if they are not read for long
 
 
+@dataclass
 class Interruption:
     """The time from a gang's last step to the next gang's first, part by part.
 
-    Args:
+    Attributes:
         cause: Why the gang was interrupted.
         message: The same, human-readable.
         step: Steps done.
-        since: When the gang last showed a sign of life, on the monotonic clock.
-
-    Attributes:
+        began: When the gang last showed a sign of life, on the monotonic clock.
+        mark: When the present part began.
+        parts: Seconds by part.
         waited: Seconds that were spent waiting for the resources of the smallest gang.
     """
 
-    def __init__(self, cause: Cause, message: str, step: int, since: float) -> None:
-        self.cause, self.message, self.step = cause, message, step
-        self._began = self._mark = since
-        self._parts: dict[str, float] = {}
-        self.waited = 0.0
+    cause: Cause
+    message: str
+    step: int
+    began: float
+    mark: float
+    parts: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0
 
     def reached(self, part: str, now: float) -> None:
         """Record the end of a part; if recorded again, its time adds up."""
-        self._parts[part] = self._parts.get(part, 0.0) + now - self._mark
-        self._mark = now
+        self.parts[part] = self.parts.get(part, 0.0) + now - self.mark
+        self.mark = now
 
     def report(self, resumed: StartReport, now: float) -> RestartReport:
         """Return the report of the whole interruption, at the end of the first step."""
@@ -63,9 +67,9 @@ class Interruption:
             step=self.step,
             resumed_step=resumed.step,
             recovered_from=source,
-            seconds=now - self._began,
-            waiting_seconds=min(self.waited, now - self._began),
-            parts=self._parts,
+            seconds=now - self.began,
+            waiting_seconds=min(self.waited, now - self.began),
+            parts=self.parts,
         )
 
 
@@ -176,7 +180,8 @@ class GangRecord:
             detected: When this was detected, on the monotonic clock.
         """
         if self._interruption is None and self.start is not None:
-            self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
+            since = min(self.last_sign, detected)
+            self._interruption = Interruption(cause, message, self.step, since, since)
             self._interruption.reached("detect", detected)
             self.start = None  # a step reported after this is not the next gang's first
             self._append(self.now.utc, InterruptionReport(cause=cause, message=message, step=self.step))

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,6 +66,7 @@ class RunWorker:
     resources: dict[str, float]
 
 
+@dataclass
 class WorkerGeneration:
     """A generation in one worker.
 
@@ -74,9 +75,8 @@ class WorkerGeneration:
         end: How it ended; cancelled if the gang broke up before it began.
     """
 
-    def __init__(self) -> None:
-        self.assignment: futures.Future[Assignment] = futures.Future()
-        self.end: futures.Future[RankEnd] = futures.Future()
+    assignment: futures.Future[Assignment] = field(default_factory=futures.Future)
+    end: futures.Future[RankEnd] = field(default_factory=futures.Future)
 
 
 class RankWorker(RayTrainWorker):
