@@ -123,7 +123,7 @@ def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
 
 
 def test_the_list_of_runs_is_started_as_ray_train_does() -> None:
-    """After a change: start it in the same way in ``RunState.after_controller_start``, and take the new digest."""
+    """After a change: start it in the same way in ``mirror._start_state_actor``, and take the new digest."""
     source = inspect.getsource(get_or_create_state_actor)
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == "f1ef61857944"
 

@@ -323,8 +323,7 @@ class GangController:
             return
         nodes = sorted(replica.starts_on)
         self._failed_replicas += 1
-        training = isinstance(self._state, Formation)
-        if not training and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
+        if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
             raise GangFailed(problem)
         self._failed_on.update(nodes)
         times = max((self._failed_on[node] for node in nodes), default=1)

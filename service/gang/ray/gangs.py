@@ -248,7 +248,7 @@ class RayGangs:
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=_name_of(gang),
+            name=f"{tag.job_id}-{tag.attempt}",
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
@@ -285,7 +285,7 @@ class RayGangs:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
         if gang not in self._handles:
             try:
-                self._handles[gang] = _Handle(ray.get_actor(_name_of(gang)))
+                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
             except ValueError:  # Ray raises this if there is none
                 return None
         return self._handles[gang]
@@ -373,11 +373,6 @@ class RayGangs:
         finally:
             self._handles.pop(gang, None)  # it is tried again after another silence
         ray.kill(handle.actor)
-
-
-def _name_of(gang: GangKey) -> str:
-    """Return the name of a gang's supervisor in Ray."""
-    return "{}-{}".format(*gang)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:

@@ -172,22 +172,7 @@ class RunState(StateManagerCallback):
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         """Publish that the run begins."""
-        # The actor that keeps the cluster's list of runs, started as Ray Train would do next, unless it is there. It
-        # also ends the runs of supervisors that are gone, for which it must find its own cluster: without the address,
-        # its thread for that would fail on a machine with several clusters.
-        actor: Any = ray.remote(state_actor.TrainStateActor)
-        actor.options(
-            name=state_actor.TRAIN_STATE_ACTOR_NAME,
-            namespace=state_actor.TRAIN_STATE_ACTOR_NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            max_restarts=-1,
-            max_task_retries=-1,
-            num_cpus=0,
-            resources=ON_THE_HEAD,
-            scheduling_strategy="DEFAULT",
-            runtime_env={"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}},
-        ).remote(enable_state_actor_reconciliation=True)
+        _start_state_actor(ray.get_runtime_context().gcs_address)
         super().after_controller_start(train_run_context)
 
     def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
@@ -222,6 +207,30 @@ class RunState(StateManagerCallback):
         run = self._state_manager._runs[self._run_id]
         run.status_detail = self._message
         self._state_manager._create_or_update_train_run(run)
+
+
+def _start_state_actor(address: str) -> None:
+    """Start the actor that keeps the cluster's list of runs, unless it is there, as Ray Train would do next.
+
+    It also ends the runs of supervisors that are gone, for which it must find its own cluster. Without the address, its
+    thread for that would fail on a machine with several clusters.
+
+    Args:
+        address: The cluster's ``host:port``.
+    """
+    actor: Any = ray.remote(state_actor.TrainStateActor)
+    actor.options(
+        name=state_actor.TRAIN_STATE_ACTOR_NAME,
+        namespace=state_actor.TRAIN_STATE_ACTOR_NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=-1,
+        num_cpus=0,
+        resources=ON_THE_HEAD,
+        scheduling_strategy="DEFAULT",
+        runtime_env={"env_vars": {"RAY_ADDRESS": address}},
+    ).remote(enable_state_actor_reconciliation=True)
 
 
 # Ray Train's worker group
