@@ -182,7 +182,7 @@ class GangController:
             case port.IdleNodesFound():
                 self._could_have_spare = bool(event.nodes)
                 if isinstance(self._state, Formation):
-                    yield from self._spare.found(event.nodes)
+                    yield from self._spare.start(event.nodes)
             case _:
                 assert_never(event)
 

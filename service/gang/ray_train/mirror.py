@@ -105,9 +105,6 @@ class ShowMessage:
 Decided = FormGeneration | GenerationHalted | ShowMessage | Finish
 
 
-# Ray Train's policies
-
-
 class GangScalingPolicy(ScalingPolicy):
     """Follows the gang's controller. Never asks an autoscaler for nodes, as the service does that.
 
@@ -147,18 +144,14 @@ class GangFailurePolicy(FailurePolicy):
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Return whether the run continues."""
-        cause: Exception = training_failed_error
-        if isinstance(training_failed_error, ControllerError):
-            cause = training_failed_error.controller_failure
+        error = training_failed_error
+        cause = error.controller_failure if isinstance(error, ControllerError) else error
         lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, RayActorError))
         return FailureDecision.RETRY if lost else FailureDecision.RAISE
 
 
-# Ray Train's list of runs, which Ray's dashboard shows
-
-
 class RunState(StateManagerCallback):
-    """Publishes this run in Ray Train's list of runs; a state's detail is the gang's message.
+    """Publishes this run in Ray Train's list of runs, which Ray's dashboard shows, with the gang's message.
 
     Attributes:
         failure: Why the job failed, once it has.
@@ -210,13 +203,10 @@ class RunState(StateManagerCallback):
 
 
 def _start_state_actor(address: str) -> None:
-    """Start the actor that keeps the cluster's list of runs, unless it is there, as Ray Train would do next.
+    """Start the actor that keeps the list of runs of the cluster at ``host:port``, as Ray Train would do next.
 
     It also ends the runs of supervisors that are gone, for which it must find its own cluster. Without the address, its
     thread for that would fail on a machine with several clusters.
-
-    Args:
-        address: The cluster's ``host:port``.
     """
     actor: Any = ray.remote(state_actor.TrainStateActor)
     actor.options(
@@ -231,9 +221,6 @@ def _start_state_actor(address: str) -> None:
         scheduling_strategy="DEFAULT",
         runtime_env={"env_vars": {"RAY_ADDRESS": address}},
     ).remote(enable_state_actor_reconciliation=True)
-
-
-# Ray Train's worker group
 
 
 class GangWorkerGroup(WorkerGroup):
@@ -346,9 +333,6 @@ class NoBarrier:
         return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)
 
 
-# Ray Train's controller
-
-
 class GangError(TrainingFailedError):
     """The gang's controller has given up the job."""
 
@@ -437,9 +421,6 @@ class GangTrainController(TrainController):
         self._worker_group = group
 
 
-# Ray Train's storage
-
-
 class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
     """Handler of a pyarrow file system for one job's checkpoint folder, usable on any node.
 
@@ -506,9 +487,6 @@ def folder_of(url: str) -> str:
     """Return a folder's path on its URL's file system, for example ``bucket/job``, without contacting the store."""
     path: str = fsspec.core.strip_protocol(url)
     return path
-
-
-# The run
 
 
 class TrainRun:

@@ -308,7 +308,7 @@ class SupervisorReporter:
             self._beat = beat
             self._changed.notify_all()
 
-    def kept(self, step: int) -> None:
+    def copied(self, step: int) -> None:
         """Take note that a step's state is in memory twice for every rank."""
         with self._changed:
             self._kept_step = step

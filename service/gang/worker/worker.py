@@ -208,7 +208,7 @@ class Worker:
             after_step=self._after_step,
             # A job resumes only from a state whose steps are in the record.
             before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
-            after_copy=self._reporter.kept,
+            after_copy=self._reporter.copied,
             before_save=self._drills.before_save,
             while_saving=self._reporter.saves,
             waited_seconds=assignment.waited_seconds,
