@@ -22,24 +22,9 @@ from boost_core.messages import WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, GangContext
+from service.gang.ray import private_api
 from service.gang.ray.actors import end_processes
 from service.gang.ray.nodes import JoinedNode, NodeChecks, end_processes_of, ray_folder
-from service.gang.ray.private_api import (
-    ANSWER_SECONDS,
-    actor_processes,
-    autoscaler_refuses,
-    draining_nodes,
-    ended_processes,
-    free_resources,
-    gcs_address,
-    node_table,
-    nodes_here,
-    on_loopback,
-    own_sigterm_handler,
-    require_head,
-    use_token,
-    write_to_log,
-)
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.status import (
     Bundle,
@@ -128,7 +113,7 @@ class RayGangs:
             ConnectionError: No cluster answers at the address.
             ValueError: Its head runs another version of BOOST, or has none.
         """
-        write_to_log()
+        private_api.write_to_log()
         settings: dict[str, Any] = {
             "namespace": NAMESPACE,
             "log_to_driver": False,
@@ -139,11 +124,11 @@ class RayGangs:
             self._start_embedded(settings)
             return
         if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
-            use_token(self._token_file)
-        address = gcs_address(self._address)
-        if not nodes_here(address):
+            private_api.use_token(self._token_file)
+        address = private_api.gcs_address(self._address)
+        if not private_api.nodes_here(address):
             self._node = JoinedNode(address)
-        with own_sigterm_handler():
+        with private_api.own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **settings)
         self._checks = NodeChecks()
         self._checks.wait([node["NodeID"] for node in _nodes_for_ranks()])
@@ -157,10 +142,10 @@ class RayGangs:
                 file.flush()
                 with contextlib.suppress(FileExistsError):
                     self._token_file.hardlink_to(file.name)
-            use_token(self._token_file)
+            private_api.use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
         self._folder = ray_folder()
-        with on_loopback(), own_sigterm_handler():
+        with private_api.on_loopback(), private_api.own_sigterm_handler():
             ray.init(
                 "local",
                 num_cpus=self._cpus,
@@ -174,7 +159,7 @@ class RayGangs:
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
         self._handles, self._ended_watches, self._checks = {}, queue.SimpleQueue(), None
-        with own_sigterm_handler():
+        with private_api.own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
             self._node.close()
@@ -191,9 +176,9 @@ class RayGangs:
         """
         if self._node is not None and not self._node.runs:
             raise ConnectionError("this service's own node of the Ray cluster has ended")
-        if ended := ended_processes():
+        if ended := private_api.ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
-        require_head()
+        private_api.require_head()
 
     def nodes(self) -> list[NodeCapacity]:
         """Return the alive nodes that have resources for ranks, full or not.
@@ -201,7 +186,8 @@ class RayGangs:
         Raises:
             ConnectionError: Ray's head does not answer.
         """
-        free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
+        free = private_api.free_resources(private_api.ANSWER_SECONDS)
+        draining = private_api.draining_nodes(private_api.ANSWER_SECONDS)
         nodes = _nodes_for_ranks()
         unusable = self._checks.unusable([node["NodeID"] for node in nodes]) if self._checks else {}
         return [
@@ -221,7 +207,7 @@ class RayGangs:
 
         The request includes what gangs already hold. Without an autoscaler it has no effect.
         """
-        require_head()
+        private_api.require_head()
         request_resources(
             bundles=[bundle.resources for bundle in bundles],
             bundle_label_selectors=[bundle.labels for bundle in bundles],
@@ -229,11 +215,11 @@ class RayGangs:
 
     def refused(self) -> bool:
         """Whether the autoscaler says that it cannot fulfil the present request."""
-        return autoscaler_refuses()
+        return private_api.autoscaler_refuses()
 
     def alive(self) -> set[GangKey]:
         """Return all gangs that have not been ended."""
-        require_head()
+        private_api.require_head()
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
@@ -356,8 +342,8 @@ class RayGangs:
         handle = self._handle(gang)
         if handle is None:
             return
-        require_head()
-        own, workers = actor_processes(handle.actor._actor_id.hex())
+        private_api.require_head()
+        own, workers = private_api.actor_processes(handle.actor._actor_id.hex())
         try:
             for pids_by_node, seconds in ((own, 0.0), (workers, WORKERS_SECONDS)):
                 answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
@@ -379,6 +365,6 @@ def _nodes_for_ranks() -> list[dict[str, Any]]:
     """Return the alive nodes with CPUs or GPUs, as in ``node_table``."""
     return [
         node
-        for node in node_table(ANSWER_SECONDS)
+        for node in private_api.node_table(private_api.ANSWER_SECONDS)
         if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
     ]
