@@ -190,10 +190,7 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
     Raises:
         MisplacedRanks: A group spans several nodes.
     """
-
-    def numeric(place: WorkerPlace) -> list[tuple[int, str]]:
-        return sorted((int(gpu) if gpu.isdigit() else 0, gpu) for gpu in place.accelerators)
-
+    gpus = [sorted((int(gpu) if gpu.isdigit() else 0, gpu) for gpu in place.accelerators) for place in places]
     order: list[int] = []
     for begin in range(0, len(places), tensor):
         group = range(begin, begin + tensor)
@@ -203,7 +200,7 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
                 f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} spans nodes {', '.join(nodes)}; "
                 "its placement group should have kept it on one"
             )
-        order += sorted(group, key=lambda number: (numeric(places[number]), places[number].pid))
+        order += sorted(group, key=lambda number: (gpus[number], places[number].pid))
     return order
 
 

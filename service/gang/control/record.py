@@ -142,10 +142,10 @@ class GangRecord:
                     if self._interruption and self.start:
                         restart = self._interruption.report(self.start, self.now.seconds)
                         self._interruption = None
-                        self._append(moment, restart)
+                        self.add(restart, moment)
                 case CheckpointReport():
                     self.stored_step = max(self.stored_step, report.step)
-            self._append(moment, report)
+            self.add(report, moment)
 
     def formed(self, layout: Layout, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
         """Record that a gang has been formed and starts training.
@@ -157,15 +157,14 @@ class GangRecord:
             keeps: Whether they only keep the state, without CPUs and GPUs.
         """
         self._layout, self.start, self._copy_is_due = layout, None, makes_copies
-        self._append(
-            self.now.utc,
+        self.add(
             ShapeReport(
                 **layout.sizes,
                 nodes=[place.node for place in places],
                 metrics_endpoints=[place.metrics for place in places],
                 supervisor=self._supervisor,
                 keeps=keeps,
-            ),
+            )
         )
         if self.status_text[0] is GangPhase.STARTING:
             message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
@@ -184,7 +183,7 @@ class GangRecord:
             self._interruption = Interruption(cause, message, self.step, since, since)
             self._interruption.reached("detect", detected)
             self.start = None  # a step reported after this is not the next gang's first
-            self._append(self.now.utc, InterruptionReport(cause=cause, message=message, step=self.step))
+            self.add(InterruptionReport(cause=cause, message=message, step=self.step))
         elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
             self._interruption.cause, self._interruption.message = cause, message
         self.say(GangPhase.RECOVERING, message)
@@ -219,9 +218,10 @@ class GangRecord:
         """Add a line to the job's log."""
         self.add(LogLine(rank=rank, level=level, message=message))
 
-    def add(self, report: Report) -> None:
-        """Add a report of the supervisor's own."""
-        self._append(self.now.utc, report)
+    def add(self, report: Report, at: datetime | None = None) -> None:
+        """Add a report: the supervisor's own, made now, or a rank's with its time."""
+        self._reports.append(GangReport(next(self._sequence), at or self.now.utc, report))
+        self._changed()
 
     def status(self, after_sequence: int) -> GangStatus:
         """Return the status with the reports after ``after_sequence``; those up to it are dropped."""
@@ -242,10 +242,6 @@ class GangRecord:
         """
         unread = bool(self._reports) and self._reports[-1].sequence > after_sequence
         return unread or self._polled_text != self.status_text
-
-    def _append(self, moment: datetime, report: Report) -> None:
-        self._reports.append(GangReport(next(self._sequence), moment, report))
-        self._changed()
 
 
 def _workers(count: int) -> str:

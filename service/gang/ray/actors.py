@@ -8,6 +8,7 @@ gang does not use, which keeps a copy of the gang's state.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -195,20 +196,22 @@ class RayReplica:
 # The spare copy
 
 
+@dataclass
 class _RemoteRank:
     """A rank in its worker's process; a ``service.gang.worker.spare_copy.Rank``."""
 
-    def __init__(self, actor: "ActorProxy[RankWorker]", generation: int, rank: int) -> None:
-        self._actor, self._generation, self._rank = actor, generation, rank
+    actor: "ActorProxy[RankWorker]"
+    generation: int
+    rank: int
 
     def hold(self) -> SnapshotIndex | None:
-        return ray.get(self._actor.hold.remote(self._generation, self._rank))
+        return ray.get(self.actor.hold.remote(self.generation, self.rank))
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
-        return ray.get(self._actor.read.remote(key, regions))
+        return ray.get(self.actor.read.remote(key, regions))
 
     def release(self) -> None:
-        self._actor.release.remote()
+        self.actor.release.remote()
 
 
 class SpareHolder:
