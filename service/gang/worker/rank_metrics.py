@@ -178,13 +178,9 @@ def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, p
     return None
 
 
-# What a rank's collectives go over: NCCL chooses, and reports it only in its log.
-#
-# At level INFO the log has a line for each connection that NCCL makes, such as
-#     node:20:289 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
-# NCCL writes it to a file of this process's own, unless the environment configures NCCL's log itself.
+# The transport of collectives
 
-_CONNECTION = re.compile(rb"NCCL INFO .* via ([A-Z0-9]+)(?:/([^/\n]+))?")
+_CONNECTION = re.compile(r"NCCL INFO .* via ([A-Z0-9]+)(?:/([^/\n]+))?")
 _TO_OTHER_NODES = ("NET", "COLLNET")
 # What a device plugin or a driver gives a process that may use InfiniBand, RoCE or EFA.
 _RDMA_DEVICES = Path("/dev/infiniband")
@@ -196,7 +192,7 @@ def transports(log: bytes) -> set[str]:
     NCCL's plugins for InfiniBand and RoCE have versions in their names (IBext_v8); all are ``net/ib``.
     """
     names = set()
-    for kind, name in ((kind.decode(), name.decode(errors="replace")) for kind, name in _CONNECTION.findall(log)):
+    for kind, name in _CONNECTION.findall(log.decode(errors="replace")):
         path = f"{kind}/{'ib' if name.startswith('IB') else name}" if kind in _TO_OTHER_NODES else kind
         names.add(path.lower())
     return names
@@ -204,6 +200,12 @@ def transports(log: bytes) -> set[str]:
 
 class TransportCollector(Collector):
     """Finds out what the present gang's collectives go over, for Prometheus and for the log.
+
+    NCCL chooses, and reports it only in its log, which at level INFO has a line for each connection, such as
+
+        node:20:289 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
+
+    NCCL writes it to a file of this process's own, unless the environment configures NCCL's log itself.
 
     Args:
         rdma_devices: Folder of the devices that a process may use for RDMA.
