@@ -155,12 +155,12 @@ class GangController:
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
-                if (formation := self.formation) is not None and generation == formation.generation:
-                    formation.ends[rank] = end
+                if (gang := self.formation) is not None and generation == gang.generation:
+                    gang.ends[rank] = end
                     if isinstance(self._state, Stopping):
                         yield from self._check_if_stopped(self._state)
                     elif isinstance(self._state, Formation):
-                        yield from self._check_ends(formation)
+                        yield from self._check_ends(self._state)
             case port.Prepared():
                 yield from self._prepared(event)
             case port.Probed():
