@@ -189,9 +189,9 @@ def test_it_knows_the_newest_step_and_checkpoint(record: GangRecord) -> None:
     hear(record, a_step(5), a_checkpoint(4), a_step(6))
     assert (record.step, record.stored_step) == (6, 4)
     form(record)
-    assert not record.started
+    assert record.start is None
     hear(record, resumed(4), a_checkpoint(2))
-    assert (record.step, record.stored_step, record.started) == (4, 4, True)
+    assert (record.step, record.stored_step, record.start is not None) == (4, 4, True)
 
 
 @pytest.mark.parametrize(
