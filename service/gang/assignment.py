@@ -1,4 +1,7 @@
-"""Messages between the supervisor and its workers. Plain data, free of torch and of Ray."""
+"""What a gang's supervisor and its workers tell each other, and what workers need of their nodes.
+
+Plain data, free of torch and of Ray.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +156,26 @@ class Message:
     saving: str | None = None
 
 
+def require_version(other: str, who: str) -> None:
+    """Check that another process has this version: Ray's nodes must run the service's.
+
+    Args:
+        other: Its version.
+        who: What has that version, for the message.
+
+    Raises:
+        ValueError: The versions differ.
+    """
+    if other != __version__:
+        raise ValueError(
+            f"{who} has BOOST {other}, but this process has {__version__}; run the same version on the API and on all "
+            "of Ray's nodes: upgrade the older one, or roll back the newer one"
+        )
+
+
+# Ranks and GPUs
+
+
 class MisplacedRanks(RuntimeError):
     """Processes are not placed as the gang's order of ranks requires."""
 
@@ -167,6 +190,7 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
     Raises:
         MisplacedRanks: A group spans several nodes.
     """
+    gpus = [sorted((int(gpu) if gpu.isdigit() else 0, gpu) for gpu in place.accelerators) for place in places]
     order: list[int] = []
     for begin in range(0, len(places), tensor):
         group = range(begin, begin + tensor)
@@ -176,7 +200,7 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
                 f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} spans nodes {', '.join(nodes)}; "
                 "its placement group should have kept it on one"
             )
-        order += sorted(group, key=lambda number: (_numeric(places[number].accelerators), places[number].pid))
+        order += sorted(group, key=lambda number: (gpus[number], places[number].pid))
     return order
 
 
@@ -195,11 +219,7 @@ def visible_gpus(groups: Sequence[Sequence[WorkerPlace]]) -> list[tuple[str, ...
     ]
 
 
-def _numeric(accelerators: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    return tuple(sorted((int(each) if each.isdigit() else 0, each) for each in accelerators))
-
-
-# What a worker needs from its node, by Ray's names. Imports neither torch nor Ray.
+# What workers need of their nodes, by Ray's names
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go down with a gang's node
 _NONE_OF = "!in("  # Ray's syntax for values that a label must not have
@@ -236,27 +256,19 @@ def node_selector(
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels matches a selector from ``node_selector``."""
-    for name, wanted in selector.items():
-        found = labels.get(name)
-        if wanted.startswith(_NONE_OF):
-            if found in wanted.removeprefix(_NONE_OF).removesuffix(")").split(","):
+    for name, value in selector.items():
+        if value.startswith(_NONE_OF):
+            if labels.get(name) in value.removeprefix(_NONE_OF).removesuffix(")").split(","):
                 return False
-        elif found != wanted:
+        elif labels.get(name) != value:
             return False
     return True
-
-
-def without_resources(spec: JobSpec) -> JobSpec:
-    """Return the job for processes that only keep its state, on CPUs that others leave free."""
-    resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
-    return spec.model_copy(update={"resources": resources})
 
 
 def bytes_to_keep(spec: JobSpec, layout: Layout) -> int:
     """Return the bytes of node memory needed to take over a rank's state: the state, and two copies to store."""
     # Such processes have no GPU: what the gang has in its hosts' memory is theirs to hold, too.
-    kept = spec.at(layout).with_parallelism(recompute="none", optimizer_offload=0.0)
-    needed = rank_memory(kept, layout)
+    needed = rank_memory(spec.at(layout).with_parallelism(recompute="none", optimizer_offload=0.0), layout)
     return 3 * (needed.weights + needed.gradients + needed.optimizer)
 
 

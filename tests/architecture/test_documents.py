@@ -1,6 +1,7 @@
 """What the documents say of the code that a reader would have to count."""
 
 import ast
+import importlib.metadata
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -87,6 +88,24 @@ def test_rays_own_modules_are_used_in_the_files_that_concepts_names() -> None:
     elsewhere = {path for path in found if not path.startswith("service/gang/ray_train/")}
     assert elsewhere == {"service/gang/ray/private_api.py"} < found
     assert elsewhere <= in_backticks(CONCEPTS, ".py") and "`service/gang/ray_train/`" in CONCEPTS
+
+
+def test_each_private_name_of_ray_stands_in_one_table() -> None:
+    path = "service/gang/ray/private_api.py"
+    table = str(ast.get_docstring(ast.parse((ROOT / path).read_text()))).replace("…", "ray.train.v2._internal.")
+    version, *_ = re.findall(r"Checked in Ray ([\d.]+):", table)
+    assert version == importlib.metadata.version("ray")
+    rows = set(re.findall(r"^    (\S+): ", table, re.MULTILINE))
+    imports = {
+        f"{node.module}.{alias.name}"
+        for file in (ROOT / "service").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    private = {name for name in imports if RAYS_OWN.search(name)}
+    assert len(private) > 30
+    assert [name for name in private if not any(name == row or name.startswith(f"{row}.") for row in rows)] == []
 
 
 def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:

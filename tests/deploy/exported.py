@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from service.accounts.quotas import QuotaStore
-from service.gang.worker.rank_metrics import StepCollector, gauges
-from service.gang.worker.transport import TransportCollector
+from service.gang.worker.rank_metrics import StepCollector, TransportCollector, gauges
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.telemetry.exporter import ServiceCollector

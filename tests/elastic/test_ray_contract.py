@@ -15,9 +15,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.control.watch import NodeWatch
-from service.gang.ray.executor import cluster_nodes, lost_nodes
+from service.gang.ray.actors import end_processes
 from service.gang.ray.private_api import actor_processes, draining_nodes, free_memory, free_resources, node_table
-from service.gang.ray.replica import end_processes
+from service.gang.ray.supervisor import cluster_nodes, lost_nodes
 from tests.elastic.ray_cluster import Nodes
 
 

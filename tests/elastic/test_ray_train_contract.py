@@ -35,7 +35,6 @@ from service.gang.assignment import ON_THE_HEAD, End, GangContext, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
-from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.mirror import (
     GangTrainController,
     GangTrainer,
@@ -45,7 +44,7 @@ from service.gang.ray_train.mirror import (
     RunState,
     TrainRun,
 )
-from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
+from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker, RunWorker
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access
@@ -124,7 +123,7 @@ def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
 
 
 def test_the_list_of_runs_is_started_as_ray_train_does() -> None:
-    """After a change: start it in the same way in ``run_state._start_state_actor``, and take the new digest."""
+    """After a change: start it in the same way in ``mirror._start_state_actor``, and take the new digest."""
     source = inspect.getsource(get_or_create_state_actor)
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == "f1ef61857944"
 

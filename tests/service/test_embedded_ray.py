@@ -59,13 +59,12 @@ import sys
 import time
 from pathlib import Path
 import psutil
-from service.gang.ray import gangs as ray_gangs
 from service.gang.ray import private_api as ray_private
 from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(None, 1, Path(sys.argv[1]))
 gangs.connect()
-ray_gangs.ANSWER_SECONDS = ray_private.ANSWER_SECONDS = 0.5
+ray_private.ANSWER_SECONDS = 0.5
 calls = [gangs.check, gangs.nodes, gangs.alive, gangs.refused, lambda: gangs.request_nodes([])]
 for call in calls:
     call()

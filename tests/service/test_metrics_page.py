@@ -10,8 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
-from service.gang.worker.rank_metrics import StepCollector, gauges
-from service.gang.worker.transport import TransportCollector
+from service.gang.worker.rank_metrics import StepCollector, TransportCollector, gauges
 from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
 from service.settings import Settings

@@ -173,7 +173,7 @@ def test_a_rank_that_does_not_stop_is_replaced() -> None:
     gang.wait(0.5)
     assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(straggler)]
     assert gang.causes == [Cause.ERROR]
-    assert gang.record.said[1] == "rank 0: disk"
+    assert gang.record.status_text[1] == "rank 0: disk"
 
 
 def test_an_order_to_shrink_and_to_grow_loses_no_step() -> None:
@@ -275,7 +275,7 @@ def test_a_fault_that_repeats_at_once_is_waited_for_and_takes_other_processes() 
         first = gang.members[0].number
         assert len(fail()) == again + 2
         assert gang.of(port.ReplaceWorker)[-1] == port.ReplaceWorker(first), "another process"
-        assert gang.record.said == (
+        assert gang.record.status_text == (
             GangPhase.RECOVERING,
             f"restarts in {pause} s, as it made no progress since the previous fault ({left} allowed): "
             "rank 0: PermissionError: Access Denied",
@@ -293,7 +293,7 @@ def test_a_job_can_be_paused_while_its_restart_waits() -> None:
     gang.end(RankEnd(End.FAILED, "NoSuchBucket"), 0)
     gang.end(LOST_CONNECTION, 1, 2, 3)
     gang.wait(0.5)
-    assert gang.record.said[1].startswith("restarts in 1 s, ")
+    assert gang.record.status_text[1].startswith("restarts in 1 s, ")
     gang.tell(PAUSE)
     gang.wait(0.5)
     assert finish(gang).phase is GangPhase.PAUSED
@@ -308,7 +308,7 @@ def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     first.alive = False
     gang.wait(0.5)
     assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(first.number)]
-    assert gang.record.said[1] == "a worker was lost while the gang was formed: ActorDiedError"
+    assert gang.record.status_text[1] == "a worker was lost while the gang was formed: ActorDiedError"
     gang.wait(0.5)
     assert formed(gang)[-1] == ("bb", 7)
 
@@ -319,7 +319,7 @@ def test_workers_that_end_again_and_again_as_they_start_end_the_job_in_the_end()
     gang.wait(MOST_FAILED_STARTS * (START_SECONDS + 1))
     assert len(gang.of(port.ReplaceWorker)) == 2 * (MOST_FAILED_STARTS - 1)
     problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
-    assert gang.record.said == (
+    assert gang.record.status_text == (
         GangPhase.WAITING, f"waits for 2 × {{CPU: 1}}; node a is avoided for 60 s: {problem}",
     )  # fmt: skip
     assert gang.of(port.Finish) == []
@@ -341,7 +341,7 @@ def test_a_node_on_which_workers_hang_as_they_start_is_left_for_another_one() ->
     gang = FakeGang(job(), orders(1), "ab")
     gang.start_seconds["a"] = 10_000
     gang.wait(STARTING_SECONDS + START_SECONDS + 3)
-    assert gang.record.said[0] is GangPhase.TRAINING
+    assert gang.record.status_text[0] is GangPhase.TRAINING
     assert formed(gang) == [("bb", None)]
     logs = [each.report.message for each in gang.record.status(0).reports if isinstance(each.report, LogLine)]
     assert "2 workers did not start within 180 s" in logs[0]
@@ -365,7 +365,7 @@ def waiting_for_the_store() -> FakeGang:
     for _ in range(19):
         gang.say(saving="disk full")
         gang.wait(1)
-    assert gang.record.said[0] is GangPhase.SAVING
+    assert gang.record.status_text[0] is GangPhase.SAVING
     assert gang.of(port.MeasureMemory) == []
     return gang
 

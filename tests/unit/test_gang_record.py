@@ -189,9 +189,9 @@ def test_it_knows_the_newest_step_and_checkpoint(record: GangRecord) -> None:
     hear(record, a_step(5), a_checkpoint(4), a_step(6))
     assert (record.step, record.stored_step) == (6, 4)
     form(record)
-    assert not record.started
+    assert record.start is None
     hear(record, resumed(4), a_checkpoint(2))
-    assert (record.step, record.stored_step, record.started) == (4, 4, True)
+    assert (record.step, record.stored_step, record.start is not None) == (4, 4, True)
 
 
 @pytest.mark.parametrize(
@@ -248,15 +248,15 @@ def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, reco
     assert record.waited_seconds == 0
     record.saving("disk full")
     waits = GangPhase.SAVING, "all steps are done; waiting for the store: disk full"
-    assert record.said == waits
+    assert record.status_text == waits
     clock.now += 5
     record.interrupted(Cause.NODE_DRAINED, "a node is about to leave", clock.now)
     record.saving("heard late")
-    assert record.said == (GangPhase.RECOVERING, "a node is about to leave")
+    assert record.status_text == (GangPhase.RECOVERING, "a node is about to leave")
     form(record)
     hear(record, resumed(1))
     record.saving("disk full")
-    assert record.said == waits
+    assert record.status_text == waits
     assert record.waited_seconds == 5
 
 

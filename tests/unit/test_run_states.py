@@ -23,9 +23,8 @@ from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
 from service.gang.control.port import Finish
 from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train import mirror
-from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.mirror import RunState, TrainRun
-from service.gang.ray_train.rank_worker import BROKEN_UP
+from service.gang.ray_train.rank_worker import BROKEN_UP, RunWorker
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access
@@ -118,7 +117,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     calls, state = ThreadPoolExecutor(16), TrainStateActor()
     runtime = SimpleNamespace(
         get_node_id=lambda: "node", get_actor_id=lambda: "ab", get_job_id=lambda: "01",
-        current_actor=Handle(Supervisor.__new__(Supervisor), calls),
+        current_actor=Handle(Supervisor.__new__(Supervisor), calls), gcs_address="127.0.0.1:6379",
     )  # fmt: skip
     for owner, name, stand_in in (
         (ray, "get", _get), (ray, "wait", _wait), (ray, "put", lambda value: value),
@@ -127,8 +126,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         (usage_lib, "record_library_usage", lambda *_: None),
         (data_parallel_trainer, "tag_train_v2_trainer", lambda *_: None),
         (train_fn_utils, "record_extra_usage_tag", lambda *_: None),
-        (state_manager, "get_or_create_state_actor", lambda: Handle(state, calls)),
         (mirror, "_start_state_actor", lambda _: None),
+        (state_manager, "get_or_create_state_actor", lambda: Handle(state, calls)),
         (worker_group.ray_state, "get_max_resources_from_cluster_config", lambda: None),
         (worker_group, "SynchronizationActor", None),
     ):  # fmt: skip

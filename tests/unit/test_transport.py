@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.gang.worker.transport import TransportCollector, transports
+from service.gang.worker.rank_metrics import TransportCollector, transports
 
 LINES = {
     "H20-GPU-06:4015539:4015652 [0] NCCL INFO Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA": {"net/ib"},

@@ -3,10 +3,9 @@
 import pytest
 
 from boost_core import __version__
-from service.gang.assignment import Assignment, End, GangContext, Rendezvous
-from service.gang.ray.node_checks import Software, why_not
+from service.gang.assignment import Assignment, End, GangContext, Rendezvous, require_version
+from service.gang.ray.nodes import Software, why_not
 from service.gang.status import JobTag
-from service.gang.versions import require_version
 from service.gang.worker import worker
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access

@@ -33,11 +33,11 @@ from service.gang.assignment import (
     gang_in_words,
     node_selector,
     visible_gpus,
-    without_resources,
     worker_resources,
 )
 from service.gang.control import port
 from service.gang.control.policy import (
+    HALT_MESSAGES,
     Break,
     Checking,
     Finished,
@@ -54,6 +54,7 @@ from service.gang.control.policy import (
     Stopping,
     Suspecting,
     View,
+    break_reason,
     next_action,
     replica_set,
 )
@@ -108,7 +109,7 @@ class GangController:
         self._memory_is_lost = False
         self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
-        self._heard: dict[int, float] = {}  # when each worker was last heard from
+        self._last_message: dict[int, float] = {}  # when each worker sent its last one
         self._commands: list[WorkerCommand] = []
         self._spare = SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
@@ -150,28 +151,43 @@ class GangController:
             case Drill() | Profile():
                 self._commands.append(event)
             case Message():
-                self._hear(event)
+                self._take(event)
             case port.Observed():
                 yield from self._observed(event)
-            case port.RankEnded():
-                yield from self._rank_ended(event)
+            case port.RankEnded(generation=generation, rank=rank, end=end):
+                if (gang := self.formation) is not None and generation == gang.generation:
+                    gang.ends[rank] = end
+                    if isinstance(self._state, Stopping):
+                        yield from self._check_if_stopped(self._state)
+                    elif isinstance(self._state, Formation):
+                        yield from self._check_ends(self._state)
             case port.Prepared():
                 yield from self._prepared(event)
             case port.Probed():
                 yield from self._probed(event)
-            case port.StacksDumped():
-                yield from self._stacks_dumped(event)
-            case port.MemoryMeasured():
-                self._memory_measured(event)
-            case port.IdleNodesFound(nodes=nodes):
-                self._could_have_spare = bool(nodes)
+            case port.StacksDumped(stacks=stacks):
+                if isinstance(suspecting := self._state, Suspecting):
+                    for rank, worker in enumerate(suspecting.workers):
+                        self._record.log("ERROR", stacks.get(worker) or "the process does not answer", rank)
+                    yield from self._convict(suspecting, frozenset(suspecting.workers) - stacks.keys())
+            case port.MemoryMeasured(free=free):
+                if isinstance(formation := self._state, Formation) and self._layout is not None:
+                    # Other processes keep the state if there is memory for it on the same nodes.
+                    size = bytes_to_keep(self._spec, self._layout)
+                    nodes = [place.node for place in formation.places]
+                    room = [free.get(worker, 0) for worker in formation.workers]
+                    if all(each >= size * nodes.count(node) for each, node in zip(room, nodes, strict=True)):
+                        ranks = self._layout.per_replica.world_size
+                        self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
+            case port.IdleNodesFound():
+                self._could_have_spare = bool(event.nodes)
                 if isinstance(self._state, Formation):
-                    yield from self._spare.found(nodes)
+                    yield from self._spare.start(event.nodes)
             case _:
                 assert_never(event)
 
-    def _hear(self, message: Message) -> None:
-        self._heard[message.worker] = self._now
+    def _take(self, message: Message) -> None:
+        self._last_message[message.worker] = self._now
         formation = self.formation
         if formation is None or message.generation != formation.generation or message.rank is None:
             return
@@ -221,12 +237,30 @@ class GangController:
             case Pause():
                 yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
             case Keep(waiting=waiting) if self.formation is None:
-                self._wait(waiting)
+                if waiting:
+                    self._record.waited(self._now - (self._waits_since or self._now))
+                self._waits_since = self._now if waiting else None
+                smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
+                if smallest is not None:
+                    gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
+                    message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
+                    started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
+                    self._record.say(GangPhase.WAITING if waiting else started, message)
 
     def _view(self) -> View:
-        formation = self.formation
+        formation, layout, target = self.formation, self._layout, self._orders.target
+        # The scheduler's orders; the previous ones while the new ones need a store that does not answer.
+        orders = self._orders
+        if layout is None or (target is not None and target.per_replica == layout.per_replica):
+            self._layout_orders = orders
+        else:
+            # State that is only in memory reaches the store through a gang that writes it, if there are workers.
+            only_in_memory = formation is None and not self._stored and self._record.step > 0
+            can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
+            if self._now < self._no_store_before or (only_in_memory and can_form):
+                orders = self._layout_orders
         return View(
-            orders=self._orders_to_follow(),
+            orders=orders,
             replicas=[
                 ReplicaView(
                     each.number, each.layout, each.placed, each.ready, self._nodes.leaving(each.nodes),
@@ -236,46 +270,33 @@ class GangController:
             ],
             members=formation.replicas if formation else (),
             settled=formation is not None and self._record.settled,
-            layout=self._layout,
+            layout=layout,
             stored=formation is None and self._stored,
             most=self._most,
             finishing=formation is not None and self._record.step >= self._spec.training.steps,
             keeping=bool(self._keep_on),
         )  # fmt: skip
 
-    def _orders_to_follow(self) -> Orders:
-        """Return the scheduler's orders; the previous ones while the new ones need a store that does not answer."""
-        target, layout = self._orders.target, self._layout
-        if layout is None or (target is not None and target.per_replica == layout.per_replica):
-            self._layout_orders = self._orders
-            return self._orders
-        # State that is only in memory reaches the store through a gang that writes it, if there are workers for one.
-        only_in_memory = self.formation is None and not self._stored and self._record.step > 0
-        can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
-        refused = self._now < self._no_store_before
-        return self._layout_orders if refused or (only_in_memory and can_form) else self._orders
-
     def _tend_replicas(self) -> Iterator[port.Decision]:
         """Start and remove replicas, and replace workers that ended before they were up."""
         for replica in list(self._replicas.values()):
             yield from self._tend_starting(replica)
         view = self._view()
-        wanted = replica_set(view)
-        orders = view.orders
+        changes, orders = replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
         selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
         stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
-        for number in {*wanted.give_up, *stale, *(lost - set(view.members))}:
+        for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
             yield self._remove(number)
-        for _ in range(wanted.start):
-            assert view.orders.target is not None
+        for _ in range(changes.start):
+            assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            number, target = next(self._replica_numbers), view.orders.target
-            self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
-            yield port.StartReplica(number, at(self._spec, target, self._machine), selector, keep_on)
+            number = next(self._replica_numbers)
+            self._replicas[number] = Replica(number, orders.target.per_replica, selector, bool(keep_on))
+            yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
 
     def _tend_starting(self, replica: Replica) -> Iterator[port.Decision]:
         """Replace a replica's workers that ended before they were up; give it up if they do not start at all."""
@@ -302,8 +323,7 @@ class GangController:
             return
         nodes = sorted(replica.starts_on)
         self._failed_replicas += 1
-        training = isinstance(self._state, Formation)
-        if not training and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
+        if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
             raise GangFailed(problem)
         self._failed_on.update(nodes)
         times = max((self._failed_on[node] for node in nodes), default=1)
@@ -321,17 +341,6 @@ class GangController:
     def _remove(self, number: int) -> port.RemoveReplica:
         del self._replicas[number]
         return port.RemoveReplica(number)
-
-    def _wait(self, waiting: bool) -> None:
-        if waiting:
-            self._record.waited(self._now - (self._waits_since or self._now))
-        self._waits_since = self._now if waiting else None
-        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
-        if smallest is not None:
-            gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
-            message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
-            started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
-            self._record.say(GangPhase.WAITING if waiting else started, message)
 
     # Forming
 
@@ -367,7 +376,9 @@ class GangController:
                 self._record.log("WARNING", "the state that was kept for the store is lost; steps will be repeated")
                 self._keep_on, self._state = [], Idle()
                 return
-            spec = without_resources(spec)
+            # These processes run on CPUs that others leave free.
+            resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
+            spec = spec.model_copy(update={"resources": resources})
         self._generation += 1
         places = tuple(workers.values())
         nodes = [place.node for place in places]
@@ -396,25 +407,33 @@ class GangController:
         times = formation.watch.rank_times(len(formation.workers), now)
         if times is not None:
             self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
-        for rank in formation.watch.newly_slow():
+        step = self._record.step
+        for slow in formation.watch.newly_slow():
             message = (
-                f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "
-                f"{rank.share:.0%} of the step; the others wait for it"
+                f"rank {slow.rank} computes {slow.times:.1f} times as long as the median rank, "
+                f"{slow.share:.0%} of the step; the others wait for it"
             )
-            self._report(Fault.SLOW_RANK, message, rank=rank.rank, share=rank.share)
+            self._record.add(
+                FaultReport(what=Fault.SLOW_RANK, step=step, rank=slow.rank, share=slow.share, message=message)
+            )
         hanging = formation.watch.hangs(now)
-        silent = tuple(each for each in formation.workers if now - self._heard.get(each, now) > SILENT_SECONDS)
+        silent = tuple(each for each in formation.workers if now - self._last_message.get(each, now) > SILENT_SECONDS)
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
-            self._report(Fault.HANG, message)
+            self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
             self._state = Suspecting(formation, formation.workers, now, Break(Cause.HANG, message))
             yield port.DumpStacks(formation.workers)
         elif silent:
             self._state = Suspecting(formation, silent, now, None)
             yield port.Probe(silent, self._nodes_of(formation, silent))
-        elif self._may_give_back_resources(formation):
-            self._no_room_before = now + SECONDS_TO_HOLD[1]
-            yield port.MeasureMemory(formation.workers)
+        elif not self._keep_on and self._record.settled and formation.halting is None and now >= self._no_room_before:
+            # Once the store has refused the last checkpoint for a while, other processes should keep the state, which
+            # take no CPUs and no GPUs but need memory on the same nodes. What is about to end anyway is left alone.
+            waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
+            hold = min(SECONDS_TO_HOLD[1], max(SECONDS_TO_HOLD[0], SHARE_TO_HOLD * waits))
+            if waited >= hold and waits - waited >= hold:
+                self._no_room_before = now + SECONDS_TO_HOLD[1]
+                yield port.MeasureMemory(formation.workers)
 
     def _spare_view(self, formation: Formation) -> SpareView:
         assert self._layout is not None
@@ -432,40 +451,14 @@ class GangController:
             growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
         )
 
-    def _report(self, what: Fault, message: str, rank: int | None = None, share: float | None = None) -> None:
-        self._record.add(FaultReport(what=what, step=self._record.step, rank=rank, share=share, message=message))
-
     def _nodes_of(self, formation: Formation, workers: tuple[int, ...]) -> frozenset[str]:
         return frozenset(
             place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
         )
 
-    def _may_give_back_resources(self, formation: Formation) -> bool:
-        """Whether the store has refused the last checkpoint for a while, so that other processes should keep the state.
-
-        These take no CPUs and no GPUs, but need memory on the same nodes.
-        """
-        waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
-        least, most = SECONDS_TO_HOLD
-        hold = min(most, max(least, SHARE_TO_HOLD * waits))
-        if self._keep_on or waited < hold or waits - waited < hold:  # leave alone what is about to end
-            return False
-        return self._record.settled and formation.halting is None and self._now >= self._no_room_before
-
-    def _memory_measured(self, event: port.MemoryMeasured) -> None:
-        """Have other processes keep the state if there is memory for it."""
-        if not isinstance(formation := self._state, Formation) or self._layout is None:
-            return
-        each = bytes_to_keep(self._spec, self._layout)
-        nodes = [place.node for place in formation.places]
-        free = [event.free.get(worker, 0) for worker in formation.workers]
-        if all(found >= each * nodes.count(node) for found, node in zip(free, nodes, strict=True)):
-            ranks = self._layout.per_replica.world_size
-            self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
-
     def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
         """Send drills and profiles to the workers they are meant for."""
-        if not self._record.started:
+        if self._record.start is None:
             return
         commands, self._commands = self._commands, []
         for command in commands:
@@ -475,50 +468,34 @@ class GangController:
                     message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
-                    yield from self._drop_node(formation, command)
+                    if command.at_step is not None and self._record.step < command.at_step:
+                        self._commands.append(command)
+                        continue
+                    node = formation.places[rank].node
+                    self._nodes.quarantine(node, self._now + command.seconds)
+                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
                 else:  # all ranks write to the store, and rank 0 is asked first
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
 
-    def _drop_node(self, formation: Formation, drill: Drill) -> Iterator[port.Decision]:
-        if drill.at_step is not None and self._record.step < drill.at_step:
-            self._commands.append(drill)
-            return
-        node = formation.places[drill.rank].node
-        self._nodes.quarantine(node, self._now + drill.seconds)
-        yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
-
-    # Ends
-
-    def _rank_ended(self, event: port.RankEnded) -> Iterator[port.Decision]:
-        formation = self.formation
-        if formation is None or event.generation != formation.generation:
-            return
-        formation.ends[event.rank] = event.end
-        match self._state:
-            case Formation():
-                yield from self._check_ends(formation)
-            case Stopping() as stopping:
-                yield from self._check_if_stopped(stopping)
+    # Ends and faults
 
     def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if any(end is None or end.how in FAILURES for end in ends):
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
-        elif len(ends) == len(formation.workers):
-            if all(end is not None and end.how is End.FINISHED for end in ends):
-                yield self._finish(GangPhase.SUCCEEDED, f"trained up to step {self._spec.training.steps}")
-            else:
-                self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends))
-
-    def _halted(self, formation: Formation, stored: bool) -> None:
-        halting = formation.halting
-        assert halting is not None
-        message = _IN_WORDS.get(halting.cause, "there is room for fewer workers")
-        self._record.interrupted(halting.cause, message, self._record.last_sign)
-        self._record.reached("stop")
-        self._state, self._stored = Idle(), stored
-        if halting.store and not stored:
-            self._no_store_before = self._now + SAVE_AGAIN_SECONDS
+        elif len(ends) < len(formation.workers):
+            return
+        elif all(end is not None and end.how is End.FINISHED for end in ends):
+            yield self._finish(GangPhase.SUCCEEDED, f"trained up to step {self._spec.training.steps}")
+        else:  # halted
+            halting = formation.halting
+            assert halting is not None
+            message = HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
+            self._record.interrupted(halting.cause, message, self._record.last_sign)
+            self._record.reached("stop")
+            self._state, self._stored = Idle(), all(end is not None and end.how is End.STORED for end in ends)
+            if halting.store and not self._stored:
+                self._no_store_before = self._now + SAVE_AGAIN_SECONDS
 
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
         self._state = Finished()
@@ -526,27 +503,17 @@ class GangController:
         self._spare.forget()
         return port.Finish(phase, message)
 
-    # Faults
-
-    def _stacks_dumped(self, event: port.StacksDumped) -> Iterator[port.Decision]:
-        if not isinstance(self._state, Suspecting):
-            return
-        for rank, worker in enumerate(self._state.workers):
-            self._record.log("ERROR", event.stacks.get(worker) or "the process does not answer", rank)
-        yield from self._convict(self._state, frozenset(self._state.workers) - event.stacks.keys())
-
     def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
         gone = self._nodes.probed(event.silent, event.dead, self._now)
-        self._heard.update(dict.fromkeys(event.answering, self._now))
+        self._last_message.update(dict.fromkeys(event.answering, self._now))
         match self._state:
             case Checking() as checking:
-                yield from self._recover(checking, gone, checking.asked - event.answering)
+                yield from self._recover(checking, gone, checking.probed - event.answering)
             case Suspecting(formation=formation, workers=workers) as suspecting:
                 if unresponsive := frozenset(workers) - event.answering:
                     lost = gone & self._nodes_of(formation, tuple(unresponsive))
-                    message = (
-                        f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s, and not answering"
-                    )
+                    workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
+                    message = f"{workers_silent}, and not answering"
                     reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
                     yield from self._convict(replace(suspecting, reason=reason), unresponsive)
                 else:
@@ -573,8 +540,7 @@ class GangController:
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
-        self._state = stopping
+        self._state = stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
     def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
@@ -601,16 +567,16 @@ class GangController:
         self, formation: Formation | None, detected: float, reason: Break | None, unhealthy: Set[int]
     ) -> port.Decision:
         up = self._up()
-        asked = up.keys() - unhealthy
-        self._state = Checking(formation, detected, reason, unhealthy, asked)
-        return port.Probe(tuple(asked), frozenset(place.node for place in up.values()) | self._spare.nodes)
+        probed = up.keys() - unhealthy
+        self._state = Checking(formation, detected, reason, unhealthy, probed)
+        return port.Probe(tuple(probed), frozenset(place.node for place in up.values()) | self._spare.nodes)
 
     def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""
         reason = checking.reason
         if reason is None:
             assert checking.formation is not None
-            reason = _reason(checking.formation, gone)
+            reason = break_reason(checking.formation, gone)
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
@@ -623,43 +589,12 @@ class GangController:
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
-        if reason.cause is not Cause.NODE_LOST:
-            self._pause(reason)
-
-    def _pause(self, reason: Break) -> None:
-        """Wait before the next gang is formed, if the job has made no progress since its previous fault."""
-        pause = self._pauses.fault(self._record.most_steps, self._record.stored_step)
-        if pause:
+        # A job that has made no progress since its previous fault waits before its next gang is formed.
+        if reason.cause is not Cause.NODE_LOST and (
+            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        ):
             self._paused_until = self._now + pause
             left = f"{counted(self._limit.left, 'more restart')} allowed"
             message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
             self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
             self._record.log("WARNING", message)
-
-
-def _reason(formation: Formation, gone: Set[str]) -> Break:
-    """Return why a gang has broken up, from the ends of its ranks and the nodes that are gone."""
-    ends = formation.ends
-    lost = sorted(rank for rank, end in ends.items() if end is None)
-    ranks = ", ".join(map(str, lost))
-    if nodes := {formation.places[rank].node for rank in lost} & gone:
-        names = ", ".join(sorted(node[:12] for node in nodes))
-        return Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
-    if lost:
-        message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
-        return Break(Cause.WORKER_LOST, message)
-    # A rank that lost its connection is not to blame if another one reports something else.
-    by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
-    rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-    return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
-
-
-_IN_WORDS = {
-    Cause.NODE_DRAINED: "a node is about to leave",
-    Cause.NODE_JOINED: "there is room for more workers",
-    Cause.PREEMPTED: "a job of higher priority needs room",
-    Cause.LIMITS_CHANGED: "the job's limits were changed",
-    Cause.WORKER_BACK: "lost workers have been replaced",
-    Cause.PAUSED: "the job is to be paused",
-    Cause.WAITING_FOR_STORE: "its resources are released while it waits for the store",
-}

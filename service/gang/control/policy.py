@@ -1,4 +1,4 @@
-"""A gang's next action, and which replicas it needs. Pure: a view in, one action out.
+"""A gang's next action, which replicas it needs, and the states that it can be in. Pure: a view in, one action out.
 
 A gang consists of replicas, each a placement group with one process per rank. Processes outlive gangs:
 to change its layout, a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
-from service.gang.assignment import RankEnd, WorkerPlace, ordered
+from service.gang.assignment import End, RankEnd, WorkerPlace, ordered
 from service.gang.control.port import WorkerStatus
 from service.gang.control.watch import GangWatch
 from service.gang.status import Orders
@@ -82,6 +82,17 @@ class Halt:
     store: bool = False
 
 
+HALT_MESSAGES = {  # for people
+    Cause.NODE_DRAINED: "a node is about to leave",
+    Cause.NODE_JOINED: "there is room for more workers",
+    Cause.PREEMPTED: "a job of higher priority needs room",
+    Cause.LIMITS_CHANGED: "the job's limits were changed",
+    Cause.WORKER_BACK: "lost workers have been replaced",
+    Cause.PAUSED: "the job is to be paused",
+    Cause.WAITING_FOR_STORE: "its resources are released while it waits for the store",
+}
+
+
 @dataclass(frozen=True)
 class Form:
     """Make these replicas the gang."""
@@ -108,18 +119,26 @@ class ReplicaSet:
 
 def next_action(view: View) -> Action:
     """Return what to do now."""
-    return _while_it_trains(view, view.layout) if view.members and view.layout else _between_gangs(view)
+    target, cause, layout = view.orders.target, view.orders.cause, view.layout
+    reachable = _reachable(view)
+    if not view.members or layout is None:  # between gangs
+        if target is None:
+            return Pause()
+        usable = _usable(view)
+        if reachable is None:
+            return Keep(waiting=not any(replica.placed for replica in usable))
+        more_to_come = any(replica.placed and not replica.ready for replica in usable)
+        if layout is None and more_to_come and reachable != target:
+            return Keep()  # the first gang need not be formed in haste
+        ready = [replica.number for replica in usable if replica.ready]
+        return Form(tuple(ready[: reachable.dp]), reachable)
 
-
-def _while_it_trains(view: View, layout: Layout) -> Action:
-    target, cause = view.orders.target, view.orders.cause
     if view.finishing and (target is None or target.per_replica != layout.per_replica):
         return Keep()  # what it would store first is the last checkpoint, which ends the job
     if target is None:
         return Halt(Cause.PAUSED, store=True)
     if target.per_replica != layout.per_replica:
         return Halt(cause, store=True)
-    reachable = _reachable(view)
     if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in view.members):
         return Halt(Cause.WAITING_FOR_STORE) if reachable == layout else Keep()
     leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
@@ -134,22 +153,6 @@ def _while_it_trains(view: View, layout: Layout) -> Action:
     if view.finishing or not view.settled:
         return Keep()
     return Halt(Cause.WORKER_BACK if reachable.dp <= view.most else cause)
-
-
-def _between_gangs(view: View) -> Action:
-    if view.orders.target is None:
-        return Pause()
-    reachable = _reachable(view)
-    if reachable is None:
-        return Keep(waiting=not any(replica.placed for replica in _usable(view)))
-    if view.layout is None and _more_to_come(view) and reachable != view.orders.target:
-        return Keep()  # the first gang need not be formed in haste
-    ready = [replica.number for replica in _usable(view) if replica.ready]
-    return Form(tuple(ready[: reachable.dp]), reachable)
-
-
-def _more_to_come(view: View) -> bool:
-    return any(replica.placed and not replica.ready for replica in _usable(view))
 
 
 def _usable(view: View) -> list[ReplicaView]:
@@ -186,11 +189,11 @@ def replica_set(view: View) -> ReplicaSet:
     unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
     # From the first gang on, any replica may hold part of the state until a gang has loaded it.
     if view.settled or view.stored or view.layout is None:
-        given_up = surplus | unfit
+        to_remove = surplus | unfit
     else:
-        given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
-    wanted = min(target.dp, len(view.members)) if view.finishing else target.dp
-    return ReplicaSet(max(0, wanted - len(usable)), tuple(sorted(given_up - set(view.members))))
+        to_remove = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
+    needed = min(target.dp, len(view.members)) if view.finishing else target.dp
+    return ReplicaSet(max(0, needed - len(usable)), tuple(sorted(to_remove - set(view.members))))
 
 
 # What a gang's controller remembers: replicas, the training gang, and intermediate states. Plain data.
@@ -332,7 +335,7 @@ class Checking:
     detected: float
     reason: Break | None
     unhealthy: Set[int] = frozenset()
-    asked: Set[int] = frozenset()
+    probed: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -341,3 +344,20 @@ class Finished:
 
 
 State = Idle | Preparing | Formation | Suspecting | Stopping | Checking | Finished
+
+
+def break_reason(formation: Formation, gone: Set[str]) -> Break:
+    """Return why a gang has broken up, from the ends of its ranks and the nodes that are gone."""
+    ends = formation.ends
+    lost = sorted(rank for rank, end in ends.items() if end is None)
+    ranks = ", ".join(map(str, lost))
+    if nodes := {formation.places[rank].node for rank in lost} & gone:
+        names = ", ".join(sorted(node[:12] for node in nodes))
+        return Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+    if lost:
+        message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+        return Break(Cause.WORKER_LOST, message)
+    # A rank that lost its connection is not to blame if another one reports something else.
+    by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
+    rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+    return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")

@@ -53,7 +53,7 @@ class SpareStatus:
         node: The node it is on.
         up: Whether it can be told to copy.
         copying: Whether it is copying now.
-        kept: Generation and step of the complete state it has; ``None`` before the first.
+        saved: Generation and step of the complete state it has; ``None`` before the first.
         failure: Why it cannot keep a copy.
     """
 
@@ -61,7 +61,7 @@ class SpareStatus:
     node: str
     up: bool = False
     copying: bool = False
-    kept: tuple[int, int] | None = None
+    saved: tuple[int, int] | None = None
     failure: str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count, islice
 from typing import Literal
@@ -27,34 +28,32 @@ REPORTS_A_POLL = 1000
 UNREAD_REPORTS = 100_000  # about 100 MB; the oldest are dropped if they are not read for long
 
 
+@dataclass
 class Interruption:
     """The time from a gang's last step to the next gang's first, part by part.
 
-    Args:
+    Attributes:
         cause: Why the gang was interrupted.
         message: The same, human-readable.
         step: Steps done.
-        since: When the gang last showed a sign of life, on the monotonic clock.
+        began: When the gang last showed a sign of life, on the monotonic clock.
+        mark: When the present part began.
+        parts: Seconds by part.
+        waited: Seconds that were spent waiting for the resources of the smallest gang.
     """
 
-    def __init__(self, cause: Cause, message: str, step: int, since: float) -> None:
-        self.cause, self.message, self.step = cause, message, step
-        self._began = self._mark = since
-        self._parts: dict[str, float] = {}
-        self._waited = 0.0
-
-    def is_overtaken_by(self, cause: Cause) -> bool:
-        """Whether a fault has interrupted a planned change."""
-        return self.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES
+    cause: Cause
+    message: str
+    step: int
+    began: float
+    mark: float
+    parts: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0
 
     def reached(self, part: str, now: float) -> None:
         """Record the end of a part; if recorded again, its time adds up."""
-        self._parts[part] = self._parts.get(part, 0.0) + now - self._mark
-        self._mark = now
-
-    def waited(self, seconds: float) -> None:
-        """Add time that was spent waiting for the resources of the smallest gang."""
-        self._waited += seconds
+        self.parts[part] = self.parts.get(part, 0.0) + now - self.mark
+        self.mark = now
 
     def report(self, resumed: StartReport, now: float) -> RestartReport:
         """Return the report of the whole interruption, at the end of the first step."""
@@ -68,9 +67,9 @@ class Interruption:
             step=self.step,
             resumed_step=resumed.step,
             recovered_from=source,
-            seconds=now - self._began,
-            waiting_seconds=min(self._waited, now - self._began),
-            parts=self._parts,
+            seconds=now - self.began,
+            waiting_seconds=min(self.waited, now - self.began),
+            parts=self.parts,
         )
 
 
@@ -88,17 +87,19 @@ class GangRecord:
         most_steps: Most steps done so far, including those that a fault has undone.
         stored_step: Step of the newest checkpoint; -1 if there is none.
         last_sign: When the gang last showed a sign of life.
+        start: The newest gang's report that it has its state; ``None`` before that.
+        status_text: The phase, and the same human-readable.
     """
 
     def __init__(self, now: Moment, supervisor: str | None = None, changed: Callable[[], None] = lambda: None) -> None:
         self.now, self._supervisor, self._changed = now, supervisor, changed
-        self._phase, self._message = GangPhase.STARTING, "starts"
+        self.status_text = GangPhase.STARTING, "starts"
         self._layout: Layout | None = None
         self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
         self._sequence = count(1)
-        self._told: tuple[GangPhase, str] | None = None  # at the last poll
+        self._polled_text: tuple[GangPhase, str] | None = None  # at the last poll
         self._interruption: Interruption | None = None
-        self._start: StartReport | None = None
+        self.start: StartReport | None = None
         self._copy_is_due = False
         self.step, self.stored_step, self.last_sign = 0, -1, now.seconds
         self.most_steps = 0
@@ -110,19 +111,9 @@ class GangRecord:
         return 0.0 if self._store_failed_at is None else self.now.seconds - self._store_failed_at
 
     @property
-    def said(self) -> tuple[GangPhase, str]:
-        """The phase, and the same human-readable."""
-        return self._phase, self._message
-
-    @property
-    def started(self) -> bool:
-        """Whether the newest gang has its state."""
-        return self._start is not None
-
-    @property
     def settled(self) -> bool:
         """Whether the gang no longer needs anything of earlier gangs, should it break up."""
-        return self._start is not None and not self._copy_is_due
+        return self.start is not None and not self._copy_is_due
 
     def take(self, reports: list[tuple[datetime, Report]], kept_step: int | None) -> None:
         """Add reports of a rank of the present gang.
@@ -136,28 +127,25 @@ class GangRecord:
         if any(not isinstance(report, LogLine) for _, report in reports):
             self.last_sign = self.now.seconds
         for moment, report in reports:
-            self._heard(moment, report)
-            self._keep(moment, report)
-
-    def _heard(self, moment: datetime, report: Report) -> None:
-        match report:
-            case StartReport():
-                self._start = report
-                self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
-                self.step = report.step
-                if self._interruption:
-                    self._interruption.reached("start", self.now.seconds - report.load_seconds)
-                    self._interruption.reached("load", self.now.seconds)
-                self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
-            case StepReport():
-                self.step = report.step
-                self.most_steps = max(self.most_steps, report.step)
-                if self._interruption and self._start:
-                    restart = self._interruption.report(self._start, self.now.seconds)
-                    self._interruption = None
-                    self._keep(moment, restart)
-            case CheckpointReport():
-                self.stored_step = max(self.stored_step, report.step)
+            match report:
+                case StartReport():
+                    self.start = report
+                    self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
+                    self.step = report.step
+                    if self._interruption:
+                        self._interruption.reached("start", self.now.seconds - report.load_seconds)
+                        self._interruption.reached("load", self.now.seconds)
+                    self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
+                case StepReport():
+                    self.step = report.step
+                    self.most_steps = max(self.most_steps, report.step)
+                    if self._interruption and self.start:
+                        restart = self._interruption.report(self.start, self.now.seconds)
+                        self._interruption = None
+                        self.add(restart, moment)
+                case CheckpointReport():
+                    self.stored_step = max(self.stored_step, report.step)
+            self.add(report, moment)
 
     def formed(self, layout: Layout, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
         """Record that a gang has been formed and starts training.
@@ -168,19 +156,19 @@ class GangRecord:
             makes_copies: Whether its ranks keep copies for each other.
             keeps: Whether they only keep the state, without CPUs and GPUs.
         """
-        self._layout, self._start, self._copy_is_due = layout, None, makes_copies
-        self._keep(
-            self.now.utc,
+        self._layout, self.start, self._copy_is_due = layout, None, makes_copies
+        self.add(
             ShapeReport(
                 **layout.sizes,
                 nodes=[place.node for place in places],
                 metrics_endpoints=[place.metrics for place in places],
                 supervisor=self._supervisor,
                 keeps=keeps,
-            ),
+            )
         )
-        if self._phase is GangPhase.STARTING:
-            self._message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
+        if self.status_text[0] is GangPhase.STARTING:
+            message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
+            self.status_text = GangPhase.STARTING, message
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
         """Record that the gang stops. Of several causes before the next step, the first fault counts, else the first.
@@ -190,12 +178,13 @@ class GangRecord:
             message: The same, human-readable.
             detected: When this was detected, on the monotonic clock.
         """
-        if self._interruption is None and self._start is not None:
-            self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
+        if self._interruption is None and self.start is not None:
+            since = min(self.last_sign, detected)
+            self._interruption = Interruption(cause, message, self.step, since, since)
             self._interruption.reached("detect", detected)
-            self._start = None  # a step reported after this is not the next gang's first
-            self._keep(self.now.utc, InterruptionReport(cause=cause, message=message, step=self.step))
-        elif self._interruption and self._interruption.is_overtaken_by(cause):
+            self.start = None  # a step reported after this is not the next gang's first
+            self.add(InterruptionReport(cause=cause, message=message, step=self.step))
+        elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
             self._interruption.cause, self._interruption.message = cause, message
         self.say(GangPhase.RECOVERING, message)
 
@@ -205,7 +194,7 @@ class GangRecord:
         Args:
             failure: The store's error.
         """
-        if self._start is None:  # it is heard only now that the gang stops
+        if self.start is None:  # it is heard only now that the gang stops
             return
         self._store_failed_at = self._store_failed_at or self.now.seconds
         self.say(GangPhase.SAVING, f"all steps are done; waiting for the store: {failure}")
@@ -218,29 +207,32 @@ class GangRecord:
     def waited(self, seconds: float) -> None:
         """Record further time during which the gang could not be formed for lack of resources."""
         if self._interruption:
-            self._interruption.waited(seconds)
+            self._interruption.waited += seconds
 
     def say(self, phase: GangPhase, message: str) -> None:
         """Set the status."""
-        self._phase, self._message = phase, message
+        self.status_text = phase, message
         self._changed()
 
     def log(self, level: str, message: str, rank: int = 0) -> None:
         """Add a line to the job's log."""
         self.add(LogLine(rank=rank, level=level, message=message))
 
-    def add(self, report: Report) -> None:
-        """Add a report of the supervisor's own."""
-        self._keep(self.now.utc, report)
+    def add(self, report: Report, at: datetime | None = None) -> None:
+        """Add a report: the supervisor's own, made now, or a rank's with its time."""
+        self._reports.append(GangReport(next(self._sequence), at or self.now.utc, report))
+        self._changed()
 
     def status(self, after_sequence: int) -> GangStatus:
         """Return the status with the reports after ``after_sequence``; those up to it are dropped."""
         while self._reports and self._reports[0].sequence <= after_sequence:
             self._reports.popleft()
         more = len(self._reports) > REPORTS_A_POLL
-        phase = GangPhase.TRAINING if more else self._phase
-        self._told = phase, self._message
-        return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
+        phase, message = self.status_text
+        if more:
+            phase = GangPhase.TRAINING
+        self._polled_text = phase, message
+        return GangStatus(phase, message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
 
     def has_more(self, after_sequence: int) -> bool:
         """Whether there is news since the last poll.
@@ -249,11 +241,7 @@ class GangRecord:
             after_sequence: The newest report that was read.
         """
         unread = bool(self._reports) and self._reports[-1].sequence > after_sequence
-        return unread or self._told != (self._phase, self._message)
-
-    def _keep(self, moment: datetime, report: Report) -> None:
-        self._reports.append(GangReport(next(self._sequence), moment, report))
-        self._changed()
+        return unread or self._polled_text != self.status_text
 
 
 def _workers(count: int) -> str:

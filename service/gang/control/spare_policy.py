@@ -72,15 +72,15 @@ class SparePolicy:
     def owner(self, unusable: Set[str]) -> tuple[int, ...]:
         """Return its number, if it has a copy and its node is not known to be gone."""
         status = self._status
-        return (status.number,) if status and status.kept and status.node not in unusable else ()
+        return (status.number,) if status and status.saved and status.node not in unusable else ()
 
     def observe(self, status: port.SpareStatus | None) -> None:
         """Take note of its status."""
         before, self._status = self._status, status
-        if status is None or status.kept is None or (before and before.kept == status.kept):
+        if status is None or status.saved is None or (before and before.saved == status.saved):
             return
-        now, (_, step) = self._record.now.seconds, status.kept
-        if before is None or before.kept is None:
+        now, (_, step) = self._record.now.seconds, status.saved
+        if before is None or before.saved is None:
             self._record.log("INFO", f"a spare copy of the state of step {step} is kept on node {status.node[:12]}")
             self._report_at = now
         if now >= self._report_at:
@@ -100,8 +100,8 @@ class SparePolicy:
         resources = {name: ranks * amount for name, amount in worker_resources(self._spec).items()}
         return port.FindIdleNodes(resources, node_selector(self._spec, avoid | self._failed.keys(), avoid_kinds))
 
-    def found(self, nodes: tuple[str, ...]) -> Iterator[port.Decision]:
-        """Take note of the suitable nodes, while a gang trains."""
+    def start(self, nodes: tuple[str, ...]) -> Iterator[port.Decision]:
+        """Start one on the first of the suitable nodes, while a gang trains."""
         if nodes and self._node is None:
             self._node, self._busy_since = nodes[0], self._record.now.seconds
             yield port.StartSpare(self._node)
@@ -116,40 +116,32 @@ class SparePolicy:
             return
         if status and status.up and not status.copying:
             self._busy_since = None
-        if reason := self._reason_to_end(gang, status, now):
-            yield self._end(reason)
-        elif status and self._busy_since is None and self._is_old(status, gang) and now >= self._copy_at:
-            self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
-            yield port.CopyToSpare(gang.generation, gang.uncopied)
-
-    def _is_old(self, status: port.SpareStatus, gang: SpareView) -> bool:
-        newest = gang.generation, gang.kept_step
-        return bool(gang.uncopied) and gang.kept_step >= 0 and (status.kept is None or status.kept < newest)
-
-    def _reason_to_end(self, gang: SpareView, status: port.SpareStatus | None, now: float) -> str | None:
-        assert self._node is not None
         failure = status and status.failure
         if self._busy_since is not None and now > self._busy_since + BUSY_SECONDS:
             failure = f"its process has made no copy in {BUSY_SECONDS:.0f} s"
+        reason = failure
         if failure:
             self._failed[self._node] = now + AVOID_SECONDS
-            return failure
-        if self._node in gang.unusable:
-            return "the node is gone or about to leave"
-        if not gang.settled:  # the gang may have to resume from it once more
-            return None
-        if not gang.uncopied:
-            return "the ranks keep their copies on other nodes now"
-        return "ranks of the gang are on that node now" if self._node in gang.uncopied_nodes else None
-
-    def _end(self, reason: str) -> port.EndSpare:
-        assert self._node is not None
-        self._record.log("INFO", f"the spare copy of the state on node {self._node[:12]} is gone: {reason}")
-        self.forget()
-        return port.EndSpare()
+        elif self._node in gang.unusable:
+            reason = "the node is gone or about to leave"
+        elif gang.settled:  # otherwise the gang may have to resume from it once more
+            if not gang.uncopied:
+                reason = "the ranks keep their copies on other nodes now"
+            elif self._node in gang.uncopied_nodes:
+                reason = "ranks of the gang are on that node now"
+        if reason:
+            self._record.log("INFO", f"the spare copy of the state on node {self._node[:12]} is gone: {reason}")
+            self.forget()
+            yield port.EndSpare()
+            return
+        newest = gang.generation, gang.kept_step
+        old = bool(gang.uncopied) and gang.kept_step >= 0 and status and (status.saved is None or status.saved < newest)
+        if old and self._busy_since is None and now >= self._copy_at:
+            self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
+            yield port.CopyToSpare(gang.generation, gang.uncopied)
 
     def forget(self) -> None:
         """Take note that it ends, by itself or with the gang."""
-        if self._status is not None and self._status.kept is not None:
+        if self._status is not None and self._status.saved is not None:
             self._record.add(SpareReport(step=None, node=None))
         self._node = self._status = self._busy_since = None

@@ -85,9 +85,8 @@ class Builder:
         return self._status
 
     def _run(self) -> None:
-        from boost_core.data.pipeline.build import (
-            Build,
-        )  # from the trainer, which the cluster has but this machine may lack
+        # From the trainer, which the cluster has but this machine may lack.
+        from boost_core.data.pipeline.build import Build
         from boost_core.data.pipeline.ray_engine import RayEngine
 
         task = self._task
@@ -96,17 +95,16 @@ class Builder:
             prepare()
             # Its tasks get processes of their own, so that its credentials never meet those of another dataset.
             engine = RayEngine(task.cpus, prepare, {"env_vars": {"BOOST_DATASET": task.id}})
-            lineage = Build(task.corpus, task.url, engine, self._tell).run()
+            lineage = Build(task.corpus, task.url, engine, self._note_progress).run()
         except BaseException as error:  # a Rust panic is not an Exception
-            known = isinstance(error, OSError | ValueError)
-            full = no_room(error, task.url, "create the dataset again")
-            problem = full or (str(error) if known else f"{type(error).__name__}: {error}")
+            text = str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
+            problem = no_room(error, task.url, "create the dataset again") or text
             self._status = BuildStatus(self._status.progress, problem=redact(problem))
         else:
-            told = lineage.model_dump(mode="json") | {"fingerprint": lineage.fingerprint}
-            self._status = BuildStatus(self._status.progress, lineage=told)
+            values = lineage.model_dump(mode="json") | {"fingerprint": lineage.fingerprint}
+            self._status = BuildStatus(self._status.progress, lineage=values)
 
-    def _tell(self, progress: "BuildProgress") -> None:
+    def _note_progress(self, progress: "BuildProgress") -> None:
         self._status = BuildStatus(
             DatasetProgress(
                 stage=progress.stage,

@@ -96,14 +96,23 @@ class ForkServer:
 
     def serve(self) -> Request | None:
         """Serve requests; return the request in each fork, and ``None`` in the server when it ends."""
-        while ready := self._wait():
+        while True:
+            poll = select.poll()
+            clients = [fork.client.fileno() for fork in self._forks if fork.client]
+            for file in (self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients):
+                poll.register(file, select.POLLIN)
+            ready = {file for file, _ in poll.poll(None if self._forks else 1000 * self._idle_seconds)}
+            if not ready:
+                return None
             if self._owner in ready:
                 for fork in self._forks:
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                 return None
             for fork in list(self._forks):
                 if fork.process in ready:
-                    self._reap(fork)
+                    os.waitid(os.P_PIDFD, fork.process, os.WEXITED)
+                    self._forks.remove(fork)
+                    fork.close()
                 elif fork.client and fork.client.fileno() in ready:  # a client sends nothing more, so it has ended
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                     fork.client.close()
@@ -113,32 +122,24 @@ class ForkServer:
                     return None
                 if request := self._answer():
                     return request
-        return None
-
-    def _wait(self) -> set[int]:
-        poll = select.poll()
-        clients = [fork.client.fileno() for fork in self._forks if fork.client]
-        for file in (self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients):
-            poll.register(file, select.POLLIN)
-        return {file for file, _ in poll.poll(None if self._forks else 1000 * self._idle_seconds)}
-
-    def _reap(self, fork: Fork) -> None:
-        os.waitid(os.P_PIDFD, fork.process, os.WEXITED)
-        self._forks.remove(fork)
-        fork.close()
 
     def _answer(self) -> Request | None:
         client, _ = self._listener.accept()
         client.settimeout(REQUEST_SECONDS)
         try:
-            request = _receive(client)
+            text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
+            arguments, folder, environment = json.loads(text)
+            request = Request(arguments, folder, environment, files)
         except (OSError, ValueError):  # the client has given up
             client.close()
             return None
         pid = os.fork()
-        if pid == 0:
+        if pid == 0:  # the fork, which closes everything that the server has open
             client.close()
-            self._close()
+            self._listener.close()
+            os.close(self._owner)
+            for fork in self._forks:
+                fork.close()
             return request
         for file in request.files:
             os.close(file)
@@ -146,19 +147,6 @@ class ForkServer:
         with suppress(OSError):  # the client has given up
             client.send(str(pid).encode())
         return None
-
-    def _close(self) -> None:
-        """Close in a fork everything that the server has open."""
-        self._listener.close()
-        os.close(self._owner)
-        for fork in self._forks:
-            fork.close()
-
-
-def _receive(client: socket.socket) -> Request:
-    text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
-    arguments, folder, environment = json.loads(text)
-    return Request(arguments, folder, environment, files)
 
 
 def _loaded_files() -> dict[str, int]:
@@ -189,36 +177,27 @@ def become(request: Request) -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def preload() -> None:
-    """Import what ranks need."""
-    os.environ.update(ONE_THREAD)
-    from service.gang.ray.private_api import OF_A_WORKER, no_random_ids
-
-    with no_random_ids():
-        for module in (*PRELOADED, *OF_A_WORKER):
-            importlib.import_module(module)
-
-
-def unfit() -> str | None:
-    """Return why this process must not be forked, if there is a reason."""
-    if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        return f"it has {threads} threads"
-    for file in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if str(path := file.readlink()).startswith("/dev/nvidia"):
-                return f"it has opened {path}"
-    return None
-
-
 def main() -> None:
     """Serve the socket on standard input, until a fork becomes a worker or the server ends."""
     listener = socket.socket(fileno=os.dup(0))
     raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    preload()
-    if reason := unfit():
-        sys.exit(f"The fork server cannot be forked, so workers start without it: {reason}.")
+    os.environ.update(ONE_THREAD)
+    from service.gang.ray.private_api import OF_A_WORKER, no_random_ids
+
+    with no_random_ids():
+        for module in (*PRELOADED, *OF_A_WORKER):  # what ranks need
+            importlib.import_module(module)
+    reasons = []  # why this process must not be forked
+    if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        reasons.append(f"it has {threads} threads")
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(path := file.readlink()).startswith("/dev/nvidia"):
+                reasons.append(f"it has opened {path}")
+    if reasons:
+        sys.exit(f"The fork server cannot be forked, so workers start without it: {reasons[0]}.")
     gc.collect()
     gc.freeze()  # otherwise garbage collection would write to memory that the forks share
     if request := ForkServer(listener, raylet).serve():

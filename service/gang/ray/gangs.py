@@ -1,4 +1,4 @@
-"""Gangs on Ray: one detached supervisor actor for each attempt of a job."""
+"""Gangs on Ray, as the service's scheduler sees them: one detached supervisor actor for each attempt of a job."""
 
 import contextlib
 import os
@@ -22,25 +22,9 @@ from boost_core.messages import WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, GangContext
-from service.gang.ray.node import JoinedNode, end_processes_of, ray_folder
-from service.gang.ray.node_checks import NodeChecks
-from service.gang.ray.private_api import (
-    ANSWER_SECONDS,
-    actor_processes,
-    autoscaler_refuses,
-    draining_nodes,
-    ended_processes,
-    free_resources,
-    gcs_address,
-    node_table,
-    nodes_here,
-    on_loopback,
-    own_sigterm_handler,
-    require_head,
-    use_token,
-    write_to_log,
-)
-from service.gang.ray.replica import end_processes
+from service.gang.ray import private_api
+from service.gang.ray.actors import end_processes
+from service.gang.ray.nodes import JoinedNode, NodeChecks, end_processes_of, ray_folder
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.status import (
     Bundle,
@@ -56,9 +40,11 @@ from service.gang.status import (
 from service.logs import GangLogs, LogFormat
 from service.security.access import AccessRules
 
-# Talking to the supervisors of many gangs at once, from the scheduler's process.
-
+NAMESPACE = "boost"
 POLL_SECONDS = 1.0
+WORKERS_SECONDS = 5.0  # for workers to end with their supervisor
+END_SECONDS = 30.0  # for nodes to say that processes have ended
+OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 _LONGEST_GAP = 5.0  # between two polls, so that a scheduler that was held up itself does not take gangs for silent
 _SILENT = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [])
 
@@ -90,116 +76,8 @@ class _Handle:
         return replace(_SILENT, silent_seconds=self.silent_seconds)
 
 
-class SupervisorHandles:
-    """The supervisors of all gangs, each looked up once. For use by one thread."""
-
-    def __init__(self) -> None:
-        self._handles: dict[GangKey, _Handle] = {}
-        self._ended_watches: queue.SimpleQueue[tuple[GangKey, Any]] = queue.SimpleQueue()
-
-    def add(self, gang: GangKey, actor: Any, orders: Orders) -> None:
-        """Add a supervisor that is being started. That takes seconds, so its first answer is not waited for."""
-        self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))
-
-    def find(self, gang: GangKey) -> Any | None:
-        """Return a gang's supervisor; ``None`` if there is none."""
-        handle = self._find(gang)
-        return handle and handle.actor
-
-    def forget(self, gang: GangKey) -> None:
-        """Stop talking to a gang's supervisor."""
-        self._handles.pop(gang, None)
-
-    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
-        """Ask all supervisors once, and then wait for their answers, at most a second in total.
-
-        One that does not answer in time is neither asked nor waited for again until its answer arrives.
-        """
-        asked = [answer for request in requests if (answer := self._ask(request)) is not None]
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=POLL_SECONDS)
-        handles = [self._handles.get(request.gang) for request in requests]
-        answers = [handle.answer for handle in handles if handle]
-        there = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
-        return [
-            self._result(request, handle, handle.answer in there) if handle else None
-            for request, handle in zip(requests, handles, strict=True)
-        ]
-
-    def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait at most ``seconds`` for supervisors with news since their last poll, and return their gangs."""
-        deadline = time.monotonic() + seconds
-        updated: set[GangKey] = set()
-        while True:
-            left = 0.0 if updated else deadline - time.monotonic()
-            try:
-                gang, watch = self._ended_watches.get(timeout=max(0.0, left))
-            except queue.Empty:
-                return updated
-            handle = self._handles.get(gang)
-            if handle and handle.watch is watch:
-                handle.watch = None  # the next poll starts another one
-                if watch.exception() is None and watch.result():
-                    updated.add(gang)
-
-    def _find(self, gang: GangKey) -> _Handle | None:
-        if gang not in self._handles:
-            try:
-                self._handles[gang] = _Handle(ray.get_actor(name_of(gang)))
-            except ValueError:  # Ray raises this if there is none
-                return None
-        return self._handles[gang]
-
-    def _ask(self, request: PollRequest) -> Any | None:
-        """Send a request, unless the supervisor is gone or has not answered the last one."""
-        handle = self._find(request.gang)
-        if handle is None or handle.answer is not None:
-            return None
-        if handle.watch is not None and handle.watch.done():
-            handle.watch = None  # the answer will tell why it ended
-        handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
-        return handle.answer
-
-    def _result(self, request: PollRequest, handle: _Handle, is_there: bool) -> PollResult:
-        if not is_there:
-            return handle.silence()
-        answer, handle.answer = handle.answer, None
-        try:
-            status: GangStatus = ray.get(answer)
-        except ActorUnavailableError:
-            return handle.silence()
-        except RayActorError:
-            self.forget(request.gang)
-            return None
-        except Exception as error:
-            return error
-        handle.silent_seconds, handle.silent_at = 0.0, None
-        # A late answer belongs to an older request.
-        fresh = [report for report in status.reports if report.sequence > request.after_sequence]
-        self._watch(request.gang, handle, fresh[-1].sequence if fresh else request.after_sequence)
-        return status if len(fresh) == len(status.reports) else replace(status, reports=fresh)
-
-    def _watch(self, gang: GangKey, handle: _Handle, told: int) -> None:
-        # A supervisor started by the previous release cannot be watched, only polled.
-        if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
-            handle.watch = handle.actor.wait_for_update.remote(told).future()
-            handle.watch.add_done_callback(lambda ended: self._ended_watches.put((gang, ended)))
-
-
-def name_of(gang: GangKey) -> str:
-    """Return the name of a gang's supervisor in Ray."""
-    job_id, attempt = gang
-    return f"{job_id}-{attempt}"
-
-
-NAMESPACE = "boost"
-WORKERS_SECONDS = 5.0  # for workers to end with their supervisor
-END_SECONDS = 30.0  # for nodes to say that processes have ended
-OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
-
-
 class RayGangs:
-    """``Gangs`` on an embedded Ray or on a cluster.
+    """``Gangs`` on an embedded Ray or on a cluster. For use by one thread; each supervisor is looked up once.
 
     Args:
         ray_address: Address of a cluster, which this machine joins if needed; ``None`` starts a Ray inside
@@ -224,7 +102,8 @@ class RayGangs:
         self._metrics_ports, self._log_format = metrics_ports, log_format
         self._folder: TemporaryFolder | None = None
         self._node: JoinedNode | None = None
-        self._supervisors = SupervisorHandles()
+        self._handles: dict[GangKey, _Handle] = {}
+        self._ended_watches: queue.SimpleQueue[tuple[GangKey, Any]] = queue.SimpleQueue()
         self._checks: NodeChecks | None = None  # an embedded Ray's only node is this process's own
 
     def connect(self) -> None:
@@ -234,27 +113,39 @@ class RayGangs:
             ConnectionError: No cluster answers at the address.
             ValueError: Its head runs another version of BOOST, or has none.
         """
-        write_to_log()
+        private_api.write_to_log()
+        settings: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "job_config": JobConfig(metadata={"name": "BOOST Service", "page": self._public_url or ""}),
+        }
         if self._address is None:
-            self._start_embedded()
+            self._start_embedded(settings)
             return
         if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
-            use_token(self._token_file)
-        address = gcs_address(self._address)
-        if not nodes_here(address):
+            private_api.use_token(self._token_file)
+        address = private_api.gcs_address(self._address)
+        if not private_api.nodes_here(address):
             self._node = JoinedNode(address)
-        with own_sigterm_handler():
-            ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
+        with private_api.own_sigterm_handler():
+            ray.init(address, _temp_dir=self._node.folder if self._node else None, **settings)
         self._checks = NodeChecks()
         self._checks.wait([node["NodeID"] for node in _nodes_for_ranks()])
 
-    def _start_embedded(self) -> None:
+    def _start_embedded(self, settings: dict[str, Any]) -> None:
         if self._token_file:
-            _make_token(self._token_file)
-            use_token(self._token_file)
+            # Created at once with its content; an existing one stays as it is.
+            self._token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._token_file.parent) as file:  # readable by its owner only
+                file.write(chance.token_hex(32))
+                file.flush()
+                with contextlib.suppress(FileExistsError):
+                    self._token_file.hardlink_to(file.name)
+            private_api.use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
         self._folder = ray_folder()
-        with on_loopback(), own_sigterm_handler():
+        with private_api.on_loopback(), private_api.own_sigterm_handler():
             ray.init(
                 "local",
                 num_cpus=self._cpus,
@@ -262,22 +153,13 @@ class RayGangs:
                 include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
                 dashboard_host="127.0.0.1",
                 _temp_dir=f"{self._folder.path}/ray",  # Ray opens its folder to everybody, but not the one around it
-                **self._settings(),
+                **settings,
             )
-
-    def _settings(self) -> dict[str, Any]:
-        metadata = {"name": "BOOST Service", "page": self._public_url or ""}
-        return {
-            "namespace": NAMESPACE,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "job_config": JobConfig(metadata=metadata),
-        }
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
-        self._supervisors, self._checks = SupervisorHandles(), None
-        with own_sigterm_handler():
+        self._handles, self._ended_watches, self._checks = {}, queue.SimpleQueue(), None
+        with private_api.own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
             self._node.close()
@@ -294,9 +176,9 @@ class RayGangs:
         """
         if self._node is not None and not self._node.runs:
             raise ConnectionError("this service's own node of the Ray cluster has ended")
-        if ended := ended_processes():
+        if ended := private_api.ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
-        require_head()
+        private_api.require_head()
 
     def nodes(self) -> list[NodeCapacity]:
         """Return the alive nodes that have resources for ranks, full or not.
@@ -304,7 +186,8 @@ class RayGangs:
         Raises:
             ConnectionError: Ray's head does not answer.
         """
-        free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
+        free = private_api.free_resources(private_api.ANSWER_SECONDS)
+        draining = private_api.draining_nodes(private_api.ANSWER_SECONDS)
         nodes = _nodes_for_ranks()
         unusable = self._checks.unusable([node["NodeID"] for node in nodes]) if self._checks else {}
         return [
@@ -324,7 +207,7 @@ class RayGangs:
 
         The request includes what gangs already hold. Without an autoscaler it has no effect.
         """
-        require_head()
+        private_api.require_head()
         request_resources(
             bundles=[bundle.resources for bundle in bundles],
             bundle_label_selectors=[bundle.labels for bundle in bundles],
@@ -332,11 +215,11 @@ class RayGangs:
 
     def refused(self) -> bool:
         """Whether the autoscaler says that it cannot fulfil the present request."""
-        return autoscaler_refuses()
+        return private_api.autoscaler_refuses()
 
     def alive(self) -> set[GangKey]:
         """Return all gangs that have not been ended."""
-        require_head()
+        private_api.require_head()
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
@@ -351,37 +234,100 @@ class RayGangs:
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=name_of(gang),
+            name=f"{tag.job_id}-{tag.attempt}",
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
         )
-        self._supervisors.add(gang, supervisor.remote(spec, orders, context), orders)
+        actor = supervisor.remote(spec, orders, context)
+        self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))  # it takes seconds to start and to answer
 
     def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
-        """Give orders to many gangs at once and return their answers, in the same order. Takes at most a second."""
-        return self._supervisors.poll(requests)
+        """Ask all supervisors once, and then wait for their answers, at most a second in total.
+
+        One that does not answer in time is neither asked nor waited for again until its answer arrives.
+        """
+        pending = []
+        for request in requests:
+            handle = self._handle(request.gang)
+            if handle is None or handle.answer is not None:
+                continue
+            if handle.watch is not None and handle.watch.done():
+                handle.watch = None  # the answer will tell why it ended
+            handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
+            pending.append(handle.answer)
+        if pending:
+            ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
+        handles = [self._handles.get(request.gang) for request in requests]
+        answers = [handle.answer for handle in handles if handle]
+        ready = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
+        return [
+            self._result(request, handle, handle.answer in ready) if handle else None
+            for request, handle in zip(requests, handles, strict=True)
+        ]
+
+    def _handle(self, gang: GangKey) -> _Handle | None:
+        """Return the handle of a gang's supervisor; ``None`` if there is none."""
+        if gang not in self._handles:
+            try:
+                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
+            except ValueError:  # Ray raises this if there is none
+                return None
+        return self._handles[gang]
+
+    def _result(self, request: PollRequest, handle: _Handle, ready: bool) -> PollResult:
+        if not ready:
+            return handle.silence()
+        answer, handle.answer = handle.answer, None
+        try:
+            status: GangStatus = ray.get(answer)
+        except ActorUnavailableError:
+            return handle.silence()
+        except RayActorError:
+            self._handles.pop(request.gang, None)
+            return None
+        except Exception as error:
+            return error
+        handle.silent_seconds, handle.silent_at = 0.0, None
+        # A late answer belongs to an older request.
+        fresh = [report for report in status.reports if report.sequence > request.after_sequence]
+        # A supervisor started by the previous release cannot be watched, only polled.
+        if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
+            newest = fresh[-1].sequence if fresh else request.after_sequence
+            handle.watch = handle.actor.wait_for_update.remote(newest).future()
+            handle.watch.add_done_callback(lambda ended: self._ended_watches.put((request.gang, ended)))
+        return status if len(fresh) == len(status.reports) else replace(status, reports=fresh)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait at most ``seconds`` for gangs with news since their last poll, and return these gangs."""
-        return self._supervisors.wait_for_updates(seconds)
+        """Wait at most ``seconds`` for supervisors with news since their last poll, and return their gangs."""
+        deadline = time.monotonic() + seconds
+        updated: set[GangKey] = set()
+        while True:
+            left = 0.0 if updated else deadline - time.monotonic()
+            try:
+                gang, watch = self._ended_watches.get(timeout=max(0.0, left))
+            except queue.Empty:
+                return updated
+            handle = self._handles.get(gang)
+            if handle and handle.watch is watch:
+                handle.watch = None  # the next poll starts another one
+                if watch.exception() is None and watch.result():
+                    updated.add(gang)
 
     def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
         """Send a gang a drill or a profile; harmless if the gang does not exist."""
-        supervisor = self._supervisors.find((job_id, attempt))
-        if supervisor is not None:
-            supervisor.ask.remote(command)
+        if handle := self._handle((job_id, attempt)):
+            handle.actor.ask.remote(command)
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if the gang does not exist.
 
         Ray ends everything that the supervisor owns, which is all of it.
         """
-        supervisor = self._supervisors.find((job_id, attempt))
-        self._supervisors.forget((job_id, attempt))
-        if supervisor is not None:
-            ray.kill(supervisor)
+        if handle := self._handle((job_id, attempt)):
+            del self._handles[job_id, attempt]
+            ray.kill(handle.actor)
 
     def end_hung(self, job_id: str, attempt: int) -> None:
         """End a gang that does not answer, and return once none of its processes is left; takes seconds.
@@ -393,11 +339,11 @@ class RayGangs:
             RuntimeError: Some are left; its job must not get another gang yet.
         """
         gang = job_id, attempt
-        supervisor = self._supervisors.find(gang)
-        if supervisor is None:
+        handle = self._handle(gang)
+        if handle is None:
             return
-        require_head()
-        own, workers = actor_processes(supervisor._actor_id.hex())
+        private_api.require_head()
+        own, workers = private_api.actor_processes(handle.actor._actor_id.hex())
         try:
             for pids_by_node, seconds in ((own, 0.0), (workers, WORKERS_SECONDS)):
                 answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
@@ -411,24 +357,14 @@ class RayGangs:
                 f"gang {attempt} of {job_id} does not answer, and was not ended: {type(error).__name__}"
             ) from error
         finally:
-            self._supervisors.forget(gang)  # it is tried again after another silence
-        ray.kill(supervisor)
+            self._handles.pop(gang, None)  # it is tried again after another silence
+        ray.kill(handle.actor)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:
     """Return the alive nodes with CPUs or GPUs, as in ``node_table``."""
     return [
         node
-        for node in node_table(ANSWER_SECONDS)
+        for node in private_api.node_table(private_api.ANSWER_SECONDS)
         if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
     ]
-
-
-def _make_token(file: Path) -> None:
-    """Create a token file atomically, readable only by its owner; an existing one is kept."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # such files are readable by their owner only
-        made.write(chance.token_hex(32))
-        made.flush()
-        with contextlib.suppress(FileExistsError):
-            file.hardlink_to(made.name)

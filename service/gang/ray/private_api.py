@@ -1,4 +1,47 @@
-"""The only place that relies on Ray internals. Their contract is tested against the pinned version."""
+"""The only place that relies on Ray internals, besides ``service.gang.ray_train``; and the table of all of them.
+
+Each private name of Ray that the service uses, what of it, and in which of the modules. … stands for
+``ray.train.v2._internal.``. Their contract is tested against the pinned version (``tests/elastic``).
+
+Checked in Ray 2.60.0:
+
+    ray._private.arrow_serialization: imported by the fork server, as Ray's worker does (fork_server)
+    ray._private.ray_constants: ENABLE_RAY_CLUSTER and its variable, two PROCESS_TYPEs (private_api)
+    ray._private.services: canonicalize_bootstrap_address_or_die (private_api)
+    ray._private.state: state: _connect_and_get_accessor, get_actor_table (private_api)
+    ray._private.utils: get_system_memory, get_used_memory (private_api)
+    ray._private.worker: print_to_stdstream, _global_node: dead_processes, global_worker: gcs_client (private_api)
+    ray._private.workers.default_worker: run by a fork as its program, with --raylet-name (fork_server, fork_client)
+    ray._raylet: Config, AuthenticationTokenLoader, GcsClient (private_api)
+    ray.actor.ActorClassID: from_random, replaced while the fork server imports (private_api)
+    ray.core.generated.autoscaler_pb2: GetClusterResourceStateReply, GetClusterStatusReply (private_api)
+    ray.core.generated.gcs_pb2: ActorTableData, GcsNodeInfo (private_api)
+    ray.init: option _temp_dir (gangs)
+    ray.actor.ActorHandle: _actor_id (gangs)
+    …callbacks.metrics.ControllerMetricsCallback: as it is (mirror)
+    …callbacks.metrics.WorkerMetricsCallback: as it is (mirror)
+    …callbacks.state_manager.StateManagerCallback: overridden; _state_manager, _run_id (mirror)
+    …exceptions.WorkerGroupStartupFailedError: caught (mirror)
+    …execution.context.DistributedContext: made (mirror)
+    …execution.context.TrainRunContext: run_id (mirror)
+    …execution.context.get_train_context: get_storage (rank_worker)
+    …execution.controller.TrainController: overridden (mirror)
+    …execution.controller.controller.TrainControllerLoopIterationResult: made (mirror)
+    …execution.controller.state: the states (mirror)
+    …execution.failure_handling: FailureDecision, FailurePolicy (mirror)
+    …execution.scaling_policy: the decisions, ScalingPolicy (mirror)
+    …execution.storage.StorageContext: made; build_checkpoint_path_from_name, storage_filesystem (mirror, rank_worker)
+    …execution.worker_group: WorkerGroup and its builder, state, context and workers, overridden or made (mirror)
+    …execution.worker_group.RayTrainWorker: overridden (rank_worker)
+    …execution.worker_group.worker_group: SynchronizationActor, replaced (mirror)
+    …state.state_actor: TrainStateActor, and its name and namespace (mirror)
+    …util.ObjectRefWrapper: overridden (rank_worker)
+    ray.train.v2.api.config.RunConfig: storage_context (mirror)
+    ray.train.v2.api.data_parallel_trainer.DataParallelTrainer: overridden (mirror)
+
+By their names in the environment, also in 2.60.0: RAY_RAYLET_PID and RAY_JOB_ID, which Ray gives its workers
+(fork_client, fork_server, and ``service.gang.ray`` itself).
+"""
 
 import contextlib
 import ctypes
@@ -33,12 +76,12 @@ def write_to_log() -> None:
     rays_own = logging.getLogger("ray")
     rays_own.handlers.clear()
     rays_own.propagate = True
-    worker.print_to_stdstream = _log_messages
 
+    def log_messages(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001
+        for line in data["lines"]:
+            logger.warning("%s: %s", data["pid"], line)
 
-def _log_messages(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001
-    for line in data["lines"]:
-        logger.warning("%s: %s", data["pid"], line)
+    worker.print_to_stdstream = log_messages
 
 
 def use_token(token_file: Path) -> None:
@@ -77,20 +120,19 @@ def no_random_ids() -> Iterator[None]:
     """
     module: Any = actor
     of_ray = module.ActorClassID
-    module.ActorClassID = _PythonsId
+
+    class FromSystem:
+        """Replaces ``ActorClassID``."""
+
+        @staticmethod
+        def from_random() -> Any:
+            return of_ray(os.urandom(of_ray.size()))
+
+    module.ActorClassID = FromSystem
     try:
         yield
     finally:
         module.ActorClassID = of_ray
-
-
-class _PythonsId:
-    """Replaces ``ActorClassID``."""
-
-    @staticmethod
-    def from_random() -> Any:
-        kind: Any = ray.ActorClassID
-        return kind(os.urandom(kind.size()))
 
 
 @contextlib.contextmanager
@@ -130,8 +172,8 @@ def gcs_address(address: str) -> str:
     Raises:
         ConnectionError: The address is ``auto``, and there is no cluster on this machine.
     """
-    found: str = services.canonicalize_bootstrap_address_or_die(address)
-    return found
+    canonical: str = services.canonicalize_bootstrap_address_or_die(address)
+    return canonical
 
 
 def nodes_here(address: str) -> set[str]:
@@ -141,12 +183,18 @@ def nodes_here(address: str) -> set[str]:
     nodes = runtime._raylet.GcsClient(address=address).get_all_node_info(
         timeout=GCS_SECONDS, state_filter=messages.GcsNodeInfo.GcsNodeState.ALIVE
     )
-    return {
-        node.temp_dir
-        for node in nodes.values()
+    folders = set()
+    for node in nodes.values():
+        address = node.node_manager_address
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:  # not an address of this machine
+                continue
         # The address alone is not enough, as containers may share it; nor is the socket, as they may share a folder.
-        if _is_of_this_machine(node.node_manager_address) and os.access(node.raylet_socket_name, os.W_OK)
-    }
+        if os.access(node.raylet_socket_name, os.W_OK):
+            folders.add(node.temp_dir)
+    return folders
 
 
 def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
@@ -204,17 +252,15 @@ def actor_processes(actor_id: str) -> tuple[dict[str, list[int]], dict[str, list
     accessor: Any = state.state._connect_and_get_accessor()
     table: list[Any] = [messages.ActorTableData.FromString(each) for each in accessor.get_actor_table(None, None)]
     running = [each for each in table if each.pid and each.state != messages.ActorTableData.DEAD]
-    own = [each for each in running if each.actor_id.hex() == actor_id]
-    workers = {each.address.worker_id for each in own}
-    started = [each for each in running if each.owner_address.worker_id in workers and not each.is_detached]
-    return _pids_by_node(own), _pids_by_node(started)
-
-
-def _pids_by_node(actors: list[Any]) -> dict[str, list[int]]:
-    pids: dict[str, list[int]] = {}
-    for each in actors:
-        pids.setdefault(each.address.node_id.hex(), []).append(each.pid)
-    return pids
+    workers = {each.address.worker_id for each in running if each.actor_id.hex() == actor_id}
+    own: dict[str, list[int]] = {}
+    started: dict[str, list[int]] = {}
+    for each in running:
+        if each.actor_id.hex() == actor_id:
+            own.setdefault(each.address.node_id.hex(), []).append(each.pid)
+        if each.owner_address.worker_id in workers and not each.is_detached:
+            started.setdefault(each.address.node_id.hex(), []).append(each.pid)
+    return own, started
 
 
 def autoscaler_refuses() -> bool:
@@ -226,8 +272,8 @@ def autoscaler_refuses() -> bool:
     messages: Any = autoscaler_pb2
     with _in_reach():
         status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status(timeout_s=ANSWER_SECONDS))
-    asked = list(status.cluster_resource_state.cluster_resource_constraints)
-    return bool(asked) and asked == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
+    requested = list(status.cluster_resource_state.cluster_resource_constraints)
+    return bool(requested) and requested == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
 
 
 def free_memory() -> int:
@@ -240,15 +286,6 @@ def total_memory() -> int:
     """Return the total memory in bytes of this machine, or of this process's container."""
     memory: Any = utils
     return int(memory.get_system_memory())
-
-
-def _is_of_this_machine(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def _gcs() -> Any:

@@ -1,27 +1,42 @@
-"""The actor that represents a gang: it passes events to the controller, and its decisions to the executor."""
+"""A gang's supervisor: the actor that passes events to its controller, and the executor of its decisions on Ray."""
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorProxy
+from ray.exceptions import RayError
 
 from boost_core.config import JobSpec
 from boost_core.messages import WorkerCommand
-from service.gang.assignment import GangContext, Message
+from service.gang.assignment import End, GangContext, Message, RankEnd, selects
+from service.gang.control import port
 from service.gang.control.controller import GangController
-from service.gang.control.port import Decision, Event, Finish, Moment
 from service.gang.control.record import GangRecord
-from service.gang.ray.executor import RayExecutor
+from service.gang.ray.actors import RayReplica, RaySpare, WorkerHandle
+from service.gang.ray.private_api import draining_nodes, free_resources, node_table
 from service.gang.status import GangPhase, GangStatus, Orders
+
+if TYPE_CHECKING:
+    from service.gang.ray_train.rank_worker import GangSupervisor
 
 UPDATES = "updates"  # concurrency group of calls that wait, so that others are answered meanwhile
 WAITING_CALLS = 4  # calls of services that have died end after a while
 WAIT_SECONDS = 10.0
 TICK_SECONDS = 0.05
+ANSWER_SECONDS = 5.0  # for a worker to answer
+NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
+PROBE_SECONDS = 1.0  # for a node to take a connection
+HALTS = frozenset({End.HALTED, End.STORED})
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -84,45 +99,236 @@ class Supervisor:
         """
         return data
 
-    def _handle(self, event: Event) -> list[Decision]:
+    def _handle(self, event: port.Event) -> list[port.Decision]:
         with self._changed:
             return self._controller.handle(event, _now())
 
     def _run(self) -> None:
         """Train the job until it ends, is paused or fails, and give the record its final status."""
         try:
-            while not self._tick():
+            while True:
+                if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
+                    return
+                with self._changed:
+                    _, message = self._record.status_text
+                self._executor.show(message)
                 time.sleep(TICK_SECONDS)
         except Exception as error:
             logger.exception("the gang's loop has failed")
-            self._finish(Finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}"))
+            text = f"the gang's supervisor failed: {type(error).__name__}: {error}"
+            self._finish(port.Finish(GangPhase.FAILED, text))
 
-    def _tick(self) -> bool:
-        """Run one round; return whether it was the last."""
-        if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
-            return True
-        with self._changed:
-            _, message = self._record.said
-        self._executor.show(message)
-        return False
-
-    def _act_on(self, event: Event) -> bool:
+    def _act_on(self, event: port.Event) -> bool:
         """Execute what is decided about an event and the answers to it; return whether the gang has ended."""
         decisions = deque(self._handle(event))
         while decisions:
             decision = decisions.popleft()
-            if isinstance(decision, Finish):
+            if isinstance(decision, port.Finish):
                 self._finish(decision)
                 return True
             if answer := self._executor.execute(decision):
                 decisions.extend(self._handle(answer))
         return False
 
-    def _finish(self, end: Finish) -> None:
+    def _finish(self, end: port.Finish) -> None:
         self._executor.execute(end)
         with self._changed:
             self._record.say(end.phase, end.message)
 
 
-def _now() -> Moment:
-    return Moment(time.monotonic(), datetime.now(UTC))
+def _now() -> port.Moment:
+    return port.Moment(time.monotonic(), datetime.now(UTC))
+
+
+class RayExecutor:
+    """Executes the decisions of one gang, a run of Ray Train, and observes the results. For use by one thread.
+
+    Args:
+        spec: The job.
+        supervisor: Handle of the supervisor's actor, for the workers.
+        context: Settings of the service that workers need.
+    """
+
+    def __init__(self, spec: JobSpec, supervisor: "ActorProxy[GangSupervisor]", context: GangContext) -> None:
+        from service.gang.ray_train.mirror import TrainRun  # not needed by the service's own process
+
+        self._supervisor, self._context = supervisor, context
+        self._run = TrainRun(spec, context)
+        self._replicas: dict[int, RayReplica] = {}
+        self._spare: RaySpare | None = None
+        self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
+        self._generation = 0
+        self._halts = False  # whether its ranks that have stopped were told to
+        self._nodes, self._looked = cluster_nodes(), time.monotonic()
+
+    def ended(self) -> list[port.RankEnded]:
+        """Return the ranks whose training has ended since the last call."""
+        self._run.check()
+        over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in _ready(self._ends, 0)]
+        ended = [each for each in over if each.generation == self._generation]
+        self._halts &= all(each.end is not None and each.end.how in HALTS for each in ended)
+        if ended and self._halts and all(generation != self._generation for generation, _ in self._ends.values()):
+            self._run.halted()
+        return over
+
+    def observe(self) -> port.Observed:
+        """Return the present state; that of the nodes is at most a second old."""
+        if time.monotonic() >= self._looked + NODES_SECONDS:
+            self._nodes, self._looked = cluster_nodes(), time.monotonic()
+        replicas = {number: replica.status() for number, replica in self._replicas.items()}
+        return port.Observed(replicas, *self._nodes, self._spare.status() if self._spare else None)
+
+    def execute(self, decision: port.Decision) -> port.Answer | None:
+        """Execute a decision; if it is a question, return the answer within seconds."""
+        match decision:
+            case port.StartReplica(number=number):
+                self._replicas[number] = RayReplica(decision, self._supervisor, self._context)
+            case port.RemoveReplica(number=number):
+                self._replicas.pop(number).remove()
+            case port.ReplaceWorker(worker=number):
+                worker = self._worker(number)
+                next(each for each in self._replicas.values() if worker in each.workers).replace(worker)
+            case port.KillWorkers(workers=numbers, stopped=stopped):
+                for worker in self._workers(numbers):
+                    worker.kill(stopped)
+            case port.StartTraining():
+                self._start_training(decision)
+            case port.HaltTraining(workers=numbers, store=store):
+                for worker in self._workers(numbers):
+                    worker.actor.halt.remote(store)
+            case port.AbortTraining(workers=numbers):
+                for worker in self._workers(numbers):
+                    worker.actor.abort.remote()
+            case port.SendCommand(worker=number, command=command):
+                self._worker(number).actor.command.remote(command)
+            case port.StartSpare(node=node):
+                self._spare = RaySpare(node, self._context)
+            case port.CopyToSpare(generation=generation, workers=workers):
+                if self._spare is not None:
+                    actors = {rank: self._worker(number).actor for rank, number in workers.items()}
+                    self._spare.copy(generation, actors)
+            case port.EndSpare():
+                self._end_spare()
+            case port.Finish():
+                self._end_spare()
+                self._run.finish(decision)
+                for replica in self._replicas.values():
+                    replica.remove()
+                self._replicas.clear()
+            case port.Prepare(first=first, owners=owners):
+                try:
+                    rendezvous = ray.get(self._worker(first).actor.rendezvous.remote(), timeout=ANSWER_SECONDS)
+                except RayError as error:
+                    return port.Prepared(None, type(error).__name__, {})
+                indexes = {worker.number: worker.actor.indexes.remote() for worker in self._workers(owners)}
+                if self._spare is not None and self._spare.number in owners:
+                    indexes[self._spare.number] = self._spare.actor.indexes.remote()
+                return port.Prepared(rendezvous, "", _answers(indexes))
+            case port.Probe(workers=numbers, nodes=nodes):
+                places = {worker.number: worker.actor.place.remote() for worker in self._workers(numbers)}
+                silent, dead = lost_nodes(nodes)
+                last = {worker.number: worker.status().place for worker in self._workers(numbers)}
+                unreachable = {number for number, place in last.items() if place and place.node in silent | dead}
+                _ready([answer for number, answer in places.items() if number not in unreachable], ANSWER_SECONDS)
+                return port.Probed(frozenset(_answers(places, 0)), frozenset(silent), frozenset(dead))
+            case port.FindIdleNodes():
+                return port.IdleNodesFound(_idle_nodes(decision))
+            case port.DumpStacks(workers=numbers):
+                stacks = {worker.number: worker.actor.stacks.remote() for worker in self._workers(numbers)}
+                return port.StacksDumped(_answers(stacks))
+            case port.MeasureMemory(workers=numbers):
+                free = {worker.number: worker.actor.free_memory.remote() for worker in self._workers(numbers)}
+                return port.MemoryMeasured(_answers(free))
+            case _:
+                assert_never(decision)
+        return None
+
+    def show(self, message: str) -> None:
+        """Show the gang's state to people who look at the cluster; called repeatedly."""
+        self._run.say(message)
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
+    def _workers(self, numbers: Collection[int]) -> list[WorkerHandle]:
+        return [worker for replica in self._replicas.values() for worker in replica.workers if worker.number in numbers]
+
+    def _worker(self, number: int) -> WorkerHandle:
+        (worker,) = self._workers([number])
+        return worker
+
+    def _start_training(self, start: port.StartTraining) -> None:
+        from service.gang.ray_train.rank_worker import RunWorker
+
+        workers = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
+        actors: dict[int, Any] = {number: worker.actor for number, worker in workers.items()}
+        if self._spare is not None:
+            actors[self._spare.number] = self._spare.actor  # it is read from like a worker
+        needed = set(start.recovery.owners.values()) if start.recovery else set()
+        recovery, owners = ray.put(start.recovery), ray.put({number: actors[number] for number in needed})
+        run_workers = []
+        for number, assignment in zip(start.workers, start.assignments, strict=True):
+            worker = workers[number]
+            end = worker.actor.train.remote(assignment, recovery, owners)
+            self._ends[end] = assignment.generation, assignment.rank
+            assert worker.place is not None  # only workers that are up form a gang
+            run_workers.append(RunWorker(worker.actor, worker.place, worker.resources))
+        self._generation, self._halts = start.assignments[0].generation, True
+        self._run.form(self._generation, run_workers)
+
+
+def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
+    """Return the alive nodes, and when nodes will go away on the monotonic clock; ``None`` if no time is given."""
+    since_1970 = time.time() - time.monotonic()
+    leaving = {node: None if at is None else at - since_1970 for node, at in draining_nodes().items()}
+    return frozenset(node["NodeID"] for node in node_table() if node["Alive"]), leaving
+
+
+def _idle_nodes(request: port.FindIdleNodes) -> tuple[str, ...]:
+    """Return suitable idle nodes, the least used first."""
+    free, used = free_resources(), {}
+    for node in node_table():
+        left = free.get(node["NodeID"], {})
+        enough = all(left.get(name, 0) >= amount for name, amount in request.resources.items())
+        if node["Alive"] and enough and selects(request.selector, node["Labels"]):
+            used[node["NodeID"]] = sum(node["Resources"].get(name, 0) - left[name] for name in request.resources)
+    return tuple(sorted(used, key=lambda node: (used[node], node)))
+
+
+def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the lost ones of these nodes: those whose raylets accept no connection, and those known to be dead."""
+    silent, dead = set[str](), set[str]()
+    for node in node_table():
+        if node["NodeID"] not in nodes:
+            continue
+        if not node["Alive"]:
+            dead.add(node["NodeID"])
+            continue
+        try:
+            address = str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])
+            socket.create_connection(address, PROBE_SECONDS).close()
+        except OSError:
+            silent.add(node["NodeID"])
+    return silent, dead
+
+
+def _answers(calls: Mapping[int, ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
+    """Return answers by worker, without workers that are gone or did not answer in time."""
+    ready = set(_ready(calls.values(), seconds))
+    results = {number: _result(call) for number, call in calls.items() if call in ready}
+    return {number: result for number, result in results.items() if result is not None}
+
+
+def _ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
+    pending = list(calls)
+    return ray.wait(pending, num_returns=len(pending), timeout=seconds)[0] if pending else []
+
+
+def _result(call: ObjectRef[T]) -> T | None:
+    """Return the result of a completed call; ``None`` if the worker is gone."""
+    try:
+        return ray.get(call)
+    except RayError:
+        return None

@@ -1,12 +1,18 @@
-"""A job's attempt as a run of Ray Train, in a thread of the supervisor."""
+"""Mirrors a gang's decisions in a run of Ray Train, and takes none.
+
+A job's attempt is a run: Ray Train's own controller, worker group and list of runs, in a thread of the supervisor. The
+gang's controller has decided before anything here happens; Ray Train's policies only repeat it.
+"""
 
 import asyncio
 import io
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -58,14 +64,45 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 from ray.train.v2.api.result import Result
 
 from boost_core.config import JobSpec
-from service.gang.assignment import ON_THE_HEAD, GangContext, WorkerPlace, worker_resources
+from service.gang.assignment import ON_THE_HEAD, GangContext, worker_resources
 from service.gang.control.port import Finish
-from service.gang.ray_train.decided import Decided, FormGeneration, GenerationHalted, RunWorker, ShowMessage
-from service.gang.ray_train.rank_worker import TrainingFunction, set_environment
+from service.gang.ray_train.rank_worker import SETTINGS, RunWorker, TrainingFunction
 from service.gang.status import GangPhase
 from service.security.access import Access
 
-# Ray Train's policies, which leave all decisions to the gang's controller.
+ANSWER_SECONDS = 0.1  # for a worker to answer a poll; a later answer is read with the next one
+POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
+LOOK_SECONDS = 0.01  # between polls while the run ends
+END_SECONDS = 5.0  # for the run to end
+MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
+SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
+
+logger = logging.getLogger(__name__)
+
+# What the gang's controller has decided, as messages from the executor's thread
+
+
+@dataclass(frozen=True)
+class FormGeneration:
+    """Train a generation on these workers, in the order of their ranks."""
+
+    generation: int
+    workers: Sequence[RunWorker]
+
+
+@dataclass(frozen=True)
+class GenerationHalted:
+    """All ranks have stopped as they were told to; a worker that ends from now on has not failed."""
+
+
+@dataclass(frozen=True)
+class ShowMessage:
+    """Show this message about the gang's state."""
+
+    message: str
+
+
+Decided = FormGeneration | GenerationHalted | ShowMessage | Finish
 
 
 class GangScalingPolicy(ScalingPolicy):
@@ -78,12 +115,6 @@ class GangScalingPolicy(ScalingPolicy):
     def __init__(self, scaling_config: ScalingConfig) -> None:
         super().__init__(scaling_config)
         self.next: FormGeneration | None = None
-
-    def take(self) -> FormGeneration:
-        """Return the generation to train next, once."""
-        form, self.next = self.next, None
-        assert form is not None
-        return form
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start the next generation, if there is one."""
@@ -113,18 +144,14 @@ class GangFailurePolicy(FailurePolicy):
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Return whether the run continues."""
-        cause: Exception = training_failed_error
-        if isinstance(training_failed_error, ControllerError):
-            cause = training_failed_error.controller_failure
+        error = training_failed_error
+        cause = error.controller_failure if isinstance(error, ControllerError) else error
         lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, RayActorError))
         return FailureDecision.RETRY if lost else FailureDecision.RAISE
 
 
-# What Ray Train's list of runs, and with it Ray's dashboard, shows of a gang.
-
-
 class RunState(StateManagerCallback):
-    """Publishes this run in Ray Train's list of runs; a state's detail is the gang's message.
+    """Publishes this run in Ray Train's list of runs, which Ray's dashboard shows, with the gang's message.
 
     Attributes:
         failure: Why the job failed, once it has.
@@ -162,27 +189,24 @@ class RunState(StateManagerCallback):
         if isinstance(current_state, ReschedulingState):  # a worker was lost before the group had started
             cause = str(current_state.training_failed_error)
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
-        self._tell()
+        self._publish()
 
     def say(self, message: str) -> None:
         """Publish the gang's message."""
         self._message = message
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         run = self._state_manager._runs[self._run_id]
         run.status_detail = self._message
         self._state_manager._create_or_update_train_run(run)
 
 
 def _start_state_actor(address: str) -> None:
-    """Start the actor that keeps the cluster's list of runs, unless it is there, as Ray Train would do next.
+    """Start the actor that keeps the list of runs of the cluster at ``host:port``, as Ray Train would do next.
 
     It also ends the runs of supervisors that are gone, for which it must find its own cluster. Without the address, its
     thread for that would fail on a machine with several clusters.
-
-    Args:
-        address: The cluster's ``host:port``.
     """
     actor: Any = ray.remote(state_actor.TrainStateActor)
     actor.options(
@@ -199,11 +223,6 @@ def _start_state_actor(address: str) -> None:
     ).remote(enable_state_actor_reconciliation=True)
 
 
-# Ray Train's worker group for one generation, on workers that outlive it.
-
-ANSWER_SECONDS = 0.1  # for a worker to answer a poll; a later answer is read with the next one
-
-
 class GangWorkerGroup(WorkerGroup):
     """Ray Train's worker group for one generation, on workers that outlive it.
 
@@ -217,7 +236,7 @@ class GangWorkerGroup(WorkerGroup):
 
     def __init__(self, workers: Sequence[RunWorker], *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._given = workers
+        self._workers_of_gang = workers
         self.halted = False
 
     def _start(self) -> None:
@@ -227,7 +246,21 @@ class GangWorkerGroup(WorkerGroup):
         return ReservedPlacement()
 
     def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
-        return train_workers(self._given)
+        nodes = [worker.place.node for worker in self._workers_of_gang]
+        distinct = list(dict.fromkeys(nodes))
+        workers = []
+        for rank, (worker, node) in enumerate(zip(self._workers_of_gang, nodes, strict=True)):
+            place = worker.place
+            # Ray Train's list of runs takes only numbers of GPUs.
+            gpus: list[int | str] = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]
+            metadata = ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
+            context = DistributedContext(
+                world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(node),
+                local_world_size=nodes.count(node), node_rank=distinct.index(node),
+            )  # fmt: skip
+            actor = cast(ActorHandle[Any], worker.actor)
+            workers.append(TrainWorker(actor, metadata, worker.resources, context))
+        return workers
 
     def shutdown(self) -> None:
         """Read the last reports, and shut down."""
@@ -245,27 +278,6 @@ class GangWorkerGroup(WorkerGroup):
         if self.halted:
             status = self._latest_poll_status = WorkerGroupPollStatus({})
         return status
-
-
-def train_workers(workers: Sequence[RunWorker]) -> list[TrainWorker]:
-    """Return workers by rank in Ray Train's form."""
-    nodes = [worker.place.node for worker in workers]
-    distinct = list(dict.fromkeys(nodes))
-    return [
-        TrainWorker(
-            cast(ActorHandle[Any], worker.actor), _metadata(worker.place), worker.resources,
-            DistributedContext(
-                world_rank=rank, world_size=len(workers), local_rank=nodes[:rank].count(node),
-                local_world_size=nodes.count(node), node_rank=distinct.index(node),
-            ),
-        )
-        for rank, (worker, node) in enumerate(zip(workers, nodes, strict=True))
-    ]  # fmt: skip
-
-
-def _metadata(place: WorkerPlace) -> ActorMetadata:
-    gpus = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]  # Ray Train's list of runs takes only numbers
-    return ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": list(gpus)})
 
 
 class KeptGroupState(WorkerGroupState):
@@ -321,13 +333,6 @@ class NoBarrier:
         return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)
 
 
-# Ray Train's controller, which carries out what the gang's controller decides.
-
-POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
-LOOK_SECONDS = 0.01  # between polls while the run ends
-END_SECONDS = 5.0  # for the run to end
-
-
 class GangError(TrainingFailedError):
     """The gang's controller has given up the job."""
 
@@ -352,25 +357,34 @@ class GangTrainController(TrainController):
 
     async def _step(self) -> TrainControllerLoopIterationResult:
         state = self.get_state()
-        if not isinstance(state, (SchedulingState, ShuttingDownState)):
-            self._hear(state)
-            await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # lets Ray Train's other tasks run
-            if self._end is not None and not self._may_finish(state):
-                return self._shut_down(self._end)
-        return await super()._step()
-
-    def _hear(self, state: TrainControllerState) -> None:
-        """Take new decisions; wait for one if there is nothing to do."""
-        seconds = POLL_SECONDS if isinstance(state, RunningState) else None
-        wait = self._policy.next is None and self._end is None
+        if isinstance(state, (SchedulingState, ShuttingDownState)):
+            return await super()._step()
+        wait = self._policy.next is None and self._end is None  # there is nothing to do without a new decision
         try:
-            self._take(self._decided.get(block=wait, timeout=seconds))
+            self._note(self._decided.get(block=wait, timeout=POLL_SECONDS if isinstance(state, RunningState) else None))
             while True:
-                self._take(self._decided.get_nowait())
+                self._note(self._decided.get_nowait())
         except queue.Empty:
-            return
+            pass
+        await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # lets Ray Train's other tasks run
+        if self._end is None:
+            return await super()._step()
+        succeeded = self._end.phase is GangPhase.SUCCEEDED
+        if succeeded and isinstance(state, RunningState) and time.monotonic() < self._end_by:
+            # Ray Train still has to notice that all ranks have finished, and to collect their reports.
+            return await super()._step()
+        last: TrainControllerState = FinishedState() if succeeded else AbortedState()
+        if self._end.phase is GangPhase.FAILED:
+            last = ErroredState(GangError(self._end.message))
+            self._run_state.failure = self._end.message
+        elif not succeeded and self._worker_group is not None:
+            self._worker_group.abort()
+            self._worker_group = None
+        return TrainControllerLoopIterationResult(
+            self._get_run_attempt_id(), self.get_state(), ShuttingDownState(next_state=last)
+        )
 
-    def _take(self, decided: Decided) -> None:
+    def _note(self, decided: Decided) -> None:
         match decided:
             case FormGeneration():
                 self._policy.next = decided
@@ -383,28 +397,6 @@ class GangTrainController(TrainController):
                 self._end, self._end_by = decided, time.monotonic() + END_SECONDS / 2
                 self._run_state.say(message)
 
-    def _may_finish(self, state: TrainControllerState) -> bool:
-        """Whether Ray Train still has to notice that all ranks have finished, and to collect their reports."""
-        succeeds = self._end is not None and self._end.phase is GangPhase.SUCCEEDED
-        return succeeds and isinstance(state, RunningState) and time.monotonic() < self._end_by
-
-    def _shut_down(self, end: Finish) -> TrainControllerLoopIterationResult:
-        last: TrainControllerState
-        match end.phase:
-            case GangPhase.SUCCEEDED:
-                last = FinishedState()
-            case GangPhase.FAILED:
-                last = ErroredState(GangError(end.message))
-                self._run_state.failure = end.message
-            case _:
-                last = AbortedState()
-                if self._worker_group is not None:
-                    self._worker_group.abort()
-                    self._worker_group = None
-        return TrainControllerLoopIterationResult(
-            self._get_run_attempt_id(), self.get_state(), ShuttingDownState(next_state=last)
-        )
-
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         assert self._worker_group is not None
         return self._worker_group.poll_status(ANSWER_SECONDS)
@@ -415,7 +407,8 @@ class GangTrainController(TrainController):
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
         """Start Ray Train's worker group on the workers of the next generation."""
-        form = self._policy.take()
+        form, self._policy.next = self._policy.next, None
+        assert form is not None
         self._run_attempt_id = f"{self._attempt}.{form.generation}"
         context = WorkerGroupContext(
             self._run_attempt_id, TrainingFunction(form.generation), num_workers, resources_per_worker
@@ -428,15 +421,10 @@ class GangTrainController(TrainController):
         self._worker_group = group
 
 
-# A job's checkpoint folder as Ray Train's storage: read through a ``Result``, and never written to.
-
-MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
-SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
-
-
 class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
-    """Handler of a pyarrow file system for one job's folder, usable on any node.
+    """Handler of a pyarrow file system for one job's checkpoint folder, usable on any node.
 
+    It is read through a ``Result``, and never written to.
     A checkpoint is in the folder by the time Ray Train learns of it. Anything that Ray Train writes itself is accepted
     and discarded: its list would still contain checkpoints that retention has removed, with which it refuses to
     start, and a store that is temporarily unavailable is no reason for a run to end.
@@ -476,16 +464,16 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         """Return what is at these paths."""
-        return [self._file_info(path) for path in paths]
-
-    def _file_info(self, path: str) -> FileInfo:
-        match PurePosixPath(path).name:
-            case name if name == MARKER:
-                return FileInfo(path, FileType.File)
-            case name if name == SNAPSHOT:
-                return FileInfo(path, FileType.NotFound)
-        (found,) = super().get_file_info([path])
-        return found
+        files = []
+        for path in paths:
+            name = PurePosixPath(path).name
+            if name == MARKER:
+                files.append(FileInfo(path, FileType.File))
+            elif name == SNAPSHOT:
+                files.append(FileInfo(path, FileType.NotFound))
+            else:
+                files += super().get_file_info([path])
+        return files
 
     def create_dir(self, path: str, recursive: bool) -> None:
         """Do nothing; the trainer creates the folder."""
@@ -501,9 +489,6 @@ def folder_of(url: str) -> str:
     return path
 
 
-logger = logging.getLogger(__name__)
-
-
 class TrainRun:
     """One attempt of a job as a run of Ray Train, in its own thread. For use by the executor's thread.
 
@@ -516,11 +501,11 @@ class TrainRun:
     """
 
     def __init__(self, spec: JobSpec, context: GangContext) -> None:
-        set_environment()
+        os.environ.update(SETTINGS)
         logging.getLogger("ray.train").setLevel(logging.WARNING)
         self.result: Result | None = None
         self._decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
-        self._said = ""
+        self._shown = ""
         self._failure: Exception | None = None
         self._ending = False
         self._trainer = GangTrainer(spec, context, self._decided)
@@ -547,8 +532,8 @@ class TrainRun:
 
     def say(self, message: str) -> None:
         """Show people the gang's state."""
-        if message != self._said:
-            self._said = message
+        if message != self._shown:
+            self._shown = message
             self._decided.put(ShowMessage(message))
 
     def check(self) -> None:

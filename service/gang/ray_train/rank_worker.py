@@ -1,11 +1,12 @@
-"""The worker's actor, and how Ray Train makes it train."""
+"""The worker's actor, and how Ray Train makes it train. It mirrors the gang's decisions, and takes none."""
 
 import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 import ray.train
@@ -23,13 +24,7 @@ from service.gang.ray.private_api import free_memory
 if TYPE_CHECKING:
     import numpy as np
 
-    from service.gang.ray.supervisor import Supervisor
-    from service.gang.worker.worker import Worker
-
-
-# The environment variables that Ray Train reads, in supervisors and in workers.
-
-SETTINGS = {  # read by Ray Train from the environment
+SETTINGS = {  # read by Ray Train from the environment, in supervisors and in workers
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",  # lines go into the gang's log, without secrets
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
@@ -37,23 +32,41 @@ SETTINGS = {  # read by Ray Train from the environment
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the gang's controller watches the nodes
 }
 
-
-def set_environment() -> None:
-    """Set the environment before Ray Train reads it."""
-    os.environ.update(SETTINGS)
-
-
-logger = logging.getLogger(__name__)
-
 CALLS_AT_ONCE = 8  # per worker: one that waits for its training to end, and requests meanwhile
 FLUSH_SECONDS = 10.0  # for Ray Train to take a generation's checkpoints
 BROKEN_UP = "the gang broke up before it trained"
+
+logger = logging.getLogger(__name__)
 
 
 class RankFailed(Exception):
     """A rank's training has failed."""
 
 
+class GangSupervisor(Protocol):
+    """What a worker knows of the supervisor's actor, ``service.gang.ray.supervisor.Supervisor``."""
+
+    @ray.method
+    def push(self, message: Message) -> None:
+        """Handle a worker's message."""
+
+
+@dataclass(frozen=True)
+class RunWorker:
+    """A worker of a generation.
+
+    Attributes:
+        actor: Its actor handle.
+        place: Where it runs.
+        resources: What it takes, by Ray's names.
+    """
+
+    actor: ActorProxy["RankWorker"]
+    place: WorkerPlace
+    resources: dict[str, float]
+
+
+@dataclass
 class WorkerGeneration:
     """A generation in one worker.
 
@@ -62,9 +75,8 @@ class WorkerGeneration:
         end: How it ended; cancelled if the gang broke up before it began.
     """
 
-    def __init__(self) -> None:
-        self.assignment: futures.Future[Assignment] = futures.Future()
-        self.end: futures.Future[RankEnd] = futures.Future()
+    assignment: futures.Future[Assignment] = field(default_factory=futures.Future)
+    end: futures.Future[RankEnd] = field(default_factory=futures.Future)
 
 
 class RankWorker(RayTrainWorker):
@@ -75,25 +87,22 @@ class RankWorker(RayTrainWorker):
     Args:
         title: Its name in Ray's dashboard.
         number: The worker's number.
-        supervisor: Handle of the gang's ``Supervisor`` actor.
+        supervisor: Handle of the supervisor's actor.
         context: Settings of the service that workers need.
     """
 
-    def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        set_environment()
+    def __init__(self, title: str, number: int, supervisor: ActorProxy[GangSupervisor], context: GangContext) -> None:
+        os.environ.update(SETTINGS)
         super().__init__()
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats the gang's own log
         self._title, self._supervisor = title, supervisor
         self._owners: dict[int, ActorProxy[RankWorker]] = {}
         self._generations: dict[int, WorkerGeneration] = {}
         self._checkpoints = CheckpointReporter()
-        self._worker = self._load(number, context)
-
-    def _load(self, number: int, context: GangContext) -> "Worker":
         from service.gang.worker.worker import Worker
 
         runtime = ray.get_runtime_context()
-        return Worker(
+        self._worker = Worker(
             number, context,
             node=runtime.get_node_id(),
             actor=str(runtime.get_actor_id()),
@@ -135,7 +144,7 @@ class RankWorker(RayTrainWorker):
         """
         self._owners = owners
         self._worker.join(assignment, recovery)
-        own = self._generation(assignment.generation)
+        own = self._generations.setdefault(assignment.generation, WorkerGeneration())
         own.assignment.set_result(assignment)
         try:
             return own.end.result()
@@ -148,7 +157,7 @@ class RankWorker(RayTrainWorker):
         super().run_train_fn(InWorker(partial(self._train, train_fn_ref.generation)))
 
     def _train(self, generation: int) -> RankEnd:
-        own = self._generation(generation)
+        own = self._generations.setdefault(generation, WorkerGeneration())
         assignment = own.assignment.result()
         if not own.end.set_running_or_notify_cancel():
             raise RankFailed(BROKEN_UP)
@@ -163,9 +172,6 @@ class RankWorker(RayTrainWorker):
         if end.how in FAILURES:
             raise RankFailed(end.message)
         return end
-
-    def _generation(self, generation: int) -> WorkerGeneration:
-        return self._generations.setdefault(generation, WorkerGeneration())
 
     @ray.method
     def halt(self, store: bool) -> None:
@@ -224,25 +230,24 @@ class CheckpointReporter:
 
     def report(self, report: CheckpointReport) -> None:
         """Report a checkpoint."""
-        self._reported.append(self._thread.submit(_report, report))
+        self._reported.append(self._thread.submit(self._report, report))
 
     def flush(self) -> None:
         """Wait until all have been taken, up to a limit."""
         reported, self._reported = self._reported, []
         futures.wait(reported, FLUSH_SECONDS)
 
-
-def _report(report: CheckpointReport) -> None:
-    storage = get_train_context().get_storage()
-    path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
-    try:
-        ray.train.report(
-            report.model_dump(include={"step", "bytes"}),
-            checkpoint=Checkpoint(path, storage.storage_filesystem),
-            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
-        )
-    except Exception as error:
-        logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
+    def _report(self, report: CheckpointReport) -> None:
+        storage = get_train_context().get_storage()
+        path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
+        try:
+            ray.train.report(
+                report.model_dump(include={"step", "bytes"}),
+                checkpoint=Checkpoint(path, storage.storage_filesystem),
+                checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
+            )
+        except Exception as error:
+            logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
 
 
 class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):

@@ -1,9 +1,13 @@
-"""A rank's metrics, for Prometheus to scrape from the rank's own process: step counters and GPU gauges.
+"""What a rank tells of itself: metrics, for Prometheus to scrape from its own process, and reports to its supervisor.
 
-The series name no job or rank: these labels come from ``GET /v1/metrics/targets``, where the endpoint is found.
+The metrics are step counters, GPU gauges and the transport of collectives. The series name no job or rank: these
+labels come from ``GET /v1/metrics/targets``, where the endpoint is found.
 """
 
 import logging
+import os
+import re
+import tempfile
 import threading
 import time
 from collections import defaultdict, deque
@@ -12,10 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from boost_core.messages import FaultReport, LogLine, Report
@@ -23,6 +29,8 @@ from boost_core.train import StepTimes, Totals
 from service.gang.assignment import Message
 from service.gang.control.watch import Heartbeat
 from service.security.redaction import redact
+
+logger = logging.getLogger("boost_core")
 
 
 class StepCollector(Collector):
@@ -133,7 +141,8 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
     families = [GaugeMetricFamily(f"boost_rank_gpu_{each.name}", each.help, labels=["gpu"]) for each in _GAUGES]
     for gpu in gpus:
         try:
-            handle = _handle(nvml, gpu)
+            by_index = gpu.isdigit()
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if by_index else nvml.nvmlDeviceGetHandleByUUID(gpu)
             uuid = nvml.nvmlDeviceGetUUID(handle)
         except nvml.NVMLError:
             continue
@@ -143,10 +152,6 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
             except nvml.NVMLError:  # as for a part of a GPU (MIG), which has no utilization
                 continue
     return families
-
-
-def _handle(nvml: Any, gpu: str) -> Any:
-    return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, ports: range) -> str | None:
@@ -173,7 +178,92 @@ def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, p
     return None
 
 
-# How a rank's reports and heartbeats reach its supervisor.
+# The transport of collectives
+
+_CONNECTION = re.compile(r"NCCL INFO .* via ([A-Z0-9]+)(?:/([^/\n]+))?")
+_TO_OTHER_NODES = ("NET", "COLLNET")
+# What a device plugin or a driver gives a process that may use InfiniBand, RoCE or EFA.
+_RDMA_DEVICES = Path("/dev/infiniband")
+
+
+def transports(log: bytes) -> set[str]:
+    """Find what connections in an NCCL log go over: ``p2p``, ``shm``, ``net/ib``, ``net/socket``, ``net/NAME``, ….
+
+    NCCL's plugins for InfiniBand and RoCE have versions in their names (IBext_v8); all are ``net/ib``.
+    """
+    names = set()
+    for kind, name in _CONNECTION.findall(log.decode(errors="replace")):
+        path = f"{kind}/{'ib' if name.startswith('IB') else name}" if kind in _TO_OTHER_NODES else kind
+        names.add(path.lower())
+    return names
+
+
+class TransportCollector(Collector):
+    """Finds out what the present gang's collectives go over, for Prometheus and for the log.
+
+    NCCL chooses, and reports it only in its log, which at level INFO has a line for each connection, such as
+
+        node:20:289 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
+
+    NCCL writes it to a file of this process's own, unless the environment configures NCCL's log itself.
+
+    Args:
+        rdma_devices: Folder of the devices that a process may use for RDMA.
+    """
+
+    def __init__(self, rdma_devices: Path = _RDMA_DEVICES) -> None:
+        self._rdma_devices = rdma_devices
+        self._log: BinaryIO | None = None
+        self._path: Path | None = None
+        self._transports: frozenset[str] = frozenset()
+        self._rank = 0
+        self._looks = False
+
+    def ask(self) -> None:
+        """Have NCCL write a log. NCCL reads the setting once per process, when it starts."""
+        self._open()
+        if self._log is not None:
+            self._log.read()  # what earlier gangs have left
+        elif "NCCL_DEBUG" not in os.environ:
+            self._path = Path(tempfile.gettempdir()) / f"boost-nccl-{os.getpid()}.log"
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(self._path))
+
+    def begin(self, rank: int, backend: str, world_size: int) -> None:
+        """Take note of a gang's new process group; the connections of its steps are made in the first one."""
+        self._rank = rank
+        self._transports = frozenset({"tcp"} if backend == "gloo" and world_size > 1 else ())
+        self._looks = world_size > 1
+        self._open()
+
+    def after_step(self) -> None:
+        """Look once per gang, after its first step, and have rank 0 log the result."""
+        if not self._looks:
+            return
+        self._looks = False
+        self._open()
+        if self._log is not None:
+            self._transports |= transports(self._log.read())
+        if self._rank == 0 and self._transports:
+            logger.info("the collectives of rank 0 go over %s", ", ".join(sorted(self._transports)))
+
+    def _open(self) -> None:
+        if self._log is None and self._path is not None and self._path.exists():
+            self._log = self._path.open("rb")
+            self._path.unlink()  # both keep their open files, and nothing is left when the process ends
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is known so far."""
+        gauge = GaugeMetricFamily(
+            "boost_gang_transport", "Transport of the collectives, as chosen by NCCL; always 1.", labels=["transport"]
+        )
+        for name in sorted(self._transports):
+            gauge.add_metric([name], 1)
+        yield gauge
+        devices = len(list(self._rdma_devices.glob("uverbs*")))
+        yield GaugeMetricFamily("boost_rank_rdma_devices", "RDMA devices that this rank may use.", devices)
+
+
+# Reports and heartbeats to the supervisor
 
 BACKLOG = 10_000  # reports; more accumulate only if the supervisor is stuck, and then the oldest are dropped
 BEAT_SECONDS = 0.2  # between messages that carry only a heartbeat
@@ -220,7 +310,7 @@ class SupervisorReporter:
             self._beat = beat
             self._changed.notify_all()
 
-    def kept(self, step: int) -> None:
+    def copied(self, step: int) -> None:
         """Take note that a step's state is in memory twice for every rank."""
         with self._changed:
             self._kept_step = step
@@ -239,7 +329,10 @@ class SupervisorReporter:
     def _send_forever(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._due, ALIVE_SECONDS)
+                self._changed.wait_for(
+                    lambda: self._waiting or (self._beat and time.monotonic() >= self._sent + BEAT_SECONDS),
+                    ALIVE_SECONDS,
+                )
                 message = Message(
                     self._worker, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
                     self._saving,
@@ -253,11 +346,6 @@ class SupervisorReporter:
                 with self._changed:
                     self._arrived, self._sent = reported, time.monotonic()
                     self._changed.notify_all()
-
-    def _due(self) -> bool:
-        if self._waiting:
-            return True
-        return self._beat is not None and time.monotonic() >= self._sent + BEAT_SECONDS
 
 
 def without_secrets(report: Report) -> Report:

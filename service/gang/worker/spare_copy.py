@@ -69,28 +69,25 @@ class SpareCopy:
             NoRoom: The node has too little memory.
         """
         try:
-            indexes = _held_together(ranks)
+            indexes = _hold_same_step(ranks)
             if indexes is None:
                 return None
-            self._make_room_for(indexes)
+            size = sum(_bytes(box) for index in indexes for box in index.boxes)
+            needed = size * (1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE)
+            free = self._free_memory()
+            if free < needed:
+                raise NoRoom(
+                    f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but copies of "
+                    f"{size / 2**30:.1f} GiB need {needed / 2**30:.1f} GiB"
+                )
             with ThreadPoolExecutor(RANKS_AT_ONCE, "copies") as readers:
-                copies = list(readers.map(_copied, ranks, indexes))
+                copies = list(readers.map(_copy_of, ranks, indexes))
         finally:
             for rank in ranks:
                 rank.release()
         with self._lock:
             self._copies = {copy.index.key: copy for copy in copies}
         return indexes[0].key.generation, indexes[0].key.step
-
-    def _make_room_for(self, indexes: Sequence[SnapshotIndex]) -> None:
-        size = sum(_bytes(box) for index in indexes for box in index.boxes)
-        to_come = 1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE
-        free = self._free_memory()
-        if free < to_come * size:
-            raise NoRoom(
-                f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but copies of "
-                f"{size / 2**30:.1f} GiB need {to_come * size / 2**30:.1f} GiB"
-            )
 
     def indexes(self) -> list[SnapshotIndex]:
         """Return the indexes of the snapshots kept here."""
@@ -109,7 +106,7 @@ class SpareCopy:
         return [tensors[region.name, region.offsets][_within(region)] for region in regions]
 
 
-def _held_together(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
+def _hold_same_step(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
     """Have ranks hold their snapshots of the same step; return ``None`` if no step is common to all.
 
     They take snapshots together, but drop the previous ones a moment apart.
@@ -123,11 +120,11 @@ def _held_together(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
         time.sleep(TRY_SECONDS)
         for number in behind:
             indexes[number] = ranks[number].hold()
-    held = [index for index in indexes if index is not None]
-    return held if len(held) == len(ranks) and len({index.key.step for index in held}) == 1 else None
+    result = [index for index in indexes if index is not None]
+    return result if len(result) == len(ranks) and len({index.key.step for index in result}) == 1 else None
 
 
-def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
+def _copy_of(rank: Rank, index: SnapshotIndex) -> _Copy:
     copy = _Copy(index, [np.empty(box.sizes, dtype=box.dtype) for box in index.boxes])
     for portion in _portions(index.boxes):
         parts = rank.read(index.key, [region for _, region in portion])
@@ -137,30 +134,30 @@ def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
 
 
 def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]]:
-    """Yield parts of the boxes, each with the number of its box, in portions that are read at a time."""
+    """Yield parts of the boxes, each with the number of its box, in portions that are read at a time.
+
+    A large box is split along its first axis.
+    """
     portion: list[tuple[int, Region]] = []
     size = 0
     for number, box in enumerate(boxes):
-        for region in _split(box):
-            taken = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
-            if portion and size + taken > PORTION_BYTES:
+        regions = [Region(box.name, box.offsets, (), ())]  # of a scalar
+        if box.sizes:
+            rows, rest = box.sizes[0], box.sizes[1:]
+            each = max(1, PORTION_BYTES * rows // max(1, _bytes(box)))
+            regions = [
+                Region(box.name, box.offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest))
+                for first in range(0, rows, each)
+            ]
+        for region in regions:
+            length = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
+            if portion and size + length > PORTION_BYTES:
                 yield portion
                 portion, size = [], 0
             portion.append((number, region))
-            size += taken
+            size += length
     if portion:
         yield portion
-
-
-def _split(box: TensorSlice) -> Iterator[Region]:
-    """Yield a box in portions along its first axis."""
-    if not box.sizes:
-        yield Region(box.name, box.offsets, (), ())
-        return
-    rows, rest = box.sizes[0], box.sizes[1:]
-    each = max(1, PORTION_BYTES * rows // max(1, _bytes(box)))
-    for first in range(0, rows, each):
-        yield Region(box.name, box.offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest))
 
 
 def _within(region: Region) -> tuple[slice, ...]:

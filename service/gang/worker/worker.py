@@ -39,16 +39,38 @@ from boost_core.train import (
     release_broken_step,
     train,
 )
-from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
+from service.gang.assignment import (
+    Assignment,
+    End,
+    GangContext,
+    Message,
+    RankEnd,
+    Rendezvous,
+    WorkerPlace,
+    require_version,
+)
 from service.gang.control.watch import Heartbeat
-from service.gang.versions import require_version
-from service.gang.worker.rank_metrics import LogReports, StepCollector, SupervisorReporter, serve_metrics
-from service.gang.worker.transport import TransportCollector
+from service.gang.worker.rank_metrics import (
+    LogReports,
+    StepCollector,
+    SupervisorReporter,
+    TransportCollector,
+    serve_metrics,
+)
 from service.security.redaction import redact, redact_logs
 
-# Why a rank stopped: whether it would happen again, and how to describe it.
-#
-# The only place that recognises errors by other libraries' messages. Imports torch; for workers.
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
+FLUSH_TIMEOUT_SECONDS = 10.0
+COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a lost state
+SAVER_GRACE_SECONDS = 2.0
+TRACE_SECONDS = 10.0  # for a trace to be written before the process ends
+FETCH_BYTES = 32 * 2**20  # per read; a node's object store may be small
+
+Array = np.ndarray[Any, Any]
+
+logger = logging.getLogger("boost_core")
+
+# Why a rank stopped. Other libraries' errors are recognised by their messages here alone.
 
 REFUSALS = (ValueError, ArithmeticError)  # the trainer's own messages about a job, its data or its numbers
 DEFECTS = (TypeError, AttributeError, LookupError, NameError, AssertionError, ImportError)
@@ -56,7 +78,7 @@ BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "B
 
 
 def end_of(error: Exception) -> RankEnd:
-    """Describe an error of the trainer in a line or two, without secrets."""
+    """Return whether an error of the trainer would happen again, described in a line or two without secrets."""
     text = redact(str(error))
     if isinstance(error, (*REFUSALS, LastSaveFailed)):
         return RankEnd(End.LASTING, text)
@@ -71,11 +93,8 @@ def end_of(error: Exception) -> RankEnd:
     return RankEnd(End.FAILED, named)
 
 
-# Faults that a rank's process injects into itself on request.
-
-
 class Drills:
-    """The drills given to a process. Threads may share it."""
+    """Faults that a rank's process injects into itself on request. Threads may share it."""
 
     def __init__(self) -> None:
         self._waiting: list[Drill] = []
@@ -126,18 +145,6 @@ class Drills:
                 self._full_until = time.monotonic() + drill.seconds
 
 
-RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
-FLUSH_TIMEOUT_SECONDS = 10.0
-COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a lost state
-SAVER_GRACE_SECONDS = 2.0
-TRACE_SECONDS = 10.0  # for a trace to be written before the process ends
-FETCH_BYTES = 32 * 2**20  # per read; a node's object store may be small
-
-Array = np.ndarray[Any, Any]
-
-logger = logging.getLogger("boost_core")
-
-
 class Worker:
     """A worker. All methods but ``train`` return at once, and may be called while ``train`` runs.
 
@@ -177,9 +184,7 @@ class Worker:
         """Open the store where the ranks of the next gang meet, of which this process is rank 0."""
         address = self.place.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server(
-            (address, 0), family=family
-        )  # by itself the store would listen on all interfaces
+        listener = socket.create_server((address, 0), family=family)  # the store itself would listen on all interfaces
         port = listener.getsockname()[1]
         self._store = TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT,
@@ -203,7 +208,7 @@ class Worker:
             after_step=self._after_step,
             # A job resumes only from a state whose steps are in the record.
             before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
-            after_copy=self._reporter.kept,
+            after_copy=self._reporter.copied,
             before_save=self._drills.before_save,
             while_saving=self._reporter.saves,
             waited_seconds=assignment.waited_seconds,
@@ -228,14 +233,14 @@ class Worker:
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         try:
-            return self._trained(assignment, self._membership)
+            return self._train(assignment, self._membership)
         finally:
             logger.removeHandler(handler)
             self._profiler.end()
             self._membership, self._store = None, None
             self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
 
-    def _trained(self, assignment: Assignment, membership: Membership) -> RankEnd:
+    def _train(self, assignment: Assignment, membership: Membership) -> RankEnd:
         spec, rank = assignment.spec, assignment.rank
         try:
             require_version(self._context.version, "the service")
@@ -264,23 +269,29 @@ class Worker:
             if dist.is_initialized():
                 dist.destroy_process_group()
             gc.collect()  # free the model before the next one comes
-        return replace(end, reusable=_saver_has_ended())
+        # A thread of the trainer that is left would interfere with the next gang.
+        savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
+        for saver in savers:
+            saver.join(SAVER_GRACE_SECONDS)
+        return replace(end, reusable=not any(saver.is_alive() for saver in savers))
 
     def _meet(self, assignment: Assignment) -> None:
         spec, rendezvous = assignment.spec, assignment.rendezvous
         store = self._store if assignment.rank == 0 else None
         if store is None:
             store = TCPStore(rendezvous.address, rendezvous.port, timeout=RENDEZVOUS_TIMEOUT)
-        if interface := _interface(self.place.address):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        for interface, addresses in psutil.net_if_addrs().items():
+            if self.place.address in (each.address for each in addresses):
+                # gloo would use the one that the host's name resolves to.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+                break
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:
             self._choose_gpu(assignment.gpus)
             # Otherwise torch ends the process with its collectives; detecting a hang is the supervisor's job.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-            os.environ.setdefault(
-                "TORCH_NCCL_HIGH_PRIORITY", "1"
-            )  # ranks wait for collectives, not for the work that hides them
+            # Ranks wait for collectives, not for the work that hides them.
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
             self._transport.ask()
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -322,9 +333,16 @@ class Worker:
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:
             return self.snapshots.read(key, regions)
-        return [
-            torch.from_numpy(part.copy()) for some in _in_portions(regions) for part in self._read(owner, key, some)
-        ]
+        portions: list[list[Region]] = [[]]
+        room = FETCH_BYTES
+        for region in regions:
+            size = 8 * int(np.prod(region.lengths))  # at most: the state is fp32, or fp64 in tests
+            if portions[-1] and size > room:
+                portions.append([])
+                room = FETCH_BYTES
+            portions[-1].append(region)
+            room -= size
+        return [torch.from_numpy(part.copy()) for portion in portions for part in self._read(owner, key, portion)]
 
     def stacks(self) -> str:
         """Return what each thread of this process is doing."""
@@ -341,30 +359,3 @@ class Worker:
             self._drills.add(command)
         else:
             self._profiler.ask(command.steps)
-
-
-def _interface(address: str) -> str | None:
-    """Return the network interface that has an address; gloo would use the one that the host's name resolves to."""
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, addresses in interfaces if address in (each.address for each in addresses)), None)
-
-
-def _saver_has_ended() -> bool:
-    """Whether no thread of the trainer is left that would interfere with the next gang."""
-    savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
-    for saver in savers:
-        saver.join(SAVER_GRACE_SECONDS)
-    return not any(saver.is_alive() for saver in savers)
-
-
-def _in_portions(regions: Sequence[Region]) -> list[list[Region]]:
-    portions: list[list[Region]] = [[]]
-    room = FETCH_BYTES
-    for region in regions:
-        size = 8 * int(np.prod(region.lengths))  # at most: the state is fp32, or fp64 in tests
-        if portions[-1] and size > room:
-            portions.append([])
-            room = FETCH_BYTES
-        portions[-1].append(region)
-        room -= size
-    return portions

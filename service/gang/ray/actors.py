@@ -1,0 +1,316 @@
+"""A gang's actors on Ray, besides its supervisor: replicas of workers, and the spare copy.
+
+A replica has an actor per worker, in a placement group with a bundle per tensor parallel group. Workers that only keep
+a job's state are in no placement group, and take neither CPUs nor GPUs. The spare copy is an actor on a node that the
+gang does not use, which keeps a copy of the gang's state.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+    SchedulingStrategyT,
+)
+
+from boost_core.config import Layout
+from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
+from service.gang.assignment import GangContext, WorkerPlace, worker_resources
+from service.gang.control.port import SpareStatus, StartReplica, WorkerStatus
+from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray.private_api import free_memory, total_memory
+
+if TYPE_CHECKING:
+    from service.gang.ray_train.rank_worker import GangSupervisor, RankWorker
+    from service.gang.worker.spare_copy import Array
+
+KILL_SECONDS = 5.0  # for a killed process to be gone
+SPARE_CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
+SHARE_TO_LEAVE = 0.1  # of a node's memory, left to others by a spare copy
+
+logger = logging.getLogger(__name__)
+
+_numbers = count(1)  # of workers and spare copies, over the life of the gang's supervisor
+
+
+class WorkerHandle:
+    """One worker of a replica.
+
+    Args:
+        resources: What it takes, by Ray's names.
+        where: Where to place it.
+        supervisor: Handle of the supervisor's actor.
+        context: Settings of the service that workers need.
+        node: The node that is, if known.
+
+    Attributes:
+        number: Its number among all workers of the gang.
+        actor: Its actor handle.
+        place: Where it runs, once ``status`` has seen it up.
+        resources: As given.
+    """
+
+    def __init__(
+        self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: "ActorProxy[GangSupervisor]",
+        context: GangContext, node: str | None,
+    ) -> None:  # fmt: skip
+        from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
+
+        self.number, self.resources = next(_numbers), dict(resources)
+        self.actor: ActorProxy[RankWorker] = (
+            ray.remote(RankWorker)
+            .options(
+                max_concurrency=CALLS_AT_ONCE,
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0),
+                scheduling_strategy=where,
+                runtime_env={"py_executable": python_of_forks()},
+            )
+            .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
+        )
+        self._node, self._placing = node, self.actor.place.remote()
+        self.place: WorkerPlace | None = None
+
+    def status(self) -> WorkerStatus:
+        """Return its status, with its place if it is up."""
+        if self.place is None and ray.wait([self._placing], timeout=0)[0]:
+            try:
+                self.place = ray.get(self._placing)
+            except RayActorError as error:
+                return WorkerStatus(self.number, failure=str(error), node=self._node)
+        return WorkerStatus(self.number, self.place, node=self._node)
+
+    def kill(self, stopped: bool = False) -> None:
+        """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
+        ray.kill(cast(ActorHandle[Any], self.actor))
+        if stopped and self.place is not None:
+            end_processes(self.place.node, [self.place.pid], 0.0)
+
+
+def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[list[int]]:
+    """Have actors' processes on a node killed unless they end by themselves; return the answer: those that are left.
+
+    Args:
+        node: The node.
+        pids: Their process IDs.
+        seconds: How long to wait until they end.
+    """
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return _end_processes.options(scheduling_strategy=strategy).remote(pids, seconds)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _end_processes(pids: Sequence[int], seconds: float) -> list[int]:
+    processes: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if any(part.startswith("ray::") for part in process.cmdline()):  # and not another with the same number
+                processes.append(process)
+    _, running = psutil.wait_procs(processes, seconds)
+    for process in running:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, left = psutil.wait_procs(running, KILL_SECONDS)
+    return [process.pid for process in left]
+
+
+class RayReplica:
+    """The workers of one data parallel rank, tensor parallel group after group.
+
+    Args:
+        request: The requested replica.
+        supervisor: Handle of the supervisor's actor.
+        context: Settings of the service that workers need.
+
+    Attributes:
+        workers: Its workers; empty before it has its resources.
+    """
+
+    def __init__(self, request: StartReplica, supervisor: "ActorProxy[GangSupervisor]", context: GangContext) -> None:
+        self._supervisor, self._context, self._keep_on = supervisor, context, request.keep_on
+        spec, tag = request.spec, context.tag
+        layout = Layout.of(spec.parallelism)
+        self._tensor, self._groups = layout.tp, layout.per_replica.world_size // layout.tp
+        self._resources = worker_resources(spec)
+        bundle = {resource: amount * self._tensor for resource, amount in self._resources.items()}
+        self._placement = (
+            None
+            if request.keep_on
+            else placement_group(
+                [bundle] * self._groups,
+                strategy=spec.resources.placement,
+                name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{request.number})",  # unique names
+                bundle_label_selector=[dict(request.selector)] * self._groups if request.selector else None,
+            )
+        )
+        self._nodes: Mapping[int, str] = {}  # of its bundles
+        self.workers: list[WorkerHandle] = []
+
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """Return the status of its workers, which are started once its resources are reserved."""
+        if not self.workers:
+            reserved = self._placement is None
+            if self._placement is not None:
+                # Ray's own ready() would start a process on the nodes, which takes seconds if they are busy.
+                table = placement_group_table(self._placement)
+                self._nodes, reserved = table.get("bundles_to_node_id", {}), table.get("state") == "CREATED"
+            if reserved:
+                self.workers = [self._start(place) for place in range(self._tensor * self._groups)]
+        return tuple(worker.status() for worker in self.workers)
+
+    def replace(self, worker: WorkerHandle) -> None:
+        """End a worker, and start another in its place on the same resources."""
+        worker.kill()
+        place = self.workers.index(worker)
+        self.workers[place] = self._start(place)
+
+    def remove(self) -> None:
+        """End its workers and free its resources."""
+        for worker in self.workers:
+            worker.kill()
+        if self._placement is not None:
+            with suppress(RayError):  # a cluster that is going down frees it by itself
+                remove_placement_group(self._placement)
+
+    def _start(self, place: int) -> WorkerHandle:
+        if self._placement is None:
+            node = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
+            return WorkerHandle({}, node, self._supervisor, self._context, self._keep_on[place])
+        number = place // self._tensor
+        bundle = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
+        return WorkerHandle(self._resources, bundle, self._supervisor, self._context, self._nodes.get(number))
+
+
+# The spare copy
+
+
+@dataclass
+class _RemoteRank:
+    """A rank in its worker's process; a ``service.gang.worker.spare_copy.Rank``."""
+
+    actor: "ActorProxy[RankWorker]"
+    generation: int
+    rank: int
+
+    def hold(self) -> SnapshotIndex | None:
+        return ray.get(self.actor.hold.remote(self.generation, self.rank))
+
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
+        return ray.get(self.actor.read.remote(key, regions))
+
+    def release(self) -> None:
+        self.actor.release.remote()
+
+
+class SpareHolder:
+    """The actor. It takes neither CPUs nor GPUs, so that no job waits for its resources.
+
+    Args:
+        title: Its name in Ray's dashboard.
+        context: Settings of the service.
+    """
+
+    def __init__(self, title: str, context: GangContext) -> None:
+        from service.gang.worker.spare_copy import SpareCopy  # not needed by the supervisor
+
+        context.logs.write()
+        self._title = title
+        self._copy = SpareCopy(lambda: free_memory() - int(SHARE_TO_LEAVE * total_memory()))
+
+    def __repr__(self) -> str:
+        return self._title
+
+    @ray.method
+    def up(self) -> None:
+        """Return once it is up."""
+
+    @ray.method
+    def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> tuple[int, int] | None:
+        """Copy the newest snapshots of ranks; see ``SpareCopy.copy``."""
+        return self._copy.copy([_RemoteRank(actor, generation, rank) for rank, actor in actors.items()])
+
+    @ray.method
+    def indexes(self) -> list[SnapshotIndex]:
+        """Return the indexes of the snapshots in its memory."""
+        return self._copy.indexes()
+
+    @ray.method
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
+        """Read parts of a snapshot in its memory."""
+        return self._copy.read(key, regions)
+
+
+class RaySpare:
+    """The handle of a spare copy, for the executor's thread.
+
+    Args:
+        node: The node to keep it on.
+        context: Settings of the service.
+
+    Attributes:
+        number: Its number, which no worker of the gang has.
+        actor: Its actor handle; ranks read from it as from a worker.
+    """
+
+    def __init__(self, node: str, context: GangContext) -> None:
+        self.number, self._node = next(_numbers), node
+        self.actor: ActorProxy[SpareHolder] = (
+            ray.remote(SpareHolder)
+            .options(
+                num_cpus=0,
+                max_concurrency=SPARE_CALLS_AT_ONCE,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                runtime_env={"py_executable": python_of_forks()},  # ranks placed there later find a warm server
+            )
+            .remote(f"{context.tag}: spare copy", context)
+        )
+        self._starting: ObjectRef[None] | None = self.actor.up.remote()
+        self._copying: ObjectRef[tuple[int, int] | None] | None = None
+        self._saved: tuple[int, int] | None = None
+        self._failure: str | None = None
+
+    def status(self) -> SpareStatus:
+        """Return its present status."""
+        if self._starting is not None and ray.wait([self._starting], timeout=0)[0]:
+            starting, self._starting = self._starting, None
+            try:
+                ray.get(starting)
+            except RayError as error:
+                self._failure = _first_line(error)
+        if self._copying is not None and ray.wait([self._copying], timeout=0)[0]:
+            copying, self._copying = self._copying, None
+            try:
+                self._saved = ray.get(copying) or self._saved
+            except RayTaskError as error:
+                if isinstance(error, MemoryError):
+                    self._failure = _first_line(error)
+                else:  # a rank is gone; the previous copy stays in place
+                    logger.info("the spare copy was not renewed: %s", _first_line(error))
+            except RayError as error:
+                self._failure = _first_line(error)
+        up = self._starting is None and self._failure is None
+        return SpareStatus(self.number, self._node, up, self._copying is not None, self._saved, self._failure)
+
+    def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> None:
+        """Have it copy ranks' newest snapshots in the background."""
+        self._copying = self.actor.copy.remote(generation, dict(actors))
+
+    def end(self) -> None:
+        """End it with all that it keeps."""
+        ray.kill(cast(ActorHandle[Any], self.actor))
+
+
+def _first_line(error: RayError) -> str:
+    return str(getattr(error, "cause", None) or error).splitlines()[0]
