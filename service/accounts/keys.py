@@ -23,6 +23,7 @@ from service.accounts.tables import KeyRow, TenantRow
 from service.jobs import model
 from service.jobs.database import open_engine
 from service.jobs.model import Request
+from service.jobs.tables import RequestRow
 from service.models.access import DEFAULT_TENANT, Key, NewKey, Scope
 
 # The sender of a request, as the service sees it.
@@ -204,7 +205,7 @@ class KeyStore:
             if known is None:
                 session.add(made)
                 if request is not None:
-                    session.add(model.row_of(request, made.id))
+                    session.add(RequestRow(**model.request_values(request, made.id)))
                 if session.get(TenantRow, made.tenant) is None:
                     session.add(TenantRow(name=made.tenant))
         self._known.pop(made.id, None)

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from boost_core import __version__
@@ -28,7 +28,7 @@ SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 SHORT_READS = "short_reads"  # the execution option of connections for short reads
 _INSTRUCTIONS, _MOST_COUNTED = 1_000, 50  # of SQLite's virtual machine: a millisecond; listing 100 jobs takes a tenth
 
-_TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
+TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
@@ -84,7 +84,7 @@ class _File:
 
     def note(self, *_: object) -> None:
         """Remember the file on first use."""
-        self._known = self._known or self._found()
+        self._known = self._known or self._identity()
 
     def check(self, *_: object) -> None:
         """Make sure that the file is still the same.
@@ -92,15 +92,15 @@ class _File:
         Raises:
             DatabaseGone: It is missing or was replaced.
         """
-        if self._known is not None and self._found() != self._known:
+        if self._known is not None and self._identity() != self._known:
             raise DatabaseGone(str(self._path))
 
-    def _found(self) -> tuple[int, int] | None:
+    def _identity(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
 
 class _BoundedWork:
@@ -141,15 +141,19 @@ def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engi
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # replaces connections from before a restart of the database
             pool_timeout=WAIT_SECONDS if seconds is None else seconds,
-            connect_args=_TO_POSTGRESQL,
-            json_serializer=_json_without_nul,
+            connect_args=TO_POSTGRESQL,
+            json_serializer=lambda value: _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value)),  # PostgreSQL has no NUL
         )
         event.listen(engine, "connect", partial(_set_up_postgresql, milliseconds=round(1000 * (seconds or 0))))
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
-        _keep_private(Path(url.database))
+        # Readable only by its owner, whatever its folder allows; SQLite's log inherits the mode.
+        file = Path(url.database)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.chmod(0o600)
     busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
     return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds), seconds)
 
@@ -188,19 +192,6 @@ def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], se
     return engine
 
 
-def connect_arguments(engine: Engine) -> dict[str, Any]:
-    """Arguments for one more psycopg connection to an engine's PostgreSQL."""
-    _, arguments = engine.dialect.create_connect_args(engine.url)
-    return {**arguments, **_TO_POSTGRESQL}
-
-
-def _keep_private(file: Path) -> None:
-    """Make a file readable only by its owner, whatever its folder allows; SQLite's log inherits the mode."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.touch(mode=0o600)
-    file.chmod(0o600)
-
-
 class _WithoutNul(StrDumperUnknown):
     """Text for PostgreSQL, which cannot store NUL."""
 
@@ -211,11 +202,6 @@ class _WithoutNul(StrDumperUnknown):
 def _json(value: Any) -> str:
     """Encode JSON; models encode themselves in a third of the time."""
     return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)
-
-
-def _json_without_nul(value: Any) -> str:
-    """Encode JSON that PostgreSQL can query."""
-    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value))
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, milliseconds: int) -> None:
@@ -255,15 +241,11 @@ def migrate(database_url: str) -> None:
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             else:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            _require_known(connection, ScriptDirectory.from_config(config))
+            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            for revision in MigrationContext.configure(connection).get_current_heads():
+                if revision not in known:
+                    raise DatabaseTooNew(revision)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
         engine.dispose()
-
-
-def _require_known(connection: Connection, scripts: ScriptDirectory) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    for revision in MigrationContext.configure(connection).get_current_heads():
-        if revision not in known:
-            raise DatabaseTooNew(revision)

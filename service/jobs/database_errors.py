@@ -130,8 +130,8 @@ def fault_of(error: SQLAlchemyError) -> DatabaseFault | None:
         return _OF_SQLITE.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF)
     if isinstance(cause, psycopg.Error):
         state = cause.sqlstate or ""
-        if found := _OF_POSTGRESQL.get(state) or _OF_POSTGRESQL.get(state[:2]):
-            return found
+        if fault := _OF_POSTGRESQL.get(state) or _OF_POSTGRESQL.get(state[:2]):
+            return fault
         text = "" if state else str(cause)
         return next((fault for part, fault in _REFUSED_CONNECTIONS.items() if part in text), None)
     return None

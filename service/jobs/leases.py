@@ -37,7 +37,11 @@ class Lease:
 
     def holds(self) -> ColumnElement[bool]:
         """A condition for writes."""
-        return exists().where(_newest(self))
+        return exists().where(self.is_newest())
+
+    def is_newest(self) -> ColumnElement[bool]:
+        """The condition that a row of leases is this one's."""
+        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
 
 
 class Leases:
@@ -63,9 +67,22 @@ class Leases:
         """
         try:
             with Session(self._engine) as session, session.begin():
-                now = _now(session)
-                length = timedelta(seconds=seconds)
-                token = _take_over(session, name, self._holder, now, length)
+                now, length = _now(session), timedelta(seconds=seconds)
+                # Twice, because others may have written while this one waited for the database.
+                clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
+                mine, expired = LeaseRow.holder == self._holder, LeaseRow.expires_at <= now
+                # One statement, so that a renewal in another thread happens either before or after it.
+                token = session.scalar(
+                    update(LeaseRow)
+                    .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
+                    .values(
+                        holder=self._holder,
+                        token=case((mine, LeaseRow.token), else_=LeaseRow.token + 1),
+                        expires_at=now + length,
+                    )
+                    .returning(LeaseRow.token)
+                    .execution_options(synchronize_session=False)
+                )
                 if token is not None:
                     return Lease(name, token)
                 if session.get(LeaseRow, name) is not None:
@@ -77,42 +94,20 @@ class Leases:
 
     def renew(self, lease: Lease, seconds: float) -> bool:
         """Extend a lease; return whether it was still valid."""
-        with Session(self._engine) as session, session.begin():
-            return _update(session, _newest(lease), {"expires_at": _now(session) + timedelta(seconds=seconds)})
+        return self._expire_in(lease, seconds)
 
     def give_back(self, lease: Lease) -> None:
         """Release a lease, so that another process can take it immediately."""
+        self._expire_in(lease, 0.0)
+
+    def _expire_in(self, lease: Lease, seconds: float) -> bool:
+        """Let a lease end so many seconds from now; return whether it was still valid."""
         with Session(self._engine) as session, session.begin():
-            _update(session, _newest(lease), {"expires_at": _now(session)})
-
-
-def _take_over(session: Session, name: str, holder: str, now: datetime, length: timedelta) -> int | None:
-    """Take or renew an existing lease; return its token, or ``None`` while another process has it.
-
-    This is one statement, so that a renewal in another thread happens either before or after it.
-    """
-    # Twice, because others may have written while this one waited for the database.
-    clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
-    mine, expired = LeaseRow.holder == holder, LeaseRow.expires_at <= now
-    token = case((mine, LeaseRow.token), else_=LeaseRow.token + 1)
-    return session.scalar(
-        update(LeaseRow)
-        .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
-        .values(holder=holder, token=token, expires_at=now + length)
-        .returning(LeaseRow.token)
-        .execution_options(synchronize_session=False)
-    )
-
-
-def _newest(lease: Lease) -> ColumnElement[bool]:
-    return (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
-
-
-def _update(session: Session, which: ColumnElement[bool], values: dict[str, object]) -> bool:
-    statement = update(LeaseRow).where(which).values(values).execution_options(synchronize_session=False)
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)
-    return result.rowcount == 1
+            expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
+            statement = update(LeaseRow).where(lease.is_newest()).values(expiry)
+            result = session.execute(statement.execution_options(synchronize_session=False))
+            assert isinstance(result, CursorResult)
+            return result.rowcount == 1
 
 
 def _now(session: Session) -> datetime:

@@ -13,8 +13,6 @@ from service.models.cluster import StoredProfile
 
 _COLUMNS = list(ProfileRow.__table__.c)
 
-_Wanted = tuple[str | None, str | None]  # kind and precision; ``None``: any
-
 
 class ProfileNotFound(LookupError):
     """There is no profile of a kind of GPU, or none at a precision."""
@@ -41,8 +39,8 @@ class ProfileStore:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
         """
         kind = kind_of_gpu(spec.resources) if spec.resources.gpus_per_worker else None
-        found = [] if kind is None else self._find((kind, computed_in(spec.training.precision)))
-        return next(iter(found), None)
+        profiles = [] if kind is None else self._find(kind, computed_in(spec.training.precision))
+        return next(iter(profiles), None)
 
     def get(self, kind: str, precision: str | None = None) -> StoredProfile:
         """The profile of one kind.
@@ -54,14 +52,14 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        found = self._find((kind, precision))
-        if not found:
+        profiles = self._find(kind, precision)
+        if not profiles:
             raise ProfileNotFound(kind, precision)
-        return found[0]
+        return profiles[0]
 
     def list(self) -> Sequence[StoredProfile]:
         """All profiles by kind and precision."""
-        return self._find((None, None))
+        return self._find()
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
@@ -83,11 +81,11 @@ class ProfileStore:
             ProfileNotFound: There is none.
         """
         with self._engine.begin() as connection:
-            if connection.execute(delete(ProfileRow).where(*_those((kind, precision)))).rowcount == 0:
+            if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
 
-    def _find(self, wanted: _Wanted) -> Sequence[StoredProfile]:
-        query = select(*_COLUMNS).where(*_those(wanted)).order_by(ProfileRow.kind, ProfileRow.precision)
+    def _find(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
+        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
         with self._engine.connect() as connection:
             rows = connection.execute(query).all()
         return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
@@ -101,6 +99,6 @@ class ProfileStore:
                 connection.execute(insert(ProfileRow).values(values))
 
 
-def _those(wanted: _Wanted) -> list[ColumnElement[bool]]:
-    pairs = zip((ProfileRow.kind, ProfileRow.precision), wanted, strict=True)
+def _matching(kind: str | None, precision: str | None) -> list[ColumnElement[bool]]:
+    pairs = (ProfileRow.kind, kind), (ProfileRow.precision, precision)
     return [column == value for column, value in pairs if value is not None]
