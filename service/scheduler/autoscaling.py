@@ -101,8 +101,8 @@ class Autoscaling:
         self._gangs, self._clock = gangs, clock
         self._most = MOST_AT_ONCE
         self._aside: list[tuple[Bundles, float]] = []  # until when
-        self._asked: Bundles | None = None
-        self._asked_at = self._judged_at = clock()
+        self._requested: Bundles | None = None
+        self._requested_at = self._judged_at = clock()
 
     def ask(self, held: Bundles, requests: Sequence[ResourceRequest]) -> None:
         """Request nodes for all gangs and for the waiting jobs in their order.
@@ -113,23 +113,21 @@ class Autoscaling:
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
-        if now >= self._judged_at + VERDICT_SECONDS:
-            self._judge(self._hopeful(requests), now)
         waiting = self._hopeful(requests)
+        if now >= self._judged_at + VERDICT_SECONDS:
+            self._judged_at = now
+            if not self._gangs.refused():
+                self._most = min(2 * self._most, MOST_AT_ONCE)
+            else:
+                refused = min(self._most, len(waiting))
+                self._most = max(1, refused // 2)
+                if refused == 1:
+                    self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))
+                    waiting = self._hopeful(requests)
         bundles = held + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
-        if bundles != self._asked or now >= self._asked_at + REPEAT_SECONDS:
+        if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
-            self._asked, self._asked_at = bundles, now
+            self._requested, self._requested_at = bundles, now
 
     def _hopeful(self, requests: Sequence[ResourceRequest]) -> list[ResourceRequest]:
         return [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]
-
-    def _judge(self, waiting: Sequence[ResourceRequest], now: float) -> None:
-        self._judged_at = now
-        if not self._gangs.refused():
-            self._most = min(2 * self._most, MOST_AT_ONCE)
-            return
-        asked = min(self._most, len(waiting))
-        self._most = max(1, asked // 2)
-        if asked == 1:
-            self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))

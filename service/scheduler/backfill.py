@@ -33,12 +33,11 @@ from itertools import islice, permutations
 from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING, copies
 
-# Counting in units: amounts that must be free together on one node. See ``backfill`` for their use.
+# Counting in units: amounts that must be free together on one node.
 
 
 def units_in(amounts: Amounts, unit: Amounts) -> int:
@@ -104,7 +103,13 @@ class Scarcity:
         self._coming: dict[str, float] = defaultdict(float)
         self._short: dict[tuple[str, str], float] = defaultdict(float)
         self._enough: dict[tuple[int, str, str], float] = {}
-        self._balance = {pair: self._balance_now(*pair) for pair in permutations(each, 2)}
+        # How much of a resource every node has free beyond what matches the free amount of another.
+        self._balance: dict[tuple[str, str], float] = {}
+        for one, other in permutations(each, 2):
+            rate = each[one] / each[other]
+            useful = [node for node in nodes if node.total.get(other, 0) + ROUNDING >= each[other]]
+            beyond = (node.free.get(one, 0) - rate * node.free.get(other, 0) for node in useful)
+            self._balance[one, other] = min(beyond, default=math.inf)
 
     def account_for(self, demand: Demand, ranks: int, unseen: int) -> None:
         """Account for a gang that may be on some of the nodes.
@@ -123,33 +128,22 @@ class Scarcity:
     def deciding(self, size: int, taken: Amounts) -> frozenset[str]:
         """The resources that may be scarce for groups of ``size`` ranks if ``taken`` is used on some node as well."""
         left = set(self._each)
-        for name in self._each:
-            if any(self._plenty(size, name, other, taken.get(name, 0)) for other in left - {name}):
-                left.remove(name)
+        for one in self._each:
+            needed = self._coming[one] + taken.get(one, 0)
+            for other in left - {one}:
+                # How much every node has free beyond what matches all of the other resource that it has.
+                key = size, one, other
+                if key not in self._enough:
+                    unit = {other: self._each[other] * size}
+                    units = [(node, units_in(node.total, unit)) for node in self._nodes]
+                    beyond = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
+                    self._enough[key] = min(beyond, default=math.inf)
+                known = one in self._known and other in self._known
+                balance = self._balance[one, other] - self._short[one, other] + ROUNDING if known else -math.inf
+                if self._enough[key] >= needed or balance >= needed:
+                    left.remove(one)
+                    break
         return frozenset(left)
-
-    def _plenty(self, size: int, one: str, other: str, taken: float) -> bool:
-        needed = self._coming[one] + taken
-        if self._enough_for_all(size, one, other) >= needed:
-            return True
-        known = one in self._known and other in self._known
-        return known and self._balance[one, other] - self._short[one, other] + ROUNDING >= needed
-
-    def _enough_for_all(self, size: int, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what matches all of another resource that it has."""
-        key = size, one, other
-        if key not in self._enough:
-            unit = {other: self._each[other] * size}
-            units = [(node, units_in(node.total, unit)) for node in self._nodes]
-            left = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
-            self._enough[key] = min(left, default=math.inf)
-        return self._enough[key]
-
-    def _balance_now(self, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what matches the free amount of another."""
-        rate = self._each[one] / self._each[other]
-        useful = [node for node in self._nodes if node.total.get(other, 0) + ROUNDING >= self._each[other]]
-        return min((node.free.get(one, 0) - rate * node.free.get(other, 0) for node in useful), default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -189,14 +183,38 @@ class Head:
         self._cluster, self._demand = cluster, cluster.demand(job)
         self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
         self._all_steady = not any(node.draining for node in cluster.capacities)
-        self._of_others = _held_by_others(cluster)
-        self._fewest = _fewest_groups(self._demand)
+        self._of_others: dict[str, float] = defaultdict(float)  # used on the nodes by others than our gangs
+        for node in cluster.capacities:
+            for name, total in node.total.items():
+                self._of_others[name] += total - node.free.get(name, 0)
+        for job_id, gang in cluster.gangs.items():
+            if gang.layout:
+                for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
+                    self._of_others[name] -= amount
+        self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
+        for size, count in map(self._demand.groups, self._demand.layouts):
+            self._fewest[size] = min(count, self._fewest.get(size, count))
         self._forget()
 
     def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         self._follow_cluster()
-        return any(self._harmed(size, self._cluster.demand(job), layout) for size in self._fewest)
+        demand = self._cluster.demand(job)
+        for size in self._fewest:
+            deciding = self._scarcity.deciding(size, demand.amounts(layout.world_size))
+            unit = self._unit(size, deciding)
+            if (size, deciding) not in self._taken:
+                taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
+                for stay in self._stays:
+                    taken.add(*stay.units(unit))
+                if any(self._of_others[name] > ROUNDING for name in unit):
+                    used = (units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities)
+                    taken.add(0, sum(used))
+                self._taken[size, deciding] = taken
+            _, most = units_taken(demand, layout, unit)
+            if self._taken[size, deciding].too_much_with(most):
+                return True
+        return False
 
     def _forget(self) -> None:
         self._known, self._resized = 0, self._cluster.resized
@@ -210,58 +228,19 @@ class Head:
             self._forget()
         for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
             job = self._cluster.jobs[job_id]
-            if job is not self.job and gang.claimed and self._cluster.nodes(job) & self.nodes:
-                self._heed(job, gang)
+            if job is self.job or not gang.claimed or not self._cluster.nodes(job) & self.nodes:
+                continue
+            demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
+            self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
+            layouts = {layout for layout in (gang.layout, gang.target) if layout}
+            if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
+                layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
+            inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
+            stay = _Stay(demand, frozenset(layouts), inside)
+            self._stays.append(stay)
+            for (size, deciding), taken in self._taken.items():
+                taken.add(*stay.units(self._unit(size, deciding)))
         self._known = len(self._cluster.gangs)
-
-    def _heed(self, job: JobRecord, gang: Gang) -> None:
-        demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
-        self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
-        layouts = {layout for layout in (gang.layout, gang.target) if layout}
-        if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
-            layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
-        inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
-        stay = _Stay(demand, frozenset(layouts), inside)
-        self._stays.append(stay)
-        for (size, deciding), taken in self._taken.items():
-            taken.add(*stay.units(self._unit(size, deciding)))
-
-    def _harmed(self, size: int, demand: Demand, layout: Layout) -> bool:
-        key = size, self._scarcity.deciding(size, demand.amounts(layout.world_size))
-        unit = self._unit(*key)
-        if key not in self._taken:
-            self._taken[key] = self._all_taken(size, unit)
-        _, most = units_taken(demand, layout, unit)
-        return self._taken[key].too_much_with(most)
-
-    def _all_taken(self, size: int, unit: Amounts) -> Taken:
-        taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
-        for stay in self._stays:
-            taken.add(*stay.units(unit))
-        if any(self._of_others[name] > ROUNDING for name in unit):
-            taken.add(0, sum(units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities))
-        return taken
 
     def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
         return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
-
-
-def _fewest_groups(demand: Demand) -> dict[int, int]:
-    """The minimum number of groups that a job needs, by the ranks that share a node."""
-    fewest: dict[int, int] = {}
-    for size, count in map(demand.groups, demand.layouts):
-        fewest[size] = min(count, fewest.get(size, count))
-    return fewest
-
-
-def _held_by_others(cluster: ClusterSnapshot) -> dict[str, float]:
-    """Resources of the nodes that are used by others than our gangs."""
-    taken: dict[str, float] = defaultdict(float)
-    for node in cluster.capacities:
-        for name, total in node.total.items():
-            taken[name] += total - node.free.get(name, 0)
-    for job_id, gang in cluster.gangs.items():
-        if gang.layout:
-            for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
-                taken[name] -= amount
-    return taken

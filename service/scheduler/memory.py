@@ -88,11 +88,14 @@ class GangMemory:
 
     def orders(self, job: JobRecord) -> Orders:
         """Orders for a job's gang."""
-        self._follow_user(job)
         entry = self._entries[job.id]
+        if job.pause_requested:
+            self.order(job.id, None, Cause.PAUSED)
+        elif entry.gang.target is None and entry.gang.cause is Cause.PAUSED:  # the user has withdrawn it
+            self.order(job.id, entry.gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
         if entry.gang.near and entry.looked_at is not None and self._clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
-        return self._completed(entry.gang.orders(job.spec, job.basis))
+        return replace(entry.gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def saw_nodes(self, nodes: Collection[NodeCapacity]) -> None:
         """Note on which nodes no rank can run."""
@@ -122,7 +125,11 @@ class GangMemory:
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
-        if entry.looked_at is None and _looks(status, entry.gang.target):
+        # It looks for any workers it needs, unless it must stop first because its replicas' layout is to change.
+        target = entry.gang.target
+        stays = status.layout and target and status.layout.per_replica == target.per_replica
+        looks = stays or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
+        if entry.looked_at is None and looks:
             entry.looked_at = now
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
@@ -183,29 +190,12 @@ class GangMemory:
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return self._completed(gang.orders(job.spec, job.basis))
-
-    def _completed(self, orders: Orders) -> Orders:
-        return replace(orders, unusable=self._unusable)
-
-    def _follow_user(self, job: JobRecord) -> None:
-        """Pause the gang for as long as the job's user requests it."""
-        gang = self._entries[job.id].gang
-        if job.pause_requested:
-            self.order(job.id, None, Cause.PAUSED)
-        elif gang.target is None and gang.cause is Cause.PAUSED:
-            self.order(job.id, gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
+        return replace(gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def _change(self, entry: _Entry, gang: Gang) -> None:
         if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):
             entry.changed_at = self._clock()
         entry.gang = gang
-
-
-def _looks(status: GangStatus, target: Layout | None) -> bool:
-    """Whether a gang is looking for any workers it needs; it must stop before its replicas' layout can change."""
-    stays = status.layout and target and status.layout.per_replica == target.per_replica
-    return bool(stays) or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
 
 
 def _layout_in_record(job: JobRecord) -> Layout:

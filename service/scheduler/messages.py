@@ -50,7 +50,7 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
 
 def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """The job is too large for its quota, even if nothing else used it."""
-    message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit(account):g}"
+    message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit[account]:g}"
     return f"{message}; waits for a higher quota"
 
 
@@ -58,11 +58,11 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
     """Other jobs use the quota, or come first."""
     quotas = cluster.quotas
     message = (
-        f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
-        f"{quotas.held(account):g}"
+        f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit[account]:g} and holds "
+        f"{quotas.held[account]:g}"
     )
-    if kept := quotas.kept(account):
-        message += f", {sum(kept.values()):g} kept for {_named(job, (cluster.jobs[job_id] for job_id in kept))}"
+    if reserved := quotas.reserved[account]:
+        message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"
     if head := quotas.heads.get(account):
         return f"{message}; {_behind(job, head, cluster.lines[account])}"
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
@@ -144,12 +144,9 @@ def _make_room(job: JobRecord, others: list[JobRecord]) -> str:
 
 def _named(job: JobRecord, others: Iterable[JobRecord]) -> str:
     """Other jobs, for a job's tenant: the ids of the first of its own, and the number of the rest."""
-    own, foreign = [], 0
-    for other in others:
-        if other.tenant == job.tenant:
-            own.append(other.id)
-        else:
-            foreign += 1
+    jobs = list(others)
+    own = [other.id for other in jobs if other.tenant == job.tenant]
+    foreign = len(jobs) - len(own)
     words = [", ".join(own[:_NAMED_JOBS])] if own else []
     if len(own) > _NAMED_JOBS:
         words.append(f"{len(own) - _NAMED_JOBS} more")

@@ -70,18 +70,6 @@ class Room:
         for demand, ranks in held:
             self.hold(demand, ranks)
 
-    @classmethod
-    def now(
-        cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]], topology: Sequence[str] = ()
-    ) -> "Room":
-        """The room next to the gangs that already run."""
-        return cls(nodes, [node.free for node in nodes], held, topology)
-
-    @classmethod
-    def empty(cls, nodes: Sequence[NodeCapacity]) -> "Room":
-        """The room there would be if nothing ran."""
-        return cls(nodes, [node.total for node in nodes])
-
     def nodes_for(self, demand: Demand) -> Nodes:
         """The nodes that a job can use."""
         if demand.kind not in self._usable:
@@ -120,7 +108,10 @@ class Room:
         if layout.world_size > held and layout.world_size - held > self.ranks(demand):
             return False
         size, count = self._lacking(demand, layout, own)
-        return self._groups_of(demand, size) >= count
+        key = demand.kind, size
+        if key not in self._groups:
+            self._groups[key] = sum(slot // size for slot in self.slots(demand))
+        return self._groups[key] >= count
 
     def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
         """The innermost part of the network with room for all of a gang; of several, the one with the least room.
@@ -137,7 +128,10 @@ class Room:
         size, count = self._lacking(demand, layout, own)
         if not self._topology or count <= 0 or demand.placement == "SPREAD":
             return _WHOLE
-        groups = [slot // size for slot in self._slots_to_come(demand)]
+        groups = [  # on each node, once starting gangs have their places
+            min(slot, max(0, copies(left, demand.each))) // size if slot else 0
+            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
+        ]
         names = frozenset(beside)
         present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
         for parts in reversed(self._parts):
@@ -160,13 +154,6 @@ class Room:
                 if groups > 0:
                     _subtract(self._to_come[number], demand.each, groups * size)
                     count -= groups
-
-    def _slots_to_come(self, demand: Demand) -> list[int]:
-        """How many of a job's ranks each node can hold once starting gangs have their places."""
-        return [
-            min(slot, max(0, copies(left, demand.each))) if slot else 0
-            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
-        ]
 
     @cached_property
     def _parts(self) -> list[dict[Labels, set[int]]]:
@@ -236,12 +223,6 @@ class Room:
             own_size, own_count = demand.groups(own)
             count -= own_size // size * own_count
         return size, count
-
-    def _groups_of(self, demand: Demand, size: int) -> int:
-        key = demand.kind, size
-        if key not in self._groups:
-            self._groups[key] = sum(slot // size for slot in self.slots(demand))
-        return self._groups[key]
 
     def _left(self, nodes: Nodes) -> dict[str, float]:
         """Total resources of some nodes, less what is held by gangs that cannot be elsewhere."""

@@ -1,7 +1,7 @@
 """Decides which gangs make room for a job of higher priority."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -29,14 +29,22 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
         return
     needed = cluster.possible(job)[0].world_size
     leaving = [other for other in cluster.leaving() if cluster.nodes(other) & nodes]
+    expected = cluster.room.copy()  # once all gangs have followed their orders
+    for other in leaving:
+        expected.hold(cluster.demand(other), cluster.gangs[other.id].kept - cluster.gangs[other.id].held)
     plan: Plan = {}
-    if (missing := needed - _expected_ranks(cluster, job, leaving)) > 0:
+    if (missing := needed - expected.ranks(demand)) > 0:
         plan = _plan(cluster, victims, demand.amounts(missing))
     elif not leaving:
         cluster.actions.append(CapacityObserved(job))
         if cluster.room_seconds.get(job.id, 0) >= cluster.policy.settle_seconds:
             missing = needed - sum(cluster.room.slots(demand))  # others than our gangs may hold some
-            plan = _plan(cluster, victims, demand.amounts(missing)) if missing > 0 else _one_more(cluster, victims)
+            if missing > 0:
+                plan = _plan(cluster, victims, demand.amounts(missing))
+            else:  # one more, smaller if any can be, or else paused
+                smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
+                first = next((job_id for job_id, layouts in smaller.items() if layouts), next(iter(victims)))
+                plan = {first: smaller[first][-1] if smaller[first] else None}
     _carry_out(cluster, job, victims, plan)
 
 
@@ -52,18 +60,13 @@ def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, acc
     quotas = cluster.quotas
     victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
-    coming = sum(_freed(cluster, other)[account.resource] for other in leaving)
+    coming = 0.0  # once all gangs have followed their orders
+    for other in leaving:
+        gang = cluster.gangs[other.id]
+        coming += cluster.demand(other).amounts(gang.claimed - gang.kept)[account.resource]
     lacking = cluster.demand(job).amounts(ranks)[account.resource] - quotas.left(account) - coming
     if victims and lacking > ROUNDING:
         _carry_out(cluster, job, victims, _plan(cluster, victims, {account.resource: lacking}))
-
-
-def _expected_ranks(cluster: ClusterSnapshot, job: JobRecord, leaving: Iterable[JobRecord]) -> int:
-    """How many of a job's ranks there will be room for in total once all gangs have followed their orders."""
-    expected = cluster.room.copy()
-    for other in leaving:
-        expected.hold(cluster.demand(other), cluster.gangs[other.id].kept - cluster.gangs[other.id].held)
-    return expected.ranks(cluster.demand(job))
 
 
 def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
@@ -85,19 +88,6 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
             layout for layout in options if _covers(cluster, victims, {**plan, job_id: layout}, lacking)
         )
     return plan
-
-
-def _one_more(cluster: ClusterSnapshot, victims: dict[str, JobRecord]) -> Plan:
-    for job_id, victim in victims.items():
-        if layouts := _smaller(cluster, victim):
-            return {job_id: layouts[-1]}
-    return {next(iter(victims)): None}
-
-
-def _freed(cluster: ClusterSnapshot, job: JobRecord) -> dict[str, float]:
-    """What a gang gives back once it has followed its orders."""
-    gang = cluster.gangs[job.id]
-    return cluster.demand(job).amounts(gang.claimed - gang.kept)
 
 
 def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
