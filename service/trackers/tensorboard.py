@@ -52,7 +52,24 @@ class TrackerFolder:
         """
         path = f"{self._folder}/{name}"
         if isinstance(self._filesystem, Disk):
-            return _write_local(self._filesystem, path, at, content)
+            self._filesystem.makedirs(self._folder, exist_ok=True)
+            # A link would lead the service outside of what the job's tenant may use.
+            folder = self._filesystem.descriptor(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+                try:
+                    if os.fstat(file).st_size < at:
+                        return False
+                    while content:
+                        written = os.pwrite(file, content, at)
+                        content, at = content[written:], at + written
+                    os.ftruncate(file, at)  # what was written before may have been longer
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            finally:
+                os.close(folder)
+            return True
         before = b""
         if at:
             try:
@@ -63,28 +80,6 @@ class TrackerFolder:
             return False
         self._filesystem.pipe_file(path, before + content)
         return True
-
-
-def _write_local(disk: Disk, path: str, at: int, content: bytes) -> bool:
-    above, _, name = path.rpartition("/")
-    disk.makedirs(above, exist_ok=True)
-    # A link would lead the service outside of what the job's tenant may use.
-    folder = disk.descriptor(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-        try:
-            if os.fstat(file).st_size < at:
-                return False
-            while content:
-                written = os.pwrite(file, content, at)
-                content, at = content[written:], at + written
-            os.ftruncate(file, at)  # what was written before may have been longer
-            os.fsync(file)
-        finally:
-            os.close(file)
-    finally:
-        os.close(folder)
-    return True
 
 
 FOLDER = "tensorboard"
@@ -153,19 +148,15 @@ def _head(batch: Batch, *, with_spec: bool) -> Iterator[bytes]:
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[bytes]:
-    for entry in entries:
-        if entry.values or entry.text:
-            yield _record_of(entry)
-
-
-def _record_of(entry: Entry) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
-    if entry.text:
-        values.append(_text("state", entry.text))
-    return _record(Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values)))
+    for entry in entries:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
+        if entry.text:
+            values.append(_text("state", entry.text))
+        if values:
+            yield _record(Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values)))
 
 
 def _text(tag: str, text: str) -> Any:
