@@ -28,18 +28,18 @@ def built() -> dict[Path, str]:
 
 def differing() -> list[Path]:
     """Files that are not as they are to be: missing, other, or there without reason."""
-    wanted = built()
-    present = {path for folder in FOLDERS for path in folder.glob("*")}
-    return sorted(path for path in present | set(wanted) if not path.exists() or path.read_text() != wanted.get(path))
+    expected = built()
+    paths = set(expected) | {path for folder in FOLDERS for path in folder.glob("*")}
+    return sorted(path for path in paths if not path.exists() or path.read_text() != expected.get(path))
 
 
 def main() -> None:
     """Write them, and remove what is no longer built."""
-    wanted = built()
+    expected = built()
     for path in differing():
-        if path in wanted:
+        if path in expected:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted[path])
+            path.write_text(expected[path])
         else:
             path.unlink()
 

@@ -7,7 +7,6 @@ two labels of all its series. What is built here has placeholders for the two, w
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import yaml
 
@@ -37,7 +36,7 @@ def scoped(expr: str) -> str:
 
 
 def _selector(matchers: str) -> Callable[[re.Match[str]], str]:
-    return lambda found: f"{found[1]}{{{matchers}{', ' if found[2] else '}'}"
+    return lambda match: f"{match[1]}{{{matchers}{', ' if match[2] else '}'}"
 
 
 def scoped_rules(text: str) -> str:
@@ -56,7 +55,9 @@ def scoped_rules(text: str) -> str:
 def scoped_dashboard(text: str) -> str:
     """A dashboard for one installation, which Grafana tells from the same dashboard of another."""
     board = json.loads(text)
-    for query in _queries(board):
+    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    variables = [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
+    for query in [*targets, *variables, *board["annotations"].get("list", ())]:
         for field in ("expr", "query", "definition"):
             if isinstance(query.get(field), str):
                 query[field] = scoped(query[field])
@@ -71,13 +72,6 @@ def scoped_dashboard(text: str) -> str:
     board["uid"] += f"-{UID}"
     text = json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return re.sub(r'"/d/([\w-]+)', rf'"/d/\1-{UID}', text)
-
-
-def _queries(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All places of a dashboard that have a query."""
-    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
-    variables = [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
-    return [*targets, *variables, *board["annotations"].get("list", ())]
 
 
 class _Dumper(yaml.SafeDumper):

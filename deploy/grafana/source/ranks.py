@@ -5,7 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models.dashboard import FieldColorModeId, ValueMap, ValueMappingResult
 
-from deploy.grafana.source import annotations, links, panels
+from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
     JOB,
     PROMETHEUS,
@@ -118,8 +118,8 @@ def ranks() -> Dashboard:
     board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus(), gpus_row()])
     board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
     board = board.with_variable(panels.job_id())
-    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))
-    return board.link(links.to_dashboard("Job", "boost-job")).link(links.to_service("/jobs/${job_id}"))
+    board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
+    return board.link(panels.to_dashboard("Job", "boost-job")).link(panels.to_service("/jobs/${job_id}"))
 
 
 def _pace() -> Row:

@@ -1,9 +1,7 @@
 """The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
 
-from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import links, queues
 from deploy.grafana.source.panels import (
     NAMES,
     OF_JOBS,
@@ -13,12 +11,15 @@ from deploy.grafana.source.panels import (
     count,
     frame,
     levels,
+    longest_wait,
     newest,
     quantiles,
     rate,
     stepped,
     table,
     time_series,
+    to_service,
+    waiting_jobs,
 )
 from deploy.grafana.source.ranks import states
 
@@ -27,7 +28,7 @@ def scheduler() -> Dashboard:
     """The dashboard."""
     says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
     board = frame("boost-scheduler", "Boost / Scheduler", says, [_passes(), _waiting(), _limits()])
-    return board.link(links.to_service())
+    return board.link(to_service())
 
 
 def _passes() -> Row:
@@ -88,20 +89,19 @@ def _waiting() -> Row:
         OF_JOBS,
         [Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))],
     )
-    return Row("Waiting", [queues.waiting_jobs(), queues.longest_wait(), stepped(running), jobs])
+    return Row("Waiting", [waiting_jobs(), longest_wait(), stepped(running), jobs])
 
 
 def _limits() -> Row:
-    return Row("GPUs held", [_held("queue"), _held("tenant")])
-
-
-def _held(of: str) -> timeseries.Panel:
-    held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
-    panel = time_series(
-        f"By {of}",
-        f"GPUs that the gangs of each {of} hold, and its limit, if any.",
-        "suffix: GPUs",
-        Query(held, f"{{{{{of}}}}}"),
-        Query(limit, f"{{{{{of}}}}} limit"),
-    )
-    return stepped(panel).span(12)
+    panels = []
+    for of in ("queue", "tenant"):
+        held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
+        panel = time_series(
+            f"By {of}",
+            f"GPUs that the gangs of each {of} hold, and its limit, if any.",
+            "suffix: GPUs",
+            Query(held, f"{{{{{of}}}}}"),
+            Query(limit, f"{{{{{of}}}}} limit"),
+        )
+        panels.append(stepped(panel).span(12))
+    return Row("GPUs held", panels)
