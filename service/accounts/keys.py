@@ -65,17 +65,9 @@ _NOBODYS = "0" * 64  # compared with the secret if the key does not exist, so th
 class KeyNotFound(LookupError):
     """No key has this ID."""
 
-    def __init__(self, key_id: str) -> None:
-        super().__init__(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
-
 
 class KeyRevoked(RuntimeError):
     """A key was to get a new secret, but it is revoked."""
-
-    def __init__(self, key_id: str) -> None:
-        super().__init__(
-            f"the key {key_id} that this request created is revoked; send another Idempotency-Key for a new one"
-        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ class KeyStore:
         with Session(self._engine) as session, session.begin():
             row = session.get(KeyRow, key_id)
             if row is None:
-                raise KeyNotFound(key_id)
+                raise KeyNotFound(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
             row.revoked_at = row.revoked_at or datetime.now(UTC)
         self._known.pop(key_id, None)
 
@@ -203,7 +195,8 @@ class KeyStore:
             if earlier is not None:
                 row = session.get_one(KeyRow, earlier)
             if row.revoked_at is not None:
-                raise KeyRevoked(row.id)
+                remedy = "send another Idempotency-Key for a new one"
+                raise KeyRevoked(f"the key {row.id} that this request created is revoked; {remedy}")
             key = f"{_PREFIX}_{row.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
             row.sha256 = _sha256(key)
             if earlier is None:

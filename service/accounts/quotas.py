@@ -1,7 +1,7 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, bindparam, select
 from sqlalchemy.orm import Session
@@ -24,9 +24,6 @@ Limit = dict[str, float]  # by Ray's names of resources; a missing one is not li
 
 class QueueNotFound(LookupError):
     """No queue has this name."""
-
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no queue {name!r}; there are: {', '.join(known)}")
 
 
 class QueueInUse(ValueError):
@@ -152,7 +149,8 @@ class QuotaStore:
 
 
 def _queue_not_found(session: Session, name: str) -> QueueNotFound:
-    return QueueNotFound(name, session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all())
+    names = session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all()
+    return QueueNotFound(f"there is no queue {name!r}; there are: {', '.join(names)}")
 
 
 def _limit(row: TenantRow | QueueRow) -> Limit:

@@ -288,11 +288,6 @@ KEPT = timedelta(days=7)
 class IdempotencyKeyReused(ValueError):
     """A key was reused for another request."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"Idempotency-Key {key!r} was sent with another request before; use a new one for each request"
-        )
-
 
 @dataclass(frozen=True)
 class Request:
@@ -318,7 +313,8 @@ def find(session: Session | Connection, request: Request) -> str | None:
     same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
     row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
     if row is not None and row.fingerprint != request.fingerprint:
-        raise IdempotencyKeyReused(request.key)
+        problem = "was sent with another request before; use a new one for each request"
+        raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
     return None if row is None else str(row.resource)
 
 

@@ -367,7 +367,7 @@ class JobStore:
 
         def plan(record: JobRecord) -> Write | None:
             if reason is Reason.PAUSED_BY_USER and not record.pause_requested:
-                raise TakenBack(record)
+                raise TakenBack(f"the user of job {record.id} has withdrawn the pause")
             return writes.changed(record, reason, message, record.attempt if attempt is None else attempt)
 
         return self._write(job_id, plan)
@@ -549,7 +549,7 @@ class JobStore:
                 ]
                 if connection.execute(update(JobRow).where(unmoved).values(values), parameters).rowcount != len(alike):
                     self._refuse_if_lost(connection)
-                    raise Overtaken(len(alike))
+                    raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
             observations.store(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)

@@ -62,22 +62,13 @@ class WrongState(ValueError):
 class TakenBack(RuntimeError):
     """A job's user has withdrawn the pause since it was decided."""
 
-    def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"the user of job {record.id} has withdrawn the pause")
-
 
 class Outdated(ValueError):
     """The job has been changed in the meantime."""
 
-    def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
-
 
 class Overtaken(RuntimeError):
     """Another writer was faster with one of several jobs."""
-
-    def __init__(self, jobs: int) -> None:
-        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
 
 
 @dataclass(frozen=True)
@@ -228,7 +219,7 @@ def patched(
     if record.finished:
         raise AlreadyFinished(record, "changed")
     if expected is not None and expected != record.etag:
-        raise Outdated(record)
+        raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
     spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.gang.status import Gangs
-from service.jobs.database_errors import fault_of
+from service.jobs.database import fault_of
 from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.outlook import STALE_SECONDS, Outlook
 from service.jobs.store import JobStore
