@@ -33,7 +33,10 @@ def rows(text: str, schema: dict[str, Any]) -> Iterator[Row]:
         if meaning is None:
             raise ValueError(f"{'.'.join(path)} in values.yaml has no comment; write `# -- …` in the line above it")
         default = json.dumps(yaml.safe_load(yaml.serialize(value)), ensure_ascii=False)
-        items = _at(schema, path).get("items", {}).get("properties", {})
+        described = schema
+        for part in path:
+            described = described["properties"][part]
+        items = described.get("items", {}).get("properties", {})
         yield ".".join(path), default if not items or default == "[]" else "see values.yaml", meaning
         for name, item in items.items():
             yield f"{'.'.join(path)}[].{name}", "", item["description"]
@@ -71,12 +74,6 @@ def _comment(lines: list[str], line: int) -> str | None:
         if comment[0].startswith("-- "):
             return " ".join([comment[0].removeprefix("-- "), *comment[1:]])
     return None
-
-
-def _at(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    for key in path:
-        schema = schema["properties"][key]
-    return schema
 
 
 if __name__ == "__main__":

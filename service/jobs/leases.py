@@ -44,16 +44,17 @@ class Lease:
         return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
 
 
+@dataclass(frozen=True)
 class Leases:
     """Takes, renews and gives back the leases of one process.
 
-    Args:
+    Attributes:
         engine: The database that all processes share.
         holder: Name of this process, different from all others.
     """
 
-    def __init__(self, engine: Engine, holder: str) -> None:
-        self._engine, self._holder = engine, holder
+    engine: Engine
+    holder: str
 
     def take(self, name: str, seconds: float) -> Lease | None:
         """Take a lease, or renew it; an expired one continues if no other process has taken it.
@@ -66,17 +67,17 @@ class Leases:
             The lease; ``None`` while another process has it.
         """
         try:
-            with Session(self._engine) as session, session.begin():
+            with Session(self.engine) as session, session.begin():
                 now, length = _now(session), timedelta(seconds=seconds)
                 # Twice, because others may have written while this one waited for the database.
                 clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
-                mine, expired = LeaseRow.holder == self._holder, LeaseRow.expires_at <= now
+                mine, expired = LeaseRow.holder == self.holder, LeaseRow.expires_at <= now
                 # One statement, so that a renewal in another thread happens either before or after it.
                 token = session.scalar(
                     update(LeaseRow)
                     .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
                     .values(
-                        holder=self._holder,
+                        holder=self.holder,
                         token=case((mine, LeaseRow.token), else_=LeaseRow.token + 1),
                         expires_at=now + length,
                     )
@@ -87,7 +88,7 @@ class Leases:
                     return Lease(name, token)
                 if session.get(LeaseRow, name) is not None:
                     return None
-                session.add(LeaseRow(name=name, holder=self._holder, token=1, expires_at=now + length))
+                session.add(LeaseRow(name=name, holder=self.holder, token=1, expires_at=now + length))
                 return Lease(name, 1)
         except IntegrityError:  # another process was the first
             return None
@@ -102,7 +103,7 @@ class Leases:
 
     def _expire_in(self, lease: Lease, seconds: float) -> bool:
         """Let a lease end so many seconds from now; return whether it was still valid."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self.engine) as session, session.begin():
             expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
             statement = update(LeaseRow).where(lease.is_newest()).values(expiry)
             result = session.execute(statement.execution_options(synchronize_session=False))

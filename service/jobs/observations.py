@@ -10,6 +10,7 @@ ratios of one base say nothing about another.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from operator import attrgetter
@@ -109,15 +110,15 @@ def store(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None
             connection.execute(delete(_ROW).where(alike, _ROW.job_id.in_(older)))
 
 
+@dataclass(frozen=True)
 class Observations:
     """Observations in the record's database.
 
-    Args:
+    Attributes:
         engine: Engine of that database.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    engine: Engine
 
     def for_job(
         self, spec: JobSpec, profile: MeasuredProfile | None, node_gpus: int | None, tenant: str
@@ -137,7 +138,7 @@ class Observations:
         if kind is None:
             return None
         asked = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = sorted(connection.execute(_ALIKE, asked), key=attrgetter("time"), reverse=True)
         if not rows:
             return None

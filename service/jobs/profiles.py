@@ -1,6 +1,7 @@
 """The record of profiles: measurements of each kind of GPU at each precision, for jobs that use it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
@@ -22,15 +23,15 @@ class ProfileNotFound(LookupError):
         super().__init__(f"there is no profile of {kind!r}{at}; boost profiles ls lists those that there are")
 
 
+@dataclass(frozen=True)
 class ProfileStore:
     """Profiles in the record's database.
 
-    Args:
+    Attributes:
         engine: Of that database.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    engine: Engine
 
     def for_job(self, spec: JobSpec) -> StoredProfile | None:
         """The profile for predicting a job's seconds, unless its user gives one.
@@ -80,20 +81,20 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
 
     def _find(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
         query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def _write(self, stored: StoredProfile) -> None:
         key = {"kind": stored.kind, "precision": stored.profile.precision}
         values = stored.model_dump() | key | {"profile": stored.profile.model_dump(mode="json")}
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
             if changed.rowcount == 0:
                 connection.execute(insert(ProfileRow).values(values))

@@ -50,16 +50,17 @@ class Tracked:
 _COLUMNS = tuple(Tracked.__dataclass_fields__)
 
 
+@dataclass(frozen=True)
 class TrackerStore:
     """Reads and writes trackers' progress.
 
-    Args:
+    Attributes:
         engine: The record's database.
         lease: Write only while this is the newest of its name; ``None`` for readers.
     """
 
-    def __init__(self, engine: Engine, lease: Lease | None = None) -> None:
-        self._engine, self._lease = engine, lease
+    engine: Engine
+    lease: Lease | None = None
 
     def pending(self) -> set[tuple[str, str, str]]:
         """Tenants, kinds of trackers and jobs for which there may be something to send.
@@ -70,7 +71,7 @@ class TrackerStore:
         query = select(JobRow.tenant, TrackerRow.kind, TrackerRow.job_id)
         # A job that had ended, and was retried, is not open and has a state of those that have not.
         conditions = (TrackerRow.open, JobRow.state.in_(ACTIVE_STATES))
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = [row for each in conditions for row in connection.execute(query.where(each, unsent))]
         return {(tenant, kind, job_id) for tenant, kind, job_id in rows}
 
@@ -91,7 +92,7 @@ class TrackerStore:
         unsent = select(EventRow.id).where(_OF_EVENT).limit(MOST_COUNTED).correlate(TrackerRow).subquery()
         behind = select(func.count()).select_from(unsent).scalar_subquery()
         query = select(TrackerRow, behind).where(*conditions).order_by(TrackerRow.job_id, TrackerRow.kind)
-        with Session(self._engine) as session:
+        with Session(self.engine) as session:
             return [
                 (Tracked(**{name: getattr(row, name) for name in _COLUMNS}), count)
                 for row, count in session.execute(query)
@@ -133,8 +134,8 @@ class TrackerStore:
             TrackerRow.job_id == before.job_id,
             TrackerRow.kind == before.kind,
             TrackerRow.event_id == before.event_id,
-            self._lease.holds() if self._lease else true(),
+            self.lease.holds() if self.lease else true(),
         )
         values = {name: getattr(after, name) for name in _COLUMNS} | {"open": open_}
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             return connection.execute(update(TrackerRow).where(unmoved).values(values)).rowcount == 1

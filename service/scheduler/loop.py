@@ -139,7 +139,11 @@ class ReconcileLoop:
                 self._lease, self._reconciler = lease, None
             if lease is not None and self._reconciler is None:
                 if not self._connected:
-                    self._connect()
+                    try:
+                        self._gangs.connect()
+                    except Exception as error:
+                        raise ConnectionError(str(error)) from error
+                    self._connected = True
                 self._reconciler = self._make_reconciler(self._store.under(lease))
                 self._datasets = self._make_datasets(self._store, lease) if self._make_datasets else None
             if self._reconciler is not None:
@@ -203,13 +207,6 @@ class ReconcileLoop:
         except Exception as error:
             self._faults.occurred(_REPORTS_LEFT, error)
         self._stop.wait(max(0.0, until - time.monotonic()))
-
-    def _connect(self) -> None:
-        try:
-            self._gangs.connect()
-        except Exception as error:
-            raise ConnectionError(str(error)) from error
-        self._connected = True
 
     def _disconnect(self) -> None:
         self._connected = False

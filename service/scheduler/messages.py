@@ -43,8 +43,15 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
     has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))
+    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & demand.avoid
+    where = "the cluster has"
+    if labels:
+        where = f"the nodes with {labels} have"
+    elif kinds:
+        where = f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have"
     room = sum(cluster.whole.slots(demand))
-    message = f"needs {cluster.demand(job).in_words}; {_where(job, cluster)} {has} in all, room for {room}"
+    message = f"needs {demand.in_words}; {where} {has} in all, room for {room}"
     return f"{message}{_scattered(cluster, job, cluster.whole)}{_unused(cluster, job)}; waits for nodes to join"
 
 
@@ -122,16 +129,6 @@ def _unused(cluster: ClusterSnapshot, job: JobRecord) -> str:
         return ""
     more = f", nor are {len(unused) - 1} more (boost nodes)" if len(unused) > 1 else ""
     return f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
-
-
-def _where(job: JobRecord, cluster: ClusterSnapshot) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in sorted(cluster.demand(job).labels))
-    if labels:
-        return f"the nodes with {labels} have"
-    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & cluster.demand(job).avoid
-    return (
-        f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have" if kinds else "the cluster has"
-    )
 
 
 def _behind(job: JobRecord, head: JobRecord, waiting: int) -> str:

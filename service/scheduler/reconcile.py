@@ -116,7 +116,22 @@ class Reconciler:
                 job = self._store.get(job_id)
                 if not (job.has_gang and job.attempt == attempt):
                     self._gangs.end(job_id, attempt)
-        actions = self._decide(jobs)
+
+        self._memory.forget_others({job.id for job in jobs if job.has_gang})
+        jobs = [job for job in jobs if self._memory.takes_part(job)]
+        gangs, nodes = self._memory.gangs([job for job in jobs if job.has_gang]), self._gangs.nodes()
+        self._memory.saw_nodes(nodes)
+        # The nodes for other processes to show, and old requests, each when it is due.
+        now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
+        if shown != self._shown or now >= self._shown_at + SHOW_SECONDS:
+            self._store.keep_snapshot(NODES, shown)
+            self._shown, self._shown_at = shown, now
+        if now >= self._cleared_at + CLEAR_SECONDS:
+            self._store.forget_old_requests()
+            self._cleared_at = now
+
+        room_seconds = self._memory.room_seconds()
+        actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
             with self._apart(action.job):
@@ -147,23 +162,6 @@ class Reconciler:
         """
         jobs = self._store.some({job_id for job_id, _ in gangs})
         self._follow([job for job in jobs if (job.id, job.attempt) in gangs])
-
-    def _decide(self, active: Sequence[JobRecord]) -> list[Action]:
-        self._memory.forget_others({job.id for job in active if job.has_gang})
-        jobs = [job for job in active if self._memory.takes_part(job)]
-        with_gang = [job for job in jobs if job.has_gang]
-        gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
-        self._memory.saw_nodes(nodes)
-        # The nodes for other processes to show, and old requests, each when it is due.
-        now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
-        if shown != self._shown or now >= self._shown_at + SHOW_SECONDS:
-            self._store.keep_snapshot(NODES, shown)
-            self._shown, self._shown_at = shown, now
-        if now >= self._cleared_at + CLEAR_SECONDS:
-            self._store.forget_old_requests()
-            self._cleared_at = now
-        room_seconds = self._memory.room_seconds()
-        return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
 
     def _follow(self, jobs: Sequence[JobRecord]) -> None:
         """Carry out users' requests, poll the gangs of all other jobs at once, and store their reports."""

@@ -88,10 +88,6 @@ class Place:
     scheme: str
     parts: tuple[str, ...]
 
-    def is_under(self, folder: "Place") -> bool:
-        """Whether it is the folder or inside it."""
-        return self.scheme == folder.scheme and self.parts[: len(folder.parts)] == folder.parts
-
 
 def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
     """Return the fields of a job that name places outside the prefixes, each with its value and what is allowed.
@@ -161,9 +157,11 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
         places = [_place(named), _place(above)]
     except OSError as error:  # a link that may not be read
         return f"cannot be looked up ({error.strerror})"
-    if all(any(place.is_under(folder) for folder in folders) for place in places):
-        return None
-    return "is outside of what this tenant may use"
+    for place in places:
+        inside = (place.parts[: len(each.parts)] == each.parts for each in folders if each.scheme == place.scheme)
+        if not any(inside):
+            return "is outside of what this tenant may use"
+    return None
 
 
 def _place(named: str) -> Place:

@@ -5,6 +5,7 @@ None of them is counted separately, so a restart loses nothing, and a job's seri
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from prometheus_client.metrics_core import Metric
@@ -26,21 +27,23 @@ FAILED_FOR = timedelta(hours=1)  # that a job's failure is shown
 MOST_FAILED = 200  # shown at once, the newest
 
 
+@dataclass(frozen=True, eq=False)
 class ServiceCollector(Collector):
     """Collects what an operator may see.
 
-    Args:
+    Attributes:
         store: The record.
         quotas: Queues, tenants and their limits.
         process: This process's own metrics.
     """
 
-    def __init__(self, store: JobStore, quotas: QuotaStore, process: ProcessMetrics) -> None:
-        self._store, self._quotas, self._process = store, quotas, process
+    store: JobStore
+    quotas: QuotaStore
+    process: ProcessMetrics
 
     def collect(self) -> Iterator[Metric]:
         """Yield the present metrics."""
-        yield from record_families(self._store, self._quotas)
+        yield from record_families(self.store, self.quotas)
 
         # The cluster, as the scheduler last saw it; nothing before that.
         seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last saw the cluster.")
@@ -48,7 +51,7 @@ class ServiceCollector(Collector):
         resources = family(
             "boost_cluster_resources", "Resources of all nodes, and the unused part.", ("resource", "condition")
         )
-        if (snapshot := self._store.snapshot(NODES)) is not None:
+        if (snapshot := self.store.snapshot(NODES)) is not None:
             time, nodes = snapshot
             seen_at.add_metric((), time.timestamp())
             draining = sum(node["draining"] for node in nodes)
@@ -60,24 +63,26 @@ class ServiceCollector(Collector):
                     resources.add_metric((resource, condition), amount)
         yield from (seen_at, alive, resources)
 
-        yield from self._process.collect()
+        yield from self.process.collect()
 
 
+@dataclass(frozen=True, eq=False)
 class TenantCollector(Collector):
     """Collects what a tenant may see: its own jobs and quota.
 
-    Args:
+    Attributes:
         store: The record.
         quotas: Queues, tenants and their limits.
         tenant: The tenant.
     """
 
-    def __init__(self, store: JobStore, quotas: QuotaStore, tenant: str) -> None:
-        self._store, self._quotas, self._tenant = store, quotas, tenant
+    store: JobStore
+    quotas: QuotaStore
+    tenant: str
 
     def collect(self) -> Iterator[Metric]:
         """Yield the present metrics."""
-        yield from record_families(self._store, self._quotas, self._tenant)
+        yield from record_families(self.store, self.quotas, self.tenant)
 
 
 def record_families(store: JobStore, quotas: QuotaStore, tenant: str | None = None) -> Iterator[Metric]:

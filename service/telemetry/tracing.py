@@ -148,26 +148,27 @@ class Tracing:
         return span
 
 
+@dataclass(frozen=True)
 class TracedRequests:
     """An ASGI middleware that creates a span for each API request, a child of the caller's span if there is one.
 
     Its ``traceparent`` is in the request's state.
 
-    Args:
+    Attributes:
         app: The wrapped app.
         tracer: Creates the spans.
     """
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app, self._tracer = app, tracer
+    app: ASGIApp
+    tracer: Tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and create its span."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         context, method = _w3c.extract(Headers(scope=scope)), scope["method"]
-        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
+        span = self.tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
 
         async def note_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -181,7 +182,7 @@ class TracedRequests:
         scope.setdefault("state", {})["traceparent"] = carrier["traceparent"]
         try:
             with about(trace_id=f"{span.get_span_context().trace_id:032x}"):
-                await self._app(scope, receive, note_and_send)
+                await self.app(scope, receive, note_and_send)
         finally:
             if (route := getattr(scope.get("route"), "path", None)) is not None:
                 span.update_name(f"{method} {route}")

@@ -111,15 +111,16 @@ class Mlflow:
     def _run(self, job: JobRecord, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job's run, creating it if needed; that takes several requests, any of which may be the last."""
         if "run" in kept:
-            known: dict[str, Any] = self._get("runs/get", run_id=kept["run"])["run"]
+            answer = self._ask("GET", "runs/get", params={"run_id": kept["run"]}) or {}
+            known: dict[str, Any] = answer["run"]
             return known
         by_name = {"experiment_name": self._experiment}
         answer = self._ask("GET", "experiments/get-by-name", params=by_name, absent="RESOURCE_DOES_NOT_EXIST")
         if answer is None:
             name = {"name": self._experiment}
             created = self._ask("POST", "experiments/create", json=name, absent="RESOURCE_ALREADY_EXISTS")
-            answer = {"experiment": created} if created else self._get("experiments/get-by-name", **by_name)
-        experiment_id = str(answer["experiment"]["experiment_id"])
+            answer = {"experiment": created} if created else self._ask("GET", "experiments/get-by-name", params=by_name)
+        experiment_id = str((answer or {})["experiment"]["experiment_id"])
 
         query = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
         runs: list[dict[str, Any]] = self._post("runs/search", query).get("runs", [])
@@ -154,9 +155,6 @@ class Mlflow:
         }
         run: dict[str, Any] = self._post("runs/create", content)["run"]
         return run
-
-    def _get(self, path: str, **params: str) -> dict[str, Any]:
-        return self._ask("GET", path, params=params) or {}
 
     def _post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
         return self._ask("POST", path, json=content) or {}

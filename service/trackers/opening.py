@@ -1,6 +1,7 @@
 """Which trackers a job uses, and how each is created from its spec and the service's settings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from boost_core.config import JobSpec
 from boost_core.config.job import MlflowConfig
@@ -65,15 +66,15 @@ def place_of(kind: str, job: JobRecord) -> str:
     return (mlflow.tracking_uri if mlflow else None) or ""
 
 
+@dataclass(frozen=True)
 class TrackerFactory:
     """Creates the tracker of a kind for a job.
 
-    Args:
+    Attributes:
         settings: The operator's settings.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    settings: Settings
 
     def __call__(self, kind: str, job: JobRecord) -> Tracker:
         """Create the tracker.
@@ -82,7 +83,7 @@ class TrackerFactory:
             SecretUnusable: The secret that the job names is missing or invalid.
             PermissionError: The operator no longer allows the server.
         """
-        settings, mlflow, wandb = self._settings, job.spec.trackers.mlflow, job.spec.trackers.wandb
+        settings, mlflow, wandb = self.settings, job.spec.trackers.mlflow, job.spec.trackers.wandb
         page = f"{settings.public_url}/jobs/{job.id}" if settings.public_url else None
         if kind == MLFLOW and mlflow is not None:
             if mlflow.credentials is not None:
