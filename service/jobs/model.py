@@ -126,7 +126,8 @@ class JobRecord(BaseModel):
         {}, description="Number of faults by kind; gang_lost: gangs that were gone with their supervisor."
     )
     goodput: Goodput = Field(
-        default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="How the job's time was spent."
+        default_factory=lambda values: Goodput.begin(values["submitted_at"]),
+        description="How the job's time was spent.",
     )
     traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
     version: int = Field(description="Increases with every write.")
@@ -179,8 +180,8 @@ class JobRecord(BaseModel):
         return self.shape is not None and self.shape.keeps
 
     @property
-    def held(self) -> dict[str, float]:
-        """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
+    def allocated(self) -> dict[str, float]:
+        """What is allocated to the newest gang while it runs, by Ray's names of resources."""
         if not self.has_gang or self.keeps:
             return {}
         ranks, each = self.present_layout.world_size, self.spec.resources

@@ -137,9 +137,9 @@ class Observations:
         kind, precision = kind_of_device(spec.resources), spec.training.precision
         if kind is None:
             return None
-        asked = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
+        parameters = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
         with self.engine.connect() as connection:
-            rows = sorted(connection.execute(_ALIKE, asked), key=attrgetter("time"), reverse=True)
+            rows = sorted(connection.execute(_ALIKE, parameters), key=attrgetter("time"), reverse=True)
         if not rows:
             return None
         ran: list[Ran] = []

@@ -517,18 +517,18 @@ class JobStore:
 
         return self._write_with(job_id, plan)
 
-    def append_many(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
+    def append_many(self, reported: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
         """Store reports of the newest gangs of many jobs in one transaction, without reading the jobs again.
 
         Args:
-            told: Each job as it was read last, and reports of its newest gang that are not stored yet, in order.
+            reported: Each job as it was read last, and reports of its newest gang that are not stored yet, in order.
 
         Raises:
             Overtaken: Some of the jobs have been changed since; nothing is stored.
             sqlalchemy.exc.IntegrityError: Some of the reports have been stored already; nothing is stored.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
-        changes = [writes.reported(record, record.attempt, reports) for record, reports in told]
+        changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
         by_columns: dict[tuple[str, ...], list[Reported]] = defaultdict(list)
         for change in changes:
             by_columns[tuple(sorted(change.values))].append(change)

@@ -33,7 +33,7 @@ class ResourceRequest:
     bundles: Bundles
 
 
-def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
+def requested_nodes(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
     """What gangs hold or should have, and what waiting jobs need and their quotas allow, in queue order.
 
     Args:
@@ -45,18 +45,18 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:
         quotas.take(job, job.present_layout.world_size)
-    held: Bundles = ()
+    allocated: Bundles = ()
     for job in gangs:
         present = job.present_layout
         more = [layout for layout in _choice(job) if layout.world_size > present.world_size]
         larger = _allowed(job, more, quotas, present.world_size)
-        held += _bundles(demand_of(job.spec, job.basis), larger or present)
+        allocated += _bundles(demand_of(job.spec, job.basis), larger or present)
     requests = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-        if waits and (wanted := _allowed(job, _choice(job), quotas)):
-            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), wanted)))
-    return held, requests
+        if waits and (layout := _allowed(job, _choice(job), quotas)):
+            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), layout)))
+    return allocated, requests
 
 
 def _choice(job: JobRecord) -> list[Layout]:
@@ -104,11 +104,11 @@ class Autoscaling:
         self._requested: Bundles | None = None
         self._requested_at = self._judged_at = clock()
 
-    def ask(self, held: Bundles, requests: Sequence[ResourceRequest]) -> None:
+    def ask(self, allocated: Bundles, requests: Sequence[ResourceRequest]) -> None:
         """Request nodes for all gangs and for the waiting jobs in their order.
 
         Args:
-            held: What gangs need.
+            allocated: What gangs need.
             requests: What waiting jobs need.
         """
         now = self._clock()
@@ -124,7 +124,7 @@ class Autoscaling:
                 if refused == 1:
                     self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))
                     waiting = self._hopeful(requests)
-        bundles = held + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
+        bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
         if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
             self._requested, self._requested_at = bundles, now

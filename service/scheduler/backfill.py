@@ -94,12 +94,12 @@ class Scarcity:
     Args:
         nodes: Nodes that the job can use.
         each: Resources that one of its ranks takes.
-        held_by_others: Resources of nodes that are used by others than our gangs.
+        used_by_others: Resources of nodes that are used by others than our gangs.
     """
 
-    def __init__(self, nodes: Sequence[NodeCapacity], each: Amounts, held_by_others: Mapping[str, float]) -> None:
+    def __init__(self, nodes: Sequence[NodeCapacity], each: Amounts, used_by_others: Mapping[str, float]) -> None:
         self._nodes, self._each = nodes, each
-        self._known = {name for name in each if held_by_others.get(name, 0) <= ROUNDING}
+        self._known = {name for name in each if used_by_others.get(name, 0) <= ROUNDING}
         self._coming: dict[str, float] = defaultdict(float)
         self._short: dict[tuple[str, str], float] = defaultdict(float)
         self._enough: dict[tuple[int, str, str], float] = {}

@@ -60,8 +60,8 @@ class ClusterSnapshot:
             else demand_of(job.spec, job.basis)
             for job in jobs
         }
-        held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
-        self.room = Room(nodes, [node.free for node in nodes], held, topology)
+        allocated = [(self.demand(job), self.gangs[job.id].allocated) for job in jobs if job.has_gang]
+        self.room = Room(nodes, [node.free for node in nodes], allocated, topology)
         self.whole = Room(nodes, [node.total for node in nodes])
         for job in jobs:
             gang = self.gangs.get(job.id)
@@ -135,13 +135,13 @@ class ClusterSnapshot:
             among: Layouts to choose from; by default all that it allows.
         """
         gang, demand = self.gangs.get(job.id), self.demand(job)
-        own, held = (gang.own, gang.held) if gang and room is self.room else (None, 0)
+        own, allocated = (gang.own, gang.allocated) if gang and room is self.room else (None, 0)
         claimed = gang.claimed if gang else 0
         choice = demand.layouts if among is None else among
         return [
             layout
             for layout in choice
-            if room.fits(demand, layout, own, held) and self.quotas.allows(job, layout.world_size - claimed)
+            if room.fits(demand, layout, own, allocated) and self.quotas.allows(job, layout.world_size - claimed)
         ]
 
     def admit(self, job: JobRecord) -> None:
@@ -173,8 +173,8 @@ class ClusterSnapshot:
         """Decide that a gang gets another target. Room is taken at once, but given back only when it is free."""
         old, limit = self.gangs[job.id], self.demand(job).limit
         new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
-        if old.layout or new.held > old.held:  # one that starts may have taken all of it by now
-            self.room.hold(self.demand(job), new.held - old.held)
+        if old.layout or new.allocated > old.allocated:  # one that starts may have taken all of it by now
+            self.room.hold(self.demand(job), new.allocated - old.allocated)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
         self.actions.append(Resize(job, layout, cause, message, limit, near))
@@ -187,7 +187,7 @@ class ClusterSnapshot:
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""
-        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held]
+        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.remaining < gang.allocated]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that a job may preempt: lowest priority first, then newest first."""

@@ -145,6 +145,6 @@ def job_in_need(
     stay = [job for job in jobs if not (job.cancel_requested or job.pause_requested)]
     without = []
     for node in nodes:
-        held = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
-        without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + held}))
+        of_build = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
+        without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + of_build}))
     return next((action.job for action in decide(stay, without, limits=limits) if isinstance(action, Launch)), None)

@@ -201,7 +201,7 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
     leaving = [other for other in cluster.leaving() if cluster.nodes(other) & nodes]
     expected = cluster.room.copy()  # once all gangs have followed their orders
     for other in leaving:
-        expected.hold(cluster.demand(other), cluster.gangs[other.id].kept - cluster.gangs[other.id].held)
+        expected.hold(cluster.demand(other), cluster.gangs[other.id].remaining - cluster.gangs[other.id].allocated)
     plan: Plan = {}
     if (missing := needed - expected.ranks(demand)) > 0:
         plan = _plan(cluster, victims, demand.amounts(missing))
@@ -233,7 +233,7 @@ def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, acc
     coming = 0.0  # once all gangs have followed their orders
     for other in leaving:
         gang = cluster.gangs[other.id]
-        coming += cluster.demand(other).amounts(gang.claimed - gang.kept)[account.resource]
+        coming += cluster.demand(other).amounts(gang.claimed - gang.remaining)[account.resource]
     lacking = cluster.demand(job).amounts(ranks)[account.resource] - quotas.left(account) - coming
     if victims and lacking > ROUNDING:
         _carry_out(cluster, job, victims, _plan(cluster, victims, {account.resource: lacking}))
@@ -263,7 +263,7 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
 def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
     freed: dict[str, float] = defaultdict(float)
     for job_id, layout in plan.items():
-        ranks = cluster.gangs[job_id].kept - (layout.world_size if layout else 0)
+        ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
         for name, amount in cluster.demand(victims[job_id]).amounts(ranks).items():
             freed[name] += amount
     return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
@@ -276,7 +276,7 @@ def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
     layouts = [
         layout
         for layout in demand.layouts
-        if layout.world_size < gang.kept and resolve.fits(layout, own, demand.placement)
+        if layout.world_size < gang.remaining and resolve.fits(layout, own, demand.placement)
     ]  # fmt: skip
     return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
 
@@ -323,7 +323,7 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
         ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
         if not (ripe or gang.limits_changed):
             cluster.room.place(demand, choice, layout)
-            cluster.keep(job, choice.world_size - gang.held)
+            cluster.keep(job, choice.world_size - gang.allocated)
             cluster.actions.append(CapacityObserved(job))
             continue
         part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())

@@ -66,7 +66,7 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
     quotas = cluster.quotas
     message = (
         f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit[account]:g} and holds "
-        f"{quotas.held[account]:g}"
+        f"{quotas.allocated[account]:g}"
     )
     if reserved := quotas.reserved[account]:
         message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"

@@ -49,7 +49,7 @@ class Quotas:
     Attributes:
         heads: By account, the first job that waits for room in it.
         limit: By account, how much gangs may hold.
-        held: By account, how much they hold.
+        allocated: By account, how much they hold.
         reserved: By account, what is kept for jobs that have room there and wait for something else, by their ids.
     """
 
@@ -57,7 +57,7 @@ class Quotas:
         self._demand, self._limits = demand, limits
         self._accounts: dict[tuple[str, str], list[Account]] = {}
         self.limit: dict[Account, float] = {}
-        self.held: dict[Account, float] = defaultdict(float)
+        self.allocated: dict[Account, float] = defaultdict(float)
         self.reserved: dict[Account, dict[str, float]] = defaultdict(dict)
         self.heads: dict[Account, JobRecord] = {}
 
@@ -75,14 +75,14 @@ class Quotas:
         return [account for account in self._accounts[key] if account.resource in each]
 
     def left(self, account: Account) -> float:
-        """How much is neither held nor reserved."""
-        return self.limit[account] - self.held[account] - sum(self.reserved[account].values())
+        """How much is neither allocated nor reserved."""
+        return self.limit[account] - self.allocated[account] - sum(self.reserved[account].values())
 
     def take(self, job: JobRecord, ranks: int) -> None:
-        """Count ranks as held."""
+        """Count ranks as allocated."""
         each = self._demand(job).each
         for account in self.accounts(job):
-            self.held[account] += each[account.resource] * ranks
+            self.allocated[account] += each[account.resource] * ranks
 
     def keep(self, job: JobRecord, ranks: int, until: Account | None = None) -> None:
         """Keep room for a job, in all its accounts or in those that come before one."""

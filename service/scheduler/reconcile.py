@@ -33,7 +33,7 @@ from service.scheduler.actions import (
     ResizePolicy,
     Wait,
 )
-from service.scheduler.autoscaling import Autoscaling, nodes_wanted
+from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.decisions import decide
 from service.scheduler.memory import GangMemory
 from service.scheduler.quotas import Limits
@@ -142,7 +142,7 @@ class Reconciler:
             self._store.explain(news)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
-            self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
+            self._autoscaling.ask(*requested_nodes(jobs, self._limits()))
         self._faults.settle()
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:

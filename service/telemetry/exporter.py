@@ -145,11 +145,11 @@ def gpu_families(
         jobs: All active jobs.
         of: Returns the name that a job counts towards.
     """
-    held: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
+    allocated: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
     for seen in jobs:
-        held[of(seen.job)] += seen.job.held.get("GPU", 0)
+        allocated[of(seen.job)] += seen.job.allocated.get("GPU", 0)
     holding = family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,))
-    for name, gpus in held.items():
+    for name, gpus in allocated.items():
         holding.add_metric((name,), gpus)
     yield holding
     limit = family(f"boost_{what}_gpus_limit", f"GPUs that the gangs of each {what} may hold, if limited.", (what,))

@@ -59,12 +59,12 @@ class Batch:
 class Tracker(Protocol):
     """Sends a job's curves somewhere."""
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Send a batch. If it may already have been sent, in whole or in part, the next call sends it again.
 
         Args:
             batch: What to send.
-            kept: What the last call known to have succeeded returned; empty at first.
+            previous: What the last call known to have succeeded returned; empty at first.
 
         Returns:
             What to pass to the next call.

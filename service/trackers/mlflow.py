@@ -58,7 +58,7 @@ class Mlflow:
         elif "username" in credentials:
             self._auth = httpx.BasicAuth(credentials["username"], credentials.get("password", ""))
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Log a batch's points and the run's status.
 
         Raises:
@@ -81,7 +81,7 @@ class Mlflow:
             proxy=proxy,
             trust_env=False,
         ) as self._http:
-            run = self._run(batch.job, kept)
+            run = self._run(batch.job, previous)
             run_id, tags = run["info"]["run_id"], _pairs(run["data"].get("tags", []))
             known = int(tags.get(_EVENT, 0))
             for part in _parts([entry for entry in batch.entries if entry.event_id > known]):
@@ -108,10 +108,10 @@ class Mlflow:
             experiment_id = run["info"]["experiment_id"]
             return {"run": run_id, "url": f"{self._uri}/#/experiments/{experiment_id}/runs/{run_id}"}
 
-    def _run(self, job: JobRecord, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, job: JobRecord, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job's run, creating it if needed; that takes several requests, any of which may be the last."""
-        if "run" in kept:
-            answer = self._ask("GET", "runs/get", params={"run_id": kept["run"]}) or {}
+        if "run" in previous:
+            answer = self._ask("GET", "runs/get", params={"run_id": previous["run"]}) or {}
             known: dict[str, Any] = answer["run"]
             return known
         by_name = {"experiment_name": self._experiment}

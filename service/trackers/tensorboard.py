@@ -105,26 +105,26 @@ class TensorBoard:
     def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a batch to the newest file, or to a new one if that is large or gone.
 
         Raises:
             NotYet: The job has no folder and no step yet.
             OSError: The store or the disk refused it, for example because it is full.
         """
-        if not kept and not self._folder.may_begin(batch.job):
+        if not previous and not self._folder.may_begin(batch.job):
             if batch.job.finished:  # without a step: there is nothing to show
                 return {}
             raise NotYet
         first = batch.entries[0]
-        name, written = kept.get("file"), kept.get("bytes", 0)
+        name, written = previous.get("file"), previous.get("bytes", 0)
         if name is not None and written < _FILE_BYTES:
             records = b"".join(_records(batch.entries))
             if self._folder.write(name, written, records):
                 return {"file": name, "bytes": written + len(records)}
         # Readers take files in order of their names, which begin with ten digits of seconds.
         name = f"events.out.tfevents.{int(first.time.timestamp())}.{batch.job.id}.{first.event_id:012d}"
-        records = b"".join([*_head(batch, with_spec=not kept), *_records(batch.entries)])
+        records = b"".join([*_head(batch, with_spec=not previous), *_records(batch.entries)])
         self._folder.write(name, 0, records)
         return {"file": name, "bytes": len(records)}
 

@@ -109,7 +109,7 @@ class Wandb:
         register_secrets([base64.b64encode(f"api:{self._key}".encode()).decode()])  # in the form in which it is sent
         self._url = credentials.get("base_url", BASE_URL).rstrip("/")
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Log a batch. A run begins with the job's first point, or after a full batch without one.
 
         Raises:
@@ -118,7 +118,7 @@ class Wandb:
             TimeoutError: The package did not finish in time.
             WandbRefused: What was sent did not arrive.
         """
-        if not kept and not any(entry.values for entry in batch.entries):
+        if not previous and not any(entry.values for entry in batch.entries):
             if batch.job.finished:
                 return {}
             if len(batch.entries) < BATCH:  # otherwise what comes after a full one would never be read
@@ -180,7 +180,7 @@ class OfflineWandb:
         self._config, self._page = config, page
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a full batch, or the last one, to a file.
 
         Raises:
@@ -192,12 +192,12 @@ class OfflineWandb:
         if len(batch.entries) < BATCH and not batch.job.finished:
             raise NotYet
         if not any(entry.values for entry in batch.entries) and not self._folder.may_begin(batch.job):
-            return dict(kept)
+            return dict(previous)
         run = _run(self._config, batch, self._page, after=0)
         run["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
         with _logged(run) as logged:
             self._folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(logged["file"]).read_bytes())
-        return dict(kept)
+        return dict(previous)
 
 
 def _run(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Run:
