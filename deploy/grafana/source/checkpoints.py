@@ -26,8 +26,9 @@ _LEGEND = "{{job_name}} {{job_id}}"
 def checkpoints() -> Dashboard:
     """The dashboard."""
     says = "How much of each job is saved, what saving costs, and whether the store accepts it."
-    board = frame("boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()])
-    board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
+    board = frame(
+        "boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()], ["tenant", "job_name"]
+    )
     return board.annotation(panels.restarts(JOBS)).link(panels.to_service())
 
 

@@ -37,19 +37,15 @@ _FIRING = 'ALERTS{alertname=~"Boost.*", alertstate="firing"}'
 def fleet() -> Dashboard:
     """The dashboard."""
     rows = [_now(), _jobs(), _training(), _cluster(), _use(), _requests()]
-    board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows)
+    board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
     # What a GPU costs in an hour, in whichever currency; the chart sets it.
     price = TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
-    board = board.with_variable(panels.tenants()).with_variable(price)
+    board = board.with_variable(price)
     return board.annotation(panels.restarts(TENANTS)).link(panels.to_service())
 
 
 def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
     return count(title, says, unit, Query(expr))
-
-
-def _gpus(condition: str) -> str:
-    return newest("boost_cluster_resources", f'resource="GPU", condition="{condition}"')
 
 
 def _now() -> Row:
@@ -85,8 +81,18 @@ def _now() -> Row:
         [Column("", "none", f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})")],
     )
     panels = [
-        _value("GPUs", "GPUs that the nodes have.", "none", _gpus("total")),
-        _value("Free GPUs", "GPUs that no gang holds.", "none", _gpus("free")),
+        _value(
+            "GPUs",
+            "GPUs that the nodes have.",
+            "none",
+            newest("boost_cluster_resources", 'resource="GPU", condition="total"'),
+        ),
+        _value(
+            "Free GPUs",
+            "GPUs that no gang holds.",
+            "none",
+            newest("boost_cluster_resources", 'resource="GPU", condition="free"'),
+        ),
         _value("Running jobs", "Jobs that have a gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
         _value("Waiting jobs", "Jobs that are queued or waiting for resources.", "none", WAITING_JOBS),
         _value(

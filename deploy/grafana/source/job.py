@@ -2,6 +2,7 @@
 
 from grafana_foundation_sdk.builders import stat
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.models import common as looks
 
 from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
@@ -11,6 +12,7 @@ from deploy.grafana.source.panels import (
     Row,
     a_step,
     bars,
+    count,
     curves,
     frame,
     goodput,
@@ -23,7 +25,6 @@ from deploy.grafana.source.panels import (
     stepped,
     time_series,
     total,
-    word,
 )
 
 _BY = ("collective", "group")
@@ -37,9 +38,13 @@ _EXPOSED = rate("boost_rank_exposed_communication_seconds_total", JOB)
 def job() -> Dashboard:
     """The dashboard."""
     rows = [_now(), _learning(), _speed(), _communication(), _time()]
-    board = frame("boost-job", "Boost / Job", "One training job, from its loss to how its time was spent.", rows)
-    board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
-    board = board.with_variable(panels.job_id())
+    board = frame(
+        "boost-job",
+        "Boost / Job",
+        "One training job, from its loss to how its time was spent.",
+        rows,
+        ["tenant", "job_name", "job_id"],
+    )
     board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
     return board.link(panels.to_dashboard("Ranks", "boost-ranks")).link(panels.to_service("/jobs/${job_id}"))
 
@@ -55,6 +60,7 @@ def _of_job(metric: str, legend: str, *by: str) -> Query:
 def _now() -> Row:
     """How the job stands now: two lines of numbers."""
     step, target = newest("boost_job_step", JOB), newest("boost_job_target_steps", JOB)
+    state = count("State", "What the job does.", "none", Query(newest("boost_job_info", JOB, "state"), "{{state}}"))
     pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
     good = _value(
         "Goodput", "Share of the job's time, without waiting, that went into new steps.", "percentunit", goodput(JOB)
@@ -79,7 +85,7 @@ def _now() -> Row:
     )
     attempts = _value("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
     panels = [
-        word("State", "What the job does.", Query(newest("boost_job_info", JOB, "state"), "{{state}}"), "ended"),
+        state.no_value("ended").text_mode(looks.BigValueTextMode.NAME),
         _value("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
         _value("Steps", "Optimizer steps done.", "locale", step),
         _value(

@@ -128,11 +128,6 @@ def over_time(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
     return [target(query, place) for place, query in enumerate(queries)]
 
 
-def of_now(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
-    """How they are at its end."""
-    return [target(query, place).instant() for place, query in enumerate(queries)]
-
-
 def by_name() -> dashboard.FieldColor:
     """Colours that a series keeps when others come and go."""
     return dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
@@ -251,13 +246,7 @@ def number(title: str, says: str, unit: str, query: Query) -> stat.Panel:
 def count(title: str, says: str, unit: str, query: Query) -> stat.Panel:
     """The value of this moment in large; 0 where there is no series, because nothing is there to be counted."""
     panel = number(title, says, unit, query).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
-    return panel.targets(of_now([query]))
-
-
-def word(title: str, says: str, query: Query, otherwise: str) -> stat.Panel:
-    """What the only series of this moment is called, in large; ``otherwise`` where there is none."""
-    panel = count(title, says, "none", query).no_value(otherwise)
-    return panel.text_mode(looks.BigValueTextMode.NAME)
+    return panel.targets([target(query, 0).instant()])
 
 
 def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
@@ -265,7 +254,8 @@ def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
     panel = bargauge.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(by_name())
     panel = panel.display_mode(looks.BarGaugeDisplayMode.BASIC).orientation(looks.VizOrientation.HORIZONTAL)
-    return panel.reduce_options(_newest()).targets(of_now(queries))
+    targets = [target(query, place).instant() for place, query in enumerate(queries)]
+    return panel.reduce_options(_newest()).targets(list(targets))
 
 
 def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig:
@@ -284,31 +274,12 @@ SERVICE_URL = "http://localhost:8900"  # where people reach the service's page; 
 GPU_HOUR_PRICE = "gpu_hour_price"
 
 _ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
-
-
-def tenants() -> QueryVariable:
-    """Some tenants or all."""
-    return _several("tenant", "Tenant", "label_values(boost_job_info, tenant)")
-
-
-def job_names() -> QueryVariable:
-    """Some jobs by name or all; several jobs may have one name."""
-    return _several("job_name", "Job", 'label_values(boost_job_info{tenant=~"$tenant"}, job_name)')
-
-
-def job_id() -> QueryVariable:
-    """One job."""
-    jobs = 'boost_job_info{tenant=~"$tenant", job_name=~"$job_name"}'
-    return _query("job_id", "Job id", f"label_values({jobs}, job_id)")
-
-
-def _several(name: str, label: str, query: str) -> QueryVariable:
-    return _query(name, label, query).multi(True).include_all(True).all_value(".*").current(_ALL)
-
-
-def _query(name: str, label: str, query: str) -> QueryVariable:
-    variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
-    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+# Some tenants or all, some jobs by name or all, and one job; several jobs may have one name.
+_VARIABLES = {
+    "tenant": ("Tenant", "label_values(boost_job_info, tenant)"),
+    "job_name": ("Job", 'label_values(boost_job_info{tenant=~"$tenant"}, job_name)'),
+    "job_id": ("Job id", 'label_values(boost_job_info{tenant=~"$tenant", job_name=~"$job_name"}, job_id)'),
+}
 
 
 # What all dashboards have in common, and their JSON.
@@ -324,14 +295,21 @@ class Row(NamedTuple):
     panels: Sequence[Builder[Panel]]
 
 
-def frame(uid: str, title: str, says: str, rows: Sequence[Row]) -> dashboard.Dashboard:
-    """A dashboard with its rows, to which variables, marks and links are still to be added."""
+def frame(uid: str, title: str, says: str, rows: Sequence[Row], variables: Sequence[str] = ()) -> dashboard.Dashboard:
+    """A dashboard with its rows and these variables, to which others, marks and links are still to be added."""
     board = dashboard.Dashboard(title).uid(uid).description(says).tags([_TAG]).timezone("browser")
     board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
     service_url = ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
     board = board.variables([DatasourceVariable("datasource").label("Prometheus").type("prometheus"), service_url])
     menu = Link("Dashboards").type(DashboardLinkType.DASHBOARDS).tags([_TAG])
     board = board.link(menu.as_dropdown(True).include_vars(True).keep_time(True))
+    for name in variables:
+        label, query = _VARIABLES[name]
+        variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
+        variable = variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+        if name != "job_id":
+            variable = variable.multi(True).include_all(True).all_value(".*").current(_ALL)
+        board = board.with_variable(variable)
     for row in rows:
         board = board.with_row(dashboard.Row(row.title))
         for panel in row.panels:

@@ -1,10 +1,13 @@
 """The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
 
+from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
 
 from deploy.grafana.source.panels import (
     NAMES,
     OF_JOBS,
+    PROMETHEUS,
     Column,
     Query,
     Row,
@@ -13,15 +16,16 @@ from deploy.grafana.source.panels import (
     levels,
     longest_wait,
     newest,
+    over_time,
     quantiles,
     rate,
     stepped,
     table,
     time_series,
     to_service,
+    tooltip,
     waiting_jobs,
 )
-from deploy.grafana.source.ranks import states
 
 
 def scheduler() -> Dashboard:
@@ -50,12 +54,14 @@ def _passes() -> Row:
         "s",
         Query(f"time() - {newest('boost_cluster_seen_timestamp_seconds')}"),
     )
-    leading = states(
-        "Who schedules",
-        "Which replica holds the lease.",
-        Query("max by (instance) (boost_scheduler_leading)", "{{instance}}"),
-        {"0": ("stands by", "semi-dark-blue"), "1": ("schedules", "semi-dark-green")},
-    )
+    # A band for each replica, whose colour says whether it schedules.
+    words = {
+        "0": ValueMappingResult("stands by", "semi-dark-blue"),
+        "1": ValueMappingResult("schedules", "semi-dark-green"),
+    }
+    leading = statetimeline.Panel().title("Who schedules").description("Which replica holds the lease.")
+    leading = leading.datasource(PROMETHEUS).unit("none").mappings([ValueMap(words)]).tooltip(tooltip())
+    leading = leading.targets(over_time([Query("max by (instance) (boost_scheduler_leading)", "{{instance}}")]))
     duration = quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
     outcomes = time_series(
         "Passes",
