@@ -176,7 +176,8 @@ def _dcgm() -> Row:
         "ECC errors",
         "Memory errors detected, including corrected ones.",
         "none",
-        "increase(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL[$__rate_interval]) + increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[$__rate_interval])",
+        "increase(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL[$__rate_interval]) + "
+        "increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[$__rate_interval])",
     )
     return Row("GPUs by DCGM", [tensor.max(1), clock, nvlink, slowed.max(1), stepped(xid), counted(errors)])
 
