@@ -51,7 +51,6 @@ class Principal:
 # Every sender while authentication is off.
 ANONYMOUS = Principal(DEFAULT_TENANT, None, "anonymous", tuple(Scope))
 
-
 REMEMBERED_SECONDS = 5.0  # how long at most a process still accepts a revoked key
 USE_NOTED_EVERY = timedelta(minutes=1)
 

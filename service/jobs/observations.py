@@ -97,7 +97,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     }  # fmt: skip
 
 
-def store(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
+def add(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
     """Store observations, replacing older ones, and drop those of a tenant beyond the number kept."""
     for each in observed:
         same = (_ROW.job_id == each["job_id"]) & (_ROW.shape == each["shape"])

@@ -551,7 +551,7 @@ class JobStore:
                     self._refuse_if_lost(connection)
                     raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
-            observations.store(connection, [each for change in changes for each in change.observed])
+            observations.add(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
         self._known.remember({change.record.id: change.record for change in changes})
@@ -679,7 +679,7 @@ class JobStore:
                         self._refuse_if_lost(session.connection())
                         continue
                     session.add_all(write.rows)
-                    observations.store(session.connection(), write.observed)
+                    observations.add(session.connection(), write.observed)
                     record = queries.load(session, job_id)
                     notify(session.connection(), {job_id: record.version})
             self.notifications.publish({job_id: record.version})

@@ -19,7 +19,7 @@ nodes than H's. What all that stay take is therefore among the sums of one numbe
 ended: a set R of numbers, built gang by gang. H fits where no more than Q − c are taken. B adds at most D, the sum of
 its right sides. So B delays H in no case if R has no number that is above Q − c − D and not above Q − c.
 
-Resources that decide nothing are left out of a unit (``scarcity``): so jobs that take CPUs only start beside GPUs that
+Resources that decide nothing are left out of a unit (``Scarcity``): so jobs that take CPUs only start beside GPUs that
 are waited for. Where H allows groups of several sizes, B must pass for each: at the size at which H fits without B, it
 fits with B.
 """
@@ -79,17 +79,14 @@ class Taken:
         return more > 0 and self._sums >> max(0, self._spare - more + 1) != 0
 
 
-# Which resources decide whether a job fits, so that plentiful ones can be left out.
-#
-# A resource r decides nothing next to another one s if on every node, whichever gangs end, there is room for as many
-# units by r as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two
-# cases. Either x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least and
-# stays so: a gang that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what they
-# hold of s.
-
-
 class Scarcity:
-    """The scarce resources for one job.
+    """The scarce resources for one job, so that plentiful ones can be left out.
+
+    A resource r decides nothing next to another one s if on every node, whichever gangs end, there is room for as many
+    units by r as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two
+    cases. Either x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least
+    and stays so: a gang that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what
+    they hold of s.
 
     Args:
         nodes: Nodes that the job can use.

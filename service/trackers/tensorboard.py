@@ -21,11 +21,9 @@ from boost_core.config.storage import Disk, StorageOptions, giving_up_soon, opti
 from service.jobs.model import JobRecord
 from service.trackers.curves import Batch, Entry, NotYet, settings_of
 
-# The folder next to a job's checkpoints where a tracker writes its files, on a disk or in an object store.
-
 
 class TrackerFolder:
-    """The files of one tracker for one job.
+    """The files of one tracker for one job, next to its checkpoints, on a disk or in an object store.
 
     Args:
         checkpoint_url: Folder of the job's checkpoints.

@@ -80,7 +80,7 @@ def _now() -> Row:
         {**labels, "queue": "Queue", "rank": "Rank"},
         [Column("", "none", f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})")],
     )
-    panels = [
+    shown = [
         _value(
             "GPUs",
             "GPUs that the nodes have.",
@@ -117,7 +117,7 @@ def _now() -> Row:
         replicas.thresholds(levels("red", (1, "text"))),
         alerts.height(5).no_value(Need.ALERT),
     ]
-    return Row("Now", panels)
+    return Row("Now", shown)
 
 
 def _of_jobs(metric: str, *by: str) -> str:
@@ -197,16 +197,16 @@ def _cluster() -> Row:
 
 def _use() -> Row:
     """What the time that is looked at has cost, by tenant and by queue: GPU-hours, and their price."""
-    panels = []
+    shown = []
     for of in ("tenant", "queue"):
         held = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of)
         hours = f"sum_over_time({held}[$__range:1m]) / 60"  # a value a minute, and none where nobody looked
         says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
-        panels.append(bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({hours})", f"{{{{{of}}}}}")))
+        shown.append(bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({hours})", f"{{{{{of}}}}}")))
         says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
         cost = Query(f"sort_desc({hours} * $gpu_hour_price)", f"{{{{{of}}}}}")
-        panels.append(bars(f"Cost by {of}", says, "none", cost).decimals(2))
-    return Row("Use", [panel.span(6) for panel in panels])
+        shown.append(bars(f"Cost by {of}", says, "none", cost).decimals(2))
+    return Row("Use", [panel.span(6) for panel in shown])
 
 
 def _requests() -> Row:

@@ -84,7 +84,7 @@ def _now() -> Row:
         total(newest("boost_job_restarts_total", JOB, "cause")),
     )
     attempts = _value("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
-    panels = [
+    shown = [
         state.no_value("ended").text_mode(looks.BigValueTextMode.NAME),
         _value("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
         _value("Steps", "Optimizer steps done.", "locale", step),
@@ -103,7 +103,7 @@ def _now() -> Row:
         attempts,
         _value("Workers", "Ranks that train.", "none", newest("boost_job_workers", JOB)),
     ]
-    return Row("Now", panels)
+    return Row("Now", shown)
 
 
 def _learning() -> Row:
@@ -204,7 +204,7 @@ def _speed() -> Row:
         "none",
         _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
     )
-    panels = [
+    shown = [
         tokens,
         tokens_of_a_worker,
         samples,
@@ -215,7 +215,7 @@ def _speed() -> Row:
         flops,
     ]
     rest = [seconds, memory, imbalance.no_value(Need.CONTEXT)]
-    return Row("Speed", [*(panel.span(6) for panel in panels), *(panel.span(8) for panel in rest)])
+    return Row("Speed", [*(panel.span(6) for panel in shown), *(panel.span(8) for panel in rest)])
 
 
 def _communication() -> Row:

@@ -99,7 +99,7 @@ def _waiting() -> Row:
 
 
 def _limits() -> Row:
-    panels = []
+    shown = []
     for of in ("queue", "tenant"):
         held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
         panel = time_series(
@@ -109,5 +109,5 @@ def _limits() -> Row:
             Query(held, f"{{{{{of}}}}}"),
             Query(limit, f"{{{{{of}}}}} limit"),
         )
-        panels.append(stepped(panel).span(12))
-    return Row("GPUs held", panels)
+        shown.append(stepped(panel).span(12))
+    return Row("GPUs held", shown)
