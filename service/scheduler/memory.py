@@ -58,7 +58,9 @@ class GangMemory:
         self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = ()
     ) -> Orders:
         """Note that a gang is about to start, and return its orders. ``limit``: bytes that its ranks may need."""
-        return self._begin(job, attempt, Gang(None, target, limit=limit, near=near), stored=0)
+        gang, now = Gang(None, target, limit=limit, near=near), self._clock()
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored=0)
+        return replace(gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def recall(self, job: JobRecord, stored: int) -> None:
         """Adopt a gang that was started before the service, keeping the layout in the record.
@@ -67,7 +69,8 @@ class GangMemory:
             job: Its job.
             stored: Sequence number of its newest report in the record; 0 if there is none.
         """
-        self._begin(job, job.attempt, Gang(None, _layout_in_record(job)), stored)
+        gang, now = Gang(None, _layout_in_record(job)), self._clock()
+        self._entries[job.id] = _Entry(job.attempt, gang, job.spec.elasticity, now, now, now, stored)
 
     def knows(self, job: JobRecord) -> bool:
         """Whether a job's newest gang has been seen or started since the service began."""
@@ -186,11 +189,6 @@ class GangMemory:
         """Note all jobs that there is room for now."""
         now = self._clock()
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}
-
-    def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
-        now = self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return replace(gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def _change(self, entry: _Entry, gang: Gang) -> None:
         if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):

@@ -57,17 +57,17 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
 
 def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """The job is too large for its quota, even if nothing else used it."""
-    message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit[account]:g}"
-    return f"{message}; waits for a higher quota"
+    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+    limit = cluster.quotas.limit[account]
+    return f"needs {needed}; {account.holder} may hold {limit:g}; waits for a higher quota"
 
 
 def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """Other jobs use the quota, or come first."""
     quotas = cluster.quotas
-    message = (
-        f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit[account]:g} and holds "
-        f"{quotas.allocated[account]:g}"
-    )
+    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+    limit, allocated = quotas.limit[account], quotas.allocated[account]
+    message = f"needs {needed}; {account.holder} may hold {limit:g} and holds {allocated:g}"
     if reserved := quotas.reserved[account]:
         message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"
     if head := quotas.heads.get(account):
@@ -102,10 +102,6 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
     nodes = cluster.nodes(job)
     waiting = sum(count for line, count in cluster.lines.items() if isinstance(line, int) and line & nodes)
     return f"{message}; {_behind(job, head, waiting)}"
-
-
-def _amount(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    return f"needs {cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
 
 
 def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
