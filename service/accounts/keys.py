@@ -70,7 +70,7 @@ class KeyRevoked(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedKey:
     """What is cached about a key for a while."""
 
     principal: Principal
@@ -96,7 +96,7 @@ class KeyStore:
 
     def __init__(self, database: str | Engine) -> None:
         self._engine = open_engine(database) if isinstance(database, str) else database
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedKey] = {}
 
     def create(
         self,
@@ -157,14 +157,14 @@ class KeyStore:
             if row is None:
                 raise KeyNotFound(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
             row.revoked_at = row.revoked_at or datetime.now(UTC)
-        self._known.pop(key_id, None)
+        self._cached.pop(key_id, None)
 
     def recall(self, presented: str) -> Principal | None:
         """Return whose key this is, from the cache; ``None`` if ``verify`` must be called, which may block.
 
         For a cached key, the result is that of ``verify``.
         """
-        known = self._remembered(_id_in(presented))
+        known = self._lookup(_id_in(presented))
         fits = known is not None and not known.use_is_due() and _is_right(presented, known)
         return known.principal if known and fits else None
 
@@ -176,7 +176,7 @@ class KeyStore:
             return None
         if known.use_is_due():
             now = datetime.now(UTC)
-            self._known[key_id] = replace(known, used_at=now)
+            self._cached[key_id] = replace(known, used_at=now)
             # This is recorded for housekeeping, and a failure is no reason to refuse the request.
             with suppress(SQLAlchemyError), self._engine.begin() as connection:
                 connection.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
@@ -204,25 +204,25 @@ class KeyStore:
                     session.add(RequestRow(**model.request_values(request, row.id)))
                 if session.get(TenantRow, row.tenant) is None:
                     session.add(TenantRow(name=row.tenant))
-        self._known.pop(row.id, None)
+        self._cached.pop(row.id, None)
         return NewKey(**_facts(row), key=key)
 
-    def _remembered(self, key_id: str | None) -> _Known | None:
-        known = self._known.get(key_id) if key_id is not None else None
+    def _lookup(self, key_id: str | None) -> _CachedKey | None:
+        known = self._cached.get(key_id) if key_id is not None else None
         return known if known is not None and time.monotonic() <= known.until else None
 
-    def _find(self, key_id: str) -> _Known | None:
-        if (known := self._remembered(key_id)) is not None:
+    def _find(self, key_id: str) -> _CachedKey | None:
+        if (known := self._lookup(key_id)) is not None:
             return known
         until = time.monotonic() + REMEMBERED_SECONDS
         with Session(self._engine) as session:
             row = session.get(KeyRow, key_id)
         if row is None or row.revoked_at is not None:
-            self._known.pop(key_id, None)
+            self._cached.pop(key_id, None)
             return None
         # Only existing keys, so that requests cannot fill the memory.
         principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
-        self._known[key_id] = known = _Known(principal, row.sha256, row.expires_at, until, row.last_used_at)
+        self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
         return known
 
 
@@ -234,7 +234,7 @@ def _id_in(presented: str) -> str | None:
     return key_id if well_formed else None
 
 
-def _is_right(presented: str, known: _Known | None) -> bool:
+def _is_right(presented: str, known: _CachedKey | None) -> bool:
     """Whether a presented key matches the known one and has not expired."""
     same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
     return same and known is not None and known.alive()

@@ -45,7 +45,7 @@ def units_in(amounts: Amounts, unit: Amounts) -> int:
     return copies(amounts, unit) if unit else 0
 
 
-def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
+def units_allocated(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
     """The fewest and the most units for which a gang leaves no room."""
     size, count = demand.groups(layout)
     parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
@@ -54,7 +54,7 @@ def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int
     return count * math.floor(min(parts) + ROUNDING), count * math.ceil(max(parts) - ROUNDING)
 
 
-class Taken:
+class AllocatedUnits:
     """The possible total numbers of units taken: every sum of one number from each of some ranges.
 
     Args:
@@ -159,7 +159,7 @@ class _Stay:
 
     def units(self, unit: Amounts) -> tuple[int, int]:
         """The fewest and the most units that it takes."""
-        ranges = [units_taken(self.demand, layout, unit) for layout in self.layouts]
+        ranges = [units_allocated(self.demand, layout, unit) for layout in self.layouts]
         return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
 
 
@@ -200,16 +200,18 @@ class Head:
         for size in self._fewest:
             deciding = self._scarcity.deciding(size, demand.amounts(layout.world_size))
             unit = self._unit(size, deciding)
-            if (size, deciding) not in self._taken:
-                taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
+            if (size, deciding) not in self._allocated:
+                allocated = AllocatedUnits(
+                    sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size]
+                )
                 for stay in self._stays:
-                    taken.add(*stay.units(unit))
+                    allocated.add(*stay.units(unit))
                 if any(self._of_others[name] > ROUNDING for name in unit):
                     used = (units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities)
-                    taken.add(0, sum(used))
-                self._taken[size, deciding] = taken
-            _, most = units_taken(demand, layout, unit)
-            if self._taken[size, deciding].too_much_with(most):
+                    allocated.add(0, sum(used))
+                self._allocated[size, deciding] = allocated
+            _, most = units_allocated(demand, layout, unit)
+            if self._allocated[size, deciding].too_much_with(most):
                 return True
         return False
 
@@ -217,7 +219,7 @@ class Head:
         self._known, self._resized = 0, self._cluster.resized
         self._stays: list[_Stay] = []
         self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
-        self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
+        self._allocated: dict[tuple[int, frozenset[str]], AllocatedUnits] = {}
 
     def _follow_cluster(self) -> None:
         """Take newly started gangs into account; start over if one was resized."""
@@ -235,8 +237,8 @@ class Head:
             inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
             stay = _Stay(demand, frozenset(layouts), inside)
             self._stays.append(stay)
-            for (size, deciding), taken in self._taken.items():
-                taken.add(*stay.units(self._unit(size, deciding)))
+            for (size, deciding), allocated in self._allocated.items():
+                allocated.add(*stay.units(self._unit(size, deciding)))
         self._known = len(self._cluster.gangs)
 
     def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
