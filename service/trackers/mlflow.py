@@ -111,8 +111,7 @@ class Mlflow:
     def _run(self, job: JobRecord, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job's run, creating it if needed; that takes several requests, any of which may be the last."""
         if "run" in previous:
-            answer = self._ask("GET", "runs/get", params={"run_id": previous["run"]}) or {}
-            known: dict[str, Any] = answer["run"]
+            known: dict[str, Any] = (self._ask("GET", "runs/get", params={"run_id": previous["run"]}) or {})["run"]
             return known
         by_name = {"experiment_name": self._experiment}
         answer = self._ask("GET", "experiments/get-by-name", params=by_name, absent="RESOURCE_DOES_NOT_EXIST")
