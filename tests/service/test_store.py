@@ -174,7 +174,7 @@ def test_the_queue_does_not_follow_the_clock(store: JobStore, monkeypatch: pytes
 
     first = store.create(a_spec(), ROOT)
     with monkeypatch.context() as jumped:
-        for module in ("store", "writes", "ids"):
+        for module in ("store", "writes", "model"):
             jumped.setattr(f"service.jobs.{module}.datetime", JumpedClock, raising=False)
         second = store.create(a_spec(), ROOT)
         store.request_cancel(first.id)
