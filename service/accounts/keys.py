@@ -23,9 +23,8 @@ from service.accounts.tables import KeyRow, TenantRow
 from service.jobs import model
 from service.jobs.database import open_engine
 from service.jobs.model import Request
+from service.jobs.tables import RequestRow
 from service.models.access import DEFAULT_TENANT, Key, NewKey, Scope
-
-# The sender of a request, as the service sees it.
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Principal:
 # Every sender while authentication is off.
 ANONYMOUS = Principal(DEFAULT_TENANT, None, "anonymous", tuple(Scope))
 
-
 REMEMBERED_SECONDS = 5.0  # how long at most a process still accepts a revoked key
 USE_NOTED_EVERY = timedelta(minutes=1)
 
@@ -66,21 +64,13 @@ _NOBODYS = "0" * 64  # compared with the secret if the key does not exist, so th
 class KeyNotFound(LookupError):
     """No key has this ID."""
 
-    def __init__(self, key_id: str) -> None:
-        super().__init__(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
-
 
 class KeyRevoked(RuntimeError):
     """A key was to get a new secret, but it is revoked."""
 
-    def __init__(self, key_id: str) -> None:
-        super().__init__(
-            f"the key {key_id} that this request created is revoked; send another Idempotency-Key for a new one"
-        )
-
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedKey:
     """What is cached about a key for a while."""
 
     principal: Principal
@@ -106,7 +96,7 @@ class KeyStore:
 
     def __init__(self, database: str | Engine) -> None:
         self._engine = open_engine(database) if isinstance(database, str) else database
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedKey] = {}
 
     def create(
         self,
@@ -149,7 +139,7 @@ class KeyStore:
         """Return all keys, newest first."""
         with Session(self._engine) as session:
             rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at.desc(), KeyRow.id))
-            return [_shown(row) for row in rows]
+            return [Key(**_facts(row), revoked_at=row.revoked_at, last_used_at=row.last_used_at) for row in rows]
 
     def empty(self) -> bool:
         """Whether no key has ever been created."""
@@ -165,16 +155,16 @@ class KeyStore:
         with Session(self._engine) as session, session.begin():
             row = session.get(KeyRow, key_id)
             if row is None:
-                raise KeyNotFound(key_id)
+                raise KeyNotFound(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
             row.revoked_at = row.revoked_at or datetime.now(UTC)
-        self._known.pop(key_id, None)
+        self._cached.pop(key_id, None)
 
     def recall(self, presented: str) -> Principal | None:
         """Return whose key this is, from the cache; ``None`` if ``verify`` must be called, which may block.
 
         For a cached key, the result is that of ``verify``.
         """
-        known = self._remembered(_id_in(presented))
+        known = self._lookup(_id_in(presented))
         fits = known is not None and not known.use_is_due() and _is_right(presented, known)
         return known.principal if known and fits else None
 
@@ -182,9 +172,14 @@ class KeyStore:
         """Return whose key this is; ``None`` if it is invalid, revoked or expired."""
         key_id = _id_in(presented)
         known = self._find(key_id) if key_id is not None else None
-        if not _is_right(presented, known) or known is None:
+        if not _is_right(presented, known) or known is None or key_id is None:
             return None
-        self._note_use(known)
+        if known.use_is_due():
+            now = datetime.now(UTC)
+            self._cached[key_id] = replace(known, used_at=now)
+            # This is recorded for housekeeping, and a failure is no reason to refuse the request.
+            with suppress(SQLAlchemyError), self._engine.begin() as connection:
+                connection.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
         return known.principal
 
     def is_good(self, principal: Principal) -> bool:
@@ -195,52 +190,40 @@ class KeyStore:
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
         """Store a key, or give the one that the request created a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            known = model.find(session, request) if request is not None else None
-            made = session.get_one(KeyRow, known) if known is not None else row
-            if made.revoked_at is not None:
-                raise KeyRevoked(made.id)
-            key = f"{_PREFIX}_{made.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-            made.sha256 = _sha256(key)
-            if known is None:
-                session.add(made)
+            earlier = model.find(session, request) if request is not None else None
+            if earlier is not None:
+                row = session.get_one(KeyRow, earlier)
+            if row.revoked_at is not None:
+                remedy = "send another Idempotency-Key for a new one"
+                raise KeyRevoked(f"the key {row.id} that this request created is revoked; {remedy}")
+            key = f"{_PREFIX}_{row.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+            row.sha256 = _sha256(key)
+            if earlier is None:
+                session.add(row)
                 if request is not None:
-                    session.add(model.row_of(request, made.id))
-                if session.get(TenantRow, made.tenant) is None:
-                    session.add(TenantRow(name=made.tenant))
-        self._known.pop(made.id, None)
-        return NewKey(**_facts(made), key=key)
+                    session.add(RequestRow(**model.request_values(request, row.id)))
+                if session.get(TenantRow, row.tenant) is None:
+                    session.add(TenantRow(name=row.tenant))
+        self._cached.pop(row.id, None)
+        return NewKey(**_facts(row), key=key)
 
-    def _remembered(self, key_id: str | None) -> _Known | None:
-        known = self._known.get(key_id) if key_id is not None else None
+    def _lookup(self, key_id: str | None) -> _CachedKey | None:
+        known = self._cached.get(key_id) if key_id is not None else None
         return known if known is not None and time.monotonic() <= known.until else None
 
-    def _find(self, key_id: str) -> _Known | None:
-        known = self._remembered(key_id)
-        if known is None:
-            known = self._load(key_id)
-            if known is None:
-                self._known.pop(key_id, None)
-            else:  # only existing keys, so that requests cannot fill the memory
-                self._known[key_id] = known
-        return known
-
-    def _load(self, key_id: str) -> _Known | None:
+    def _find(self, key_id: str) -> _CachedKey | None:
+        if (known := self._lookup(key_id)) is not None:
+            return known
         until = time.monotonic() + REMEMBERED_SECONDS
         with Session(self._engine) as session:
             row = session.get(KeyRow, key_id)
         if row is None or row.revoked_at is not None:
+            self._cached.pop(key_id, None)
             return None
+        # Only existing keys, so that requests cannot fill the memory.
         principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
-        return _Known(principal, row.sha256, row.expires_at, until, row.last_used_at)
-
-    def _note_use(self, known: _Known) -> None:
-        now, key_id = datetime.now(UTC), known.principal.key_id
-        if key_id is None or not known.use_is_due():
-            return
-        self._known[key_id] = replace(known, used_at=now)
-        # This is recorded for housekeeping, and a failure is no reason to refuse the request.
-        with suppress(SQLAlchemyError), self._engine.begin() as connection:
-            connection.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
+        self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
+        return known
 
 
 def _id_in(presented: str) -> str | None:
@@ -251,7 +234,7 @@ def _id_in(presented: str) -> str | None:
     return key_id if well_formed else None
 
 
-def _is_right(presented: str, known: _Known | None) -> bool:
+def _is_right(presented: str, known: _CachedKey | None) -> bool:
     """Whether a presented key matches the known one and has not expired."""
     same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
     return same and known is not None and known.alive()
@@ -263,7 +246,3 @@ def _sha256(key: str) -> str:
 
 def _facts(row: KeyRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in ("id", "name", "tenant", "scopes", "created_at", "expires_at")}
-
-
-def _shown(row: KeyRow) -> Key:
-    return Key(**_facts(row), revoked_at=row.revoked_at, last_used_at=row.last_used_at)

@@ -24,9 +24,9 @@ class LocalKeys:
 
     def create_key(self, request: KeyRequest) -> NewKey:
         """Create a key, and its tenant if it does not exist."""
-        made = self._keys.create(request.name, request.tenant, request.scopes, request.expires_at)
-        self._record("key.create", made.id, 201)
-        return made
+        key = self._keys.create(request.name, request.tenant, request.scopes, request.expires_at)
+        self._record("key.create", key.id, 201)
+        return key
 
     def keys(self) -> KeyList:
         """Return all keys, newest first."""

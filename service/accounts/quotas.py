@@ -1,7 +1,7 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, bindparam, select
 from sqlalchemy.orm import Session
@@ -24,9 +24,6 @@ Limit = dict[str, float]  # by Ray's names of resources; a missing one is not li
 
 class QueueNotFound(LookupError):
     """No queue has this name."""
-
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no queue {name!r}; there are: {', '.join(known)}")
 
 
 class QueueInUse(ValueError):
@@ -68,15 +65,15 @@ class QuotaStore:
         with self._engine.connect() as connection:
             rows = connection.execute(_QUEUES).all()
             counts = count_by(connection, JobRow.queue)
-            held = self._held(connection, lambda job: job.queue)
+            allocated = self._allocated(connection, lambda job: job.queue)
         return [
             Queue(
                 name=row.name,
                 description=row.description,
                 gpus=row.gpus,
                 cpus=row.cpus,
-                used_gpus=held[row.name, "GPU"],
-                used_cpus=held[row.name, "CPU"],
+                used_gpus=allocated[row.name, "GPU"],
+                used_cpus=allocated[row.name, "CPU"],
                 jobs=counts.get(row.name, {}),
             )
             for row in rows
@@ -123,14 +120,14 @@ class QuotaStore:
         with self._engine.connect() as connection:
             rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
             counts = count_by(connection, JobRow.tenant)
-            held = self._held(connection, lambda job: job.tenant)
+            allocated = self._allocated(connection, lambda job: job.tenant)
         return [
             Tenant(
                 name=name,
                 gpus=rows[name].gpus if name in rows else None,
                 cpus=rows[name].cpus if name in rows else None,
-                used_gpus=held[name, "GPU"],
-                used_cpus=held[name, "CPU"],
+                used_gpus=allocated[name, "GPU"],
+                used_cpus=allocated[name, "CPU"],
                 jobs=counts.get(name, {}),
             )
             for name in sorted(rows.keys() | counts.keys())
@@ -142,17 +139,18 @@ class QuotaStore:
             session.merge(TenantRow(name=name, **settings.model_dump()))
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
-    def _held(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
-        """Return what gangs hold of each resource, by the key that their jobs count towards; zero for all others."""
-        held: dict[tuple[str, str], float] = defaultdict(float)
+    def _allocated(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
+        """Return what gangs have of each resource, by the key that their jobs count towards; zero for all others."""
+        allocated: dict[tuple[str, str], float] = defaultdict(float)
         for job in self._store.with_gangs(connection):
-            for resource, amount in job.held.items():
-                held[of(job), resource] += amount
-        return held
+            for resource, amount in job.allocated.items():
+                allocated[of(job), resource] += amount
+        return allocated
 
 
 def _queue_not_found(session: Session, name: str) -> QueueNotFound:
-    return QueueNotFound(name, session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all())
+    names = session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all()
+    return QueueNotFound(f"there is no queue {name!r}; there are: {', '.join(names)}")
 
 
 def _limit(row: TenantRow | QueueRow) -> Limit:

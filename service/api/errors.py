@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
-from service.jobs.database_errors import UNKNOWN_FAULT, fault_of
+from service.jobs.database import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
 from service.jobs.model import IdempotencyKeyReused
 from service.jobs.profiles import ProfileNotFound

@@ -23,7 +23,8 @@ from service.accounts.keys import Principal
 from service.api.errors import RateLimited, StoreUnavailable
 from service.jobs.database import WAIT_SECONDS, DatabaseSlow
 from service.jobs.model import Request
-from service.jobs.store import JobStore, TooManyUnknown
+from service.jobs.queries import TooManyUnknown
+from service.jobs.store import JobStore
 from service.security.redaction import redact
 from service.settings import Settings
 

@@ -1,10 +1,11 @@
-"""Opening the database and bringing its tables up to date."""
+"""Opening the database, bringing its tables up to date, and what its errors mean."""
 
 import json
 import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy import URL, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boost_core import __version__
 
@@ -28,36 +30,18 @@ SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 SHORT_READS = "short_reads"  # the execution option of connections for short reads
 _INSTRUCTIONS, _MOST_COUNTED = 1_000, 50  # of SQLite's virtual machine: a millisecond; listing 100 jobs takes a tenth
 
-_TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
+TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 
 class DatabaseTooNew(SQLAlchemyError):
-    """A newer version has migrated the database.
-
-    Args:
-        revision: Revision of its tables.
-    """
-
-    def __init__(self, revision: str) -> None:
-        super().__init__(
-            f"its tables are at revision {revision}, which BOOST {__version__} does not know: a newer version has "
-            "migrated it. Run that version again, or restore the backup that was taken before the upgrade"
-        )
+    """A newer version has migrated the database."""
 
 
 class DatabaseGone(OperationalError):
-    """The file of a SQLite database is missing or was replaced; SQLite would keep writing to the unlinked file.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: str) -> None:
-        problem = f"{path} is missing or was replaced; restore it, and restart the service if it is a copy"
-        super().__init__(None, None, FileNotFoundError(problem))
+    """The file of a SQLite database is missing or was replaced; SQLite would keep writing to the unlinked file."""
 
 
 class DatabaseSlow(OperationalError):
@@ -84,7 +68,7 @@ class _File:
 
     def note(self, *_: object) -> None:
         """Remember the file on first use."""
-        self._known = self._known or self._found()
+        self._known = self._known or self._identity()
 
     def check(self, *_: object) -> None:
         """Make sure that the file is still the same.
@@ -92,15 +76,16 @@ class _File:
         Raises:
             DatabaseGone: It is missing or was replaced.
         """
-        if self._known is not None and self._found() != self._known:
-            raise DatabaseGone(str(self._path))
+        if self._known is not None and self._identity() != self._known:
+            remedy = "restore it, and restart the service if it is a copy"
+            raise DatabaseGone(None, None, FileNotFoundError(f"{self._path} is missing or was replaced; {remedy}"))
 
-    def _found(self) -> tuple[int, int] | None:
+    def _identity(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
 
 class _BoundedWork:
@@ -141,15 +126,19 @@ def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engi
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # replaces connections from before a restart of the database
             pool_timeout=WAIT_SECONDS if seconds is None else seconds,
-            connect_args=_TO_POSTGRESQL,
-            json_serializer=_json_without_nul,
+            connect_args=TO_POSTGRESQL,
+            json_serializer=lambda value: _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value)),  # PostgreSQL has no NUL
         )
         event.listen(engine, "connect", partial(_set_up_postgresql, milliseconds=round(1000 * (seconds or 0))))
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
-        _keep_private(Path(url.database))
+        # Readable only by its owner, whatever its folder allows; SQLite's log inherits the mode.
+        file = Path(url.database)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.chmod(0o600)
     busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
     return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds), seconds)
 
@@ -188,19 +177,6 @@ def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], se
     return engine
 
 
-def connect_arguments(engine: Engine) -> dict[str, Any]:
-    """Arguments for one more psycopg connection to an engine's PostgreSQL."""
-    _, arguments = engine.dialect.create_connect_args(engine.url)
-    return {**arguments, **_TO_POSTGRESQL}
-
-
-def _keep_private(file: Path) -> None:
-    """Make a file readable only by its owner, whatever its folder allows; SQLite's log inherits the mode."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.touch(mode=0o600)
-    file.chmod(0o600)
-
-
 class _WithoutNul(StrDumperUnknown):
     """Text for PostgreSQL, which cannot store NUL."""
 
@@ -211,11 +187,6 @@ class _WithoutNul(StrDumperUnknown):
 def _json(value: Any) -> str:
     """Encode JSON; models encode themselves in a third of the time."""
     return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)
-
-
-def _json_without_nul(value: Any) -> str:
-    """Encode JSON that PostgreSQL can query."""
-    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", _json(value))
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, milliseconds: int) -> None:
@@ -255,15 +226,151 @@ def migrate(database_url: str) -> None:
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             else:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            _require_known(connection, ScriptDirectory.from_config(config))
+            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            for revision in MigrationContext.configure(connection).get_current_heads():
+                if revision not in known:
+                    raise DatabaseTooNew(
+                        f"its tables are at revision {revision}, which BOOST {__version__} does not know: a newer "
+                        "version has migrated it. Run that version again, or restore the backup that was taken before "
+                        "the upgrade"
+                    )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
         engine.dispose()
 
 
-def _require_known(connection: Connection, scripts: ScriptDirectory) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    for revision in MigrationContext.configure(connection).get_current_heads():
-        if revision not in known:
-            raise DatabaseTooNew(revision)
+# What is wrong with a database, by the codes of the errors that SQLite and PostgreSQL raise.
+
+
+@dataclass(frozen=True)
+class DatabaseFault:
+    """A kind of problem with the database.
+
+    Attributes:
+        code: Its stable name, for programs.
+        message: What is wrong and what to do, for people; names neither hosts nor statements.
+        passes: Whether it may pass without an operator, so that trying again soon makes sense.
+    """
+
+    code: str
+    message: str
+    passes: bool
+
+
+UNKNOWN_FAULT = DatabaseFault(
+    "database-unavailable",
+    "the service's database does not respond; a change in progress may or may not have been made; try again",
+    passes=True,
+)
+_GONE = DatabaseFault(
+    "database-unavailable",
+    "the service's database file is missing or was replaced, so nothing is stored; tell the operator",
+    passes=True,
+)
+_FULL = DatabaseFault(
+    "database-full",
+    "the disk of the service's database is full, so nothing can be stored; the operator has to make room there",
+    passes=False,
+)
+_READ_ONLY = DatabaseFault(
+    "database-read-only",
+    "the service's database can only be read, so nothing can be stored; the operator has to make it writable: the "
+    "file's permissions and mount, or a PostgreSQL that has become a standby",
+    passes=True,
+)
+_CROWDED = DatabaseFault(
+    "database-too-many-connections",
+    "the service's database has no connection left; try again; if it stays so, the operator has to allow more "
+    "connections or to run fewer services on it",
+    passes=True,
+)
+_LOCKED = DatabaseFault(
+    "database-locked",
+    "the service's database is locked by another writer for longer than requests wait; nothing was changed; try again",
+    passes=True,
+)
+_SLOW = DatabaseFault(
+    "database-slow",
+    "the service's database did not answer in time; a change in progress may or may not have been made; try again",
+    passes=True,
+)
+_REFUSES = DatabaseFault(
+    "database-refuses",
+    "the service's database does not accept the service's login or has no such database; the operator has to correct "
+    "BOOST_DATABASE_URL or the database's accounts",
+    passes=True,
+)
+_DAMAGED = DatabaseFault(
+    "database-damaged",
+    "the service's database cannot be read, because its disk fails or its file is damaged; the operator has to restore "
+    "it from a backup",
+    passes=False,
+)
+_STARTING = DatabaseFault(
+    "database-unavailable", "the service's database is starting or stopping; try again in some seconds", passes=True
+)
+
+_OF_SQLITE = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_IOERR: _DAMAGED,
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+}
+# By SQLSTATE, or its first two digits, which name the class.
+_OF_POSTGRESQL = {
+    "53100": _FULL,
+    "53300": _CROWDED,
+    "25006": _READ_ONLY,
+    "55P03": _LOCKED,
+    "40P01": _LOCKED,
+    "57014": _SLOW,
+    "57P01": _STARTING,
+    "57P02": _STARTING,
+    "57P03": _STARTING,
+    "28": _REFUSES,
+    "3D": _REFUSES,
+    "42501": _REFUSES,
+    "58030": _DAMAGED,
+    "XX001": _DAMAGED,
+    "XX002": _DAMAGED,
+}
+# Of refused connections, psycopg knows only the text, in the server's language.
+_REFUSED_CONNECTIONS = {
+    "too many clients already": _CROWDED,
+    "remaining connection slots": _CROWDED,
+    "too many connections": _CROWDED,
+    "authentication failed": _REFUSES,
+    "no pg_hba.conf entry": _REFUSES,
+    "does not exist": _REFUSES,
+    "the database system is": _STARTING,
+}
+
+
+def fault_of(error: SQLAlchemyError) -> DatabaseFault | None:
+    """What is wrong, by an error that the database's driver or the pool of connections raised; ``None`` if unknown."""
+    if isinstance(error, DatabaseGone):
+        return _GONE
+    if isinstance(error, PoolTimeout):
+        return _CROWDED
+    if isinstance(error, DatabaseSlow):
+        return _SLOW
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    if isinstance(cause, sqlite3.Error):
+        return _OF_SQLITE.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF)
+    if isinstance(cause, psycopg.Error):
+        state = cause.sqlstate or ""
+        if fault := _OF_POSTGRESQL.get(state) or _OF_POSTGRESQL.get(state[:2]):
+            return fault
+        text = "" if state else str(cause)
+        return next((fault for part, fault in _REFUSED_CONNECTIONS.items() if part in text), None)
+    return None
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong, for people; the error's own text if that is not known."""
+    fault = fault_of(error) if isinstance(error, SQLAlchemyError) else None
+    return fault.message if fault else str(error)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from boost_core.config.base import counted
 from service.jobs.leases import Lease, LeaseLost
-from service.jobs.model import Owner, new_dataset_id
+from service.jobs.model import Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.tables import DatasetRow
 from service.models.datasets import Dataset, DatasetDetail, DatasetProgress, DatasetRequest, DatasetState
@@ -56,42 +56,37 @@ class DatasetStore:
         Raises:
             DatasetConflict: The name is taken, or the tenant has too many.
         """
+        theirs = (DatasetRow.tenant == owner.tenant) & ~DatasetRow.deleted
+        by_state = select(DatasetRow.state, func.count().label("number")).where(theirs).group_by(DatasetRow.state)
+        here = _named(request.name, owner.tenant)
         try:
-            self._create(request, root, owner)
+            with self._engine.begin() as connection:
+                counts = {row.state: row.number for row in connection.execute(by_state)}
+                if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
+                    raise DatasetConflict(
+                        f"the tenant {owner.tenant!r} has {sum(counts.values())} datasets, of which "
+                        f"{counts.get(DatasetState.BUILDING, 0)} are being built; at most {MOST_DATASETS} and "
+                        f"{MOST_BUILDING} are allowed: wait, or delete some"
+                    )
+                earlier = connection.execute(select(*_SUMMARY).where(here)).one_or_none()
+                dataset_id = earlier.id if earlier else new_id("dataset")
+                folder = request.url or f"{root.rstrip('/')}/{owner.tenant}/datasets"
+                values = {
+                    "tenant": owner.tenant, "name": request.name, "id": dataset_id, "submitted_by": owner.name,
+                    "spec": request.model_dump(mode="json"), "url": f"{folder.rstrip('/')}/{dataset_id}",
+                    "state": DatasetState.BUILDING, "message": "waits for its turn", "progress": None,
+                    "finished_at": None, "attempt": earlier.attempt + 1 if earlier else 1, "launches": 0,
+                }  # fmt: skip
+                ended = DatasetRow.state.not_in([DatasetState.BUILDING, DatasetState.READY])
+                if earlier is None:
+                    connection.execute(insert(DatasetRow).values(values | {"created_at": datetime.now(UTC)}))
+                elif _count(connection.execute(update(DatasetRow).where(here, ended).values(values))) != 1:
+                    state = connection.scalar(select(DatasetRow.state).where(here))
+                    remedy = "cancel it first" if state == DatasetState.BUILDING else "delete it"
+                    raise DatasetConflict(f"the dataset {request.name!r} is {state}; {remedy}, or take another name")
         except IntegrityError as error:  # another request was the first
             raise DatasetConflict(f"the dataset {request.name!r} was requested at the same time; check it") from error
         return self.get(request.name, owner.tenant)
-
-    def _create(self, request: DatasetRequest, root: str, owner: Owner) -> None:
-        with self._engine.begin() as connection:
-            theirs = (DatasetRow.tenant == owner.tenant) & ~DatasetRow.deleted
-            counted = select(DatasetRow.state, func.count().label("number")).where(theirs).group_by(DatasetRow.state)
-            counts = {row.state: row.number for row in connection.execute(counted)}
-            if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
-                raise DatasetConflict(
-                    f"the tenant {owner.tenant!r} has {sum(counts.values())} datasets, of which "
-                    f"{counts.get(DatasetState.BUILDING, 0)} are being built; at most {MOST_DATASETS} and "
-                    f"{MOST_BUILDING} are allowed: wait, or delete some"
-                )
-            here = _named(request.name, owner.tenant)
-            found = connection.execute(select(*_SUMMARY).where(here)).one_or_none()
-            dataset_id = found.id if found else new_dataset_id()
-            folder = request.url or f"{root.rstrip('/')}/{owner.tenant}/datasets"
-            values = {
-                "tenant": owner.tenant, "name": request.name, "id": dataset_id, "submitted_by": owner.name,
-                "spec": request.model_dump(mode="json"), "url": f"{folder.rstrip('/')}/{dataset_id}",
-                "state": DatasetState.BUILDING, "message": "waits for its turn", "progress": None, "finished_at": None,
-                "attempt": found.attempt + 1 if found else 1, "launches": 0,
-            }  # fmt: skip
-            if found is None:
-                connection.execute(insert(DatasetRow).values(values | {"created_at": datetime.now(UTC)}))
-                return
-            ended = DatasetRow.state.not_in([DatasetState.BUILDING, DatasetState.READY])
-            result = connection.execute(update(DatasetRow).where(here, ended).values(values))
-            if _count(result) != 1:
-                state = connection.scalar(select(DatasetRow.state).where(here))
-                remedy = "cancel it first" if state == DatasetState.BUILDING else "delete it"
-                raise DatasetConflict(f"the dataset {request.name!r} is {state}; {remedy}, or take another name")
 
     def get(self, name: str, tenant: str) -> DatasetDetail:
         """One dataset.
@@ -226,7 +221,20 @@ class DatasetBuilds:
         turns = (last.asc().nulls_first(), DatasetRow.created_at, DatasetRow.id)
         query = select(DatasetRow.__table__).where(DatasetRow.state == DatasetState.BUILDING).order_by(*turns)
         with self._engine.connect() as connection:
-            return [_read(row) for row in connection.execute(query)]
+            return [
+                DatasetBuild(
+                    row.id,
+                    row.attempt,
+                    row.tenant,
+                    row.name,
+                    row.url,
+                    DatasetRequest.model_validate(row.spec),
+                    DatasetProgress.model_validate(row.progress) if row.progress else None,
+                    row.launches,
+                    row.launched_at,
+                )
+                for row in connection.execute(query)
+            ]
 
     def known(self, build_ids: AbstractSet[str]) -> set[str]:
         """Those builds that belong to this record's datasets, not to other services on the same cluster."""
@@ -243,8 +251,8 @@ class DatasetBuilds:
             LeaseLost: Another process schedules now.
         """
         this = (DatasetRow.id == build.dataset_id) & (DatasetRow.attempt == build.attempt)
-        wanted = this & (DatasetRow.state == DatasetState.BUILDING)
-        return self._write(update(DatasetRow).where(wanted).values(values)) == 1
+        building = DatasetRow.state == DatasetState.BUILDING
+        return self._write(update(DatasetRow).where(this & building).values(values)) == 1
 
     def forget_deleted(self, alive: AbstractSet[str]) -> None:
         """Remove the datasets that users have deleted, except those with a live build.
@@ -252,28 +260,12 @@ class DatasetBuilds:
         Raises:
             LeaseLost: Another process schedules now.
         """
-        kept = {build_id.rpartition("-")[0] for build_id in alive}
-        self._write(delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(kept)))
+        in_use = {build_id.rpartition("-")[0] for build_id in alive}
+        self._write(delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(in_use)))
 
     def _write(self, statement: Any) -> int:
-        held = self._lease.holds() if self._lease else true()
+        permitted = self._lease.holds() if self._lease else true()
         with self._engine.begin() as connection:
-            if self._lease and not connection.scalar(select(held)):
+            if self._lease and not connection.scalar(select(permitted)):
                 raise LeaseLost(self._lease)
-            result = connection.execute(statement.where(held))
-        assert isinstance(result, CursorResult)
-        return result.rowcount
-
-
-def _read(row: Any) -> DatasetBuild:
-    return DatasetBuild(
-        row.id,
-        row.attempt,
-        row.tenant,
-        row.name,
-        row.url,
-        DatasetRequest.model_validate(row.spec),
-        DatasetProgress.model_validate(row.progress) if row.progress else None,
-        row.launches,
-        row.launched_at,
-    )
+            return _count(connection.execute(statement.where(permitted)))

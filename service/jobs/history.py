@@ -1,7 +1,7 @@
 """A job's curves, read from its events and downsampled by the database."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -34,70 +34,55 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     Args:
         session: The database.
         job_id: The job.
-        first: The first step wanted.
-        last: The last step wanted.
+        first: The first step.
+        last: The last step.
         points: Maximum number of points; steps are averaged to get there.
     """
     width = max(1, math.ceil((last - first + 1) / points))
+    step = EventRow.data["step"].as_integer()
+    bucket: ColumnElement[int] = (step - first) // width
+    within = EventRow.job_id == job_id, step.between(first, last)
+    numbers = {
+        name: case((EventRow.data[name].as_string().in_(_NO_NUMBERS), None), else_=EventRow.data[name].as_float())
+        for name in _MEANS
+    }
+    samples = (
+        select(
+            func.max(step).label("step"),
+            func.max(EventRow.time).label("time"),
+            func.min(numbers["loss"]).label("loss_min"),
+            func.max(numbers["loss"]).label("loss_max"),
+            *(func.avg(number).label(name) for name, number in numbers.items()),
+        )
+        .where(*within, EventRow.kind == "progress")
+        .group_by(bucket)
+        .order_by(func.max(step))
+    )
+    # The newest evaluation and the newest times of ranks for each point, in order of steps.
+    newest: dict[str, list[dict[str, Any]]] = {}
+    for kind in ("evaluation", "ranks"):
+        ids = select(func.max(EventRow.id)).where(*within, EventRow.kind == kind).group_by(bucket)
+        query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(ids)).order_by(EventRow.id)
+        newest[kind] = sorted(session.scalars(query), key=lambda data: int(data["step"]))
     return MetricsHistory(
         job_id=job_id,
         from_step=first,
         to_step=last,
         bucket_steps=width,
-        samples=_samples(session, job_id, first, last, width),
+        samples=[MetricsSample.model_validate(row._mapping) for row in session.execute(samples)],
         evaluations=[
             EvaluationPoint(
                 step=data["step"],
                 **_validation(data),
                 sets=[NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())],
             )
-            for data in _newest(session, job_id, "evaluation", first, last, width)
+            for data in newest["evaluation"]
         ],
         ranks=[
             RankTimes(step=data["step"], busy_seconds=[_number(each) for each in data["busy_seconds"]])
-            for data in _newest(session, job_id, "ranks", first, last, width)
+            for data in newest["ranks"]
         ],
     )
-
-
-def _samples(session: Session, job_id: str, first: int, last: int, width: int) -> list[MetricsSample]:
-    step = EventRow.data["step"].as_integer()
-    loss = _json_number("loss")
-    columns = [func.avg(_json_number(name)).label(name) for name in _MEANS]
-    query = (
-        select(
-            func.max(step).label("step"),
-            func.max(EventRow.time).label("time"),
-            func.min(loss).label("loss_min"),
-            func.max(loss).label("loss_max"),
-            *columns,
-        )
-        .where(*_between(job_id, "progress", first, last))
-        .group_by(_bucket(first, width))
-        .order_by(func.max(step))
-    )
-    return [MetricsSample.model_validate(row._mapping) for row in session.execute(query)]
-
-
-def _newest(session: Session, job_id: str, kind: str, first: int, last: int, width: int) -> Sequence[dict[str, Any]]:
-    """The newest event of a kind for each point, in order of steps."""
-    newest = select(func.max(EventRow.id)).where(*_between(job_id, kind, first, last)).group_by(_bucket(first, width))
-    query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(newest)).order_by(EventRow.id)
-    return sorted(session.scalars(query), key=lambda data: int(data["step"]))
-
-
-def _between(job_id: str, kind: str, first: int, last: int) -> tuple[ColumnElement[bool], ...]:
-    step = EventRow.data["step"].as_integer()
-    return EventRow.job_id == job_id, EventRow.kind == kind, step.between(first, last)
-
-
-def _bucket(first: int, width: int) -> ColumnElement[int]:
-    bucket: ColumnElement[int] = (EventRow.data["step"].as_integer() - first) // width
-    return bucket
-
-
-def _json_number(name: str) -> ColumnElement[float]:
-    return case((EventRow.data[name].as_string().in_(_NO_NUMBERS), None), else_=EventRow.data[name].as_float())
 
 
 def _validation(data: Mapping[str, Any]) -> dict[str, float | None]:

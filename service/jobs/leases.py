@@ -37,19 +37,24 @@ class Lease:
 
     def holds(self) -> ColumnElement[bool]:
         """A condition for writes."""
-        return exists().where(_newest(self))
+        return exists().where(self.is_newest())
+
+    def is_newest(self) -> ColumnElement[bool]:
+        """The condition that a row of leases is this one's."""
+        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
 
 
+@dataclass(frozen=True)
 class Leases:
     """Takes, renews and gives back the leases of one process.
 
-    Args:
+    Attributes:
         engine: The database that all processes share.
         holder: Name of this process, different from all others.
     """
 
-    def __init__(self, engine: Engine, holder: str) -> None:
-        self._engine, self._holder = engine, holder
+    engine: Engine
+    holder: str
 
     def take(self, name: str, seconds: float) -> Lease | None:
         """Take a lease, or renew it; an expired one continues if no other process has taken it.
@@ -62,57 +67,48 @@ class Leases:
             The lease; ``None`` while another process has it.
         """
         try:
-            with Session(self._engine) as session, session.begin():
-                now = _now(session)
-                length = timedelta(seconds=seconds)
-                token = _take_over(session, name, self._holder, now, length)
+            with Session(self.engine) as session, session.begin():
+                now, length = _now(session), timedelta(seconds=seconds)
+                # Twice, because others may have written while this one waited for the database.
+                clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
+                mine, expired = LeaseRow.holder == self.holder, LeaseRow.expires_at <= now
+                # One statement, so that a renewal in another thread happens either before or after it.
+                token = session.scalar(
+                    update(LeaseRow)
+                    .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
+                    .values(
+                        holder=self.holder,
+                        token=case((mine, LeaseRow.token), else_=LeaseRow.token + 1),
+                        expires_at=now + length,
+                    )
+                    .returning(LeaseRow.token)
+                    .execution_options(synchronize_session=False)
+                )
                 if token is not None:
                     return Lease(name, token)
                 if session.get(LeaseRow, name) is not None:
                     return None
-                session.add(LeaseRow(name=name, holder=self._holder, token=1, expires_at=now + length))
+                session.add(LeaseRow(name=name, holder=self.holder, token=1, expires_at=now + length))
                 return Lease(name, 1)
         except IntegrityError:  # another process was the first
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
         """Extend a lease; return whether it was still valid."""
-        with Session(self._engine) as session, session.begin():
-            return _update(session, _newest(lease), {"expires_at": _now(session) + timedelta(seconds=seconds)})
+        return self._expire_in(lease, seconds)
 
     def give_back(self, lease: Lease) -> None:
         """Release a lease, so that another process can take it immediately."""
-        with Session(self._engine) as session, session.begin():
-            _update(session, _newest(lease), {"expires_at": _now(session)})
+        self._expire_in(lease, 0.0)
 
-
-def _take_over(session: Session, name: str, holder: str, now: datetime, length: timedelta) -> int | None:
-    """Take or renew an existing lease; return its token, or ``None`` while another process has it.
-
-    This is one statement, so that a renewal in another thread happens either before or after it.
-    """
-    # Twice, because others may have written while this one waited for the database.
-    clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
-    mine, expired = LeaseRow.holder == holder, LeaseRow.expires_at <= now
-    token = case((mine, LeaseRow.token), else_=LeaseRow.token + 1)
-    return session.scalar(
-        update(LeaseRow)
-        .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
-        .values(holder=holder, token=token, expires_at=now + length)
-        .returning(LeaseRow.token)
-        .execution_options(synchronize_session=False)
-    )
-
-
-def _newest(lease: Lease) -> ColumnElement[bool]:
-    return (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
-
-
-def _update(session: Session, which: ColumnElement[bool], values: dict[str, object]) -> bool:
-    statement = update(LeaseRow).where(which).values(values).execution_options(synchronize_session=False)
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)
-    return result.rowcount == 1
+    def _expire_in(self, lease: Lease, seconds: float) -> bool:
+        """Let a lease end so many seconds from now; return whether it was still valid."""
+        with Session(self.engine) as session, session.begin():
+            expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
+            statement = update(LeaseRow).where(lease.is_newest()).values(expiry)
+            result = session.execute(statement.execution_options(synchronize_session=False))
+            assert isinstance(result, CursorResult)
+            return result.rowcount == 1
 
 
 def _now(session: Session) -> datetime:

@@ -71,13 +71,31 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
         return goodput
     match what:
         case Reason():
-            return _change(goodput, time, what)
+            phase = _PHASES.get(what, goodput.phase)
+            # Reports come before the change of state that they cause, so a gang that starts may be past that already.
+            if phase is goodput.phase or (phase is Phase.STARTING and goodput.phase is not Phase.WAITING):
+                return goodput
+            kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(what, TimeKind.RECOMPUTED)
+            return _all(goodput, time, kind, phase=phase, first_step=None)
         case StepReport():
             return _step(goodput, time, what)
+        case InterruptionReport() if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
+            return goodput
         case InterruptionReport():
-            return _interruption(goodput, time, what)
+            # A planned change comes after a whole step; a fault cuts one short, which is lost.
+            after_step = TimeKind.RESTART if what.cause in PLANNED_CAUSES else TimeKind.RECOMPUTED
+            kind = _IDLE.get(goodput.phase, after_step)
+            lost = in_seconds(_length(goodput, time)) if kind is TimeKind.RECOMPUTED else 0.0
+            return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
         case RestartReport() if goodput.phase is Phase.INTERRUPTED:
-            return _restart(goodput, time, what)
+            # Up to the start of the first step, whose own report comes next.
+            length = _length(goodput, time)
+            first = _clamped(what.parts.get("first_step", 0.0), length)
+            amounts = _split(length - first, [(TimeKind.WAITING, what.waiting_seconds)], TimeKind.RESTART)
+            # The fault may have come before it was noticed: that time was no lost work, but part of the restart.
+            unnoticed = max(0, _clamped(what.seconds, length + microseconds(goodput.cut_short)) - length)
+            amounts |= {TimeKind.RESTART: amounts[TimeKind.RESTART] + unnoticed, TimeKind.RECOMPUTED: -unnoticed}
+            return _booked(goodput, time - first * _MICROSECOND, amounts, phase=Phase.STARTING, cut_short=0.0)
         case ShapeReport() if goodput.phase is Phase.WAITING:
             return _all(goodput, time, TimeKind.WAITING, phase=Phase.STARTING)
         case EvaluationReport() | SampleReport() if goodput.phase in _IN_STEPS:
@@ -94,15 +112,6 @@ def as_of(goodput: Goodput, now: datetime) -> Goodput:
     return _all(goodput, now, kind) if kind else goodput
 
 
-def _change(goodput: Goodput, time: datetime, reason: Reason) -> Goodput:
-    phase = _PHASES.get(reason, goodput.phase)
-    # Reports come before the change of state that they cause, so a gang that starts may be past that already.
-    if phase is goodput.phase or (phase is Phase.STARTING and goodput.phase is not Phase.WAITING):
-        return goodput
-    kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(reason, TimeKind.RECOMPUTED)
-    return _all(goodput, time, kind, phase=phase, first_step=None)
-
-
 def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
     kind = TimeKind.PRODUCTIVE if report.step > goodput.highest_step else TimeKind.RECOMPUTED
     state = {
@@ -111,44 +120,16 @@ def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
     }
     length = _length(goodput, time)
     standing = [(TimeKind.DATA_STALL, report.data_seconds), (TimeKind.CHECKPOINT, report.held_seconds)]
-    if goodput.phase in _IN_STEPS:
-        settled = _without_compilation(goodput, report)
-        return _booked(settled, time, _split(length, standing, kind), **state, first_step=None)
     computing = report.step_seconds - report.data_seconds
-    amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
-    first = FirstStep(kind=kind, seconds=in_seconds(amounts[kind]))
-    return _booked(goodput, time, amounts, **state, first_step=first)
-
-
-def _without_compilation(goodput: Goodput, second: StepReport) -> Goodput:
-    """Book the time by which the first step after a start exceeded the second as compilation."""
-    first = goodput.first_step
-    if first is None:
-        return goodput
-    took = microseconds(first.seconds)
-    excess = took - _clamped(second.step_seconds - second.data_seconds, took)
-    return goodput.model_copy(update=goodput.plus({first.kind: -excess, TimeKind.COMPILE: excess}))
-
-
-def _interruption(goodput: Goodput, time: datetime, report: InterruptionReport) -> Goodput:
-    if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
-        return goodput
-    # A planned change comes after a whole step; a fault cuts one short, which is lost.
-    after_step = TimeKind.RESTART if report.cause in PLANNED_CAUSES else TimeKind.RECOMPUTED
-    kind = _IDLE.get(goodput.phase, after_step)
-    lost = in_seconds(_length(goodput, time)) if kind is TimeKind.RECOMPUTED else 0.0
-    return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
-
-
-def _restart(goodput: Goodput, time: datetime, report: RestartReport) -> Goodput:
-    """Book the recovery up to the start of the first step, whose own report comes next."""
-    length = _length(goodput, time)
-    first = _clamped(report.parts.get("first_step", 0.0), length)
-    amounts = _split(length - first, [(TimeKind.WAITING, report.waiting_seconds)], TimeKind.RESTART)
-    # The fault may have come before it was noticed: that time was no lost work, but part of the restart.
-    unnoticed = max(0, _clamped(report.seconds, length + microseconds(goodput.cut_short)) - length)
-    amounts = {**amounts, TimeKind.RESTART: amounts[TimeKind.RESTART] + unnoticed, TimeKind.RECOMPUTED: -unnoticed}
-    return _booked(goodput, time - first * _MICROSECOND, amounts, phase=Phase.STARTING, cut_short=0.0)
+    if goodput.phase not in _IN_STEPS:
+        amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
+        first_step = FirstStep(kind=kind, seconds=in_seconds(amounts[kind]))
+        return _booked(goodput, time, amounts, **state, first_step=first_step)
+    if first := goodput.first_step:  # the time by which it exceeded this one, the second, was compilation
+        took = microseconds(first.seconds)
+        excess = took - _clamped(computing, took)
+        goodput = goodput.model_copy(update=goodput.plus({first.kind: -excess, TimeKind.COMPILE: excess}))
+    return _booked(goodput, time, _split(length, standing, kind), **state, first_step=None)
 
 
 def _all(goodput: Goodput, time: datetime, kind: TimeKind, **state: Any) -> Goodput:
@@ -165,10 +146,10 @@ def _length(goodput: Goodput, time: datetime) -> int:
     return max(timedelta(0), time - goodput.booked_until) // _MICROSECOND
 
 
-def _split(length: int, wanted: Sequence[tuple[TimeKind, float]], rest: TimeKind) -> dict[TimeKind, int]:
+def _split(length: int, shares: Sequence[tuple[TimeKind, float]], rest: TimeKind) -> dict[TimeKind, int]:
     """Divide microseconds: to each kind its seconds as long as there are any, and the rest to the last."""
     amounts = {}
-    for kind, seconds in wanted:
+    for kind, seconds in shares:
         amounts[kind] = _clamped(seconds, length)
         length -= amounts[kind]
     return {**amounts, rest: amounts.get(rest, 0) + length}

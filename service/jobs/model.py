@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec, Layout
@@ -126,7 +126,8 @@ class JobRecord(BaseModel):
         {}, description="Number of faults by kind; gang_lost: gangs that were gone with their supervisor."
     )
     goodput: Goodput = Field(
-        default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="How the job's time was spent."
+        default_factory=lambda values: Goodput.begin(values["submitted_at"]),
+        description="How the job's time was spent.",
     )
     traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
     version: int = Field(description="Increases with every write.")
@@ -179,8 +180,8 @@ class JobRecord(BaseModel):
         return self.shape is not None and self.shape.keeps
 
     @property
-    def held(self) -> dict[str, float]:
-        """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
+    def allocated(self) -> dict[str, float]:
+        """What is allocated to the newest gang while it runs, by Ray's names of resources."""
         if not self.has_gang or self.keeps:
             return {}
         ranks, each = self.present_layout.world_size, self.spec.resources
@@ -273,25 +274,11 @@ _TIME_DIGITS = 11  # 55 bits of microseconds: enough for a thousand years
 _RANDOM_DIGITS = 5
 
 
-def new_job_id() -> str:
-    """A new id of a job."""
-    return _new_id("job")
-
-
-def new_dataset_id() -> str:
-    """A new id of a dataset."""
-    return _new_id("dataset")
-
-
-def _new_id(kind: str) -> str:
-    """The kind, the time in microseconds, and random digits to distinguish simultaneous ids."""
-    microseconds = time.time_ns() // 1_000
-    chance = secrets.randbits(5 * _RANDOM_DIGITS)
-    return f"{kind}-{_digits(microseconds, _TIME_DIGITS)}{_digits(chance, _RANDOM_DIGITS)}"
-
-
-def _digits(number: int, count: int) -> str:
-    return "".join(_ALPHABET[(number >> (5 * place)) & 31] for place in reversed(range(count)))
+def new_id(kind: Literal["job", "dataset"]) -> str:
+    """A new id: the kind, the time in microseconds, and random digits to distinguish simultaneous ids."""
+    number = (time.time_ns() // 1_000) << (5 * _RANDOM_DIGITS) | secrets.randbits(5 * _RANDOM_DIGITS)
+    places = reversed(range(_TIME_DIGITS + _RANDOM_DIGITS))
+    return f"{kind}-" + "".join(_ALPHABET[(number >> (5 * place)) & 31] for place in places)
 
 
 # Requests that take effect once, however often they are sent (Idempotency-Key).
@@ -301,11 +288,6 @@ KEPT = timedelta(days=7)
 
 class IdempotencyKeyReused(ValueError):
     """A key was reused for another request."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"Idempotency-Key {key!r} was sent with another request before; use a new one for each request"
-        )
 
 
 @dataclass(frozen=True)
@@ -331,21 +313,14 @@ def find(session: Session | Connection, request: Request) -> str | None:
     """
     same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
     row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
-    if row is None:
-        return None
-    if row.fingerprint != request.fingerprint:
-        raise IdempotencyKeyReused(request.key)
-    resource: str = row.resource
-    return resource
+    if row is not None and row.fingerprint != request.fingerprint:
+        problem = "was sent with another request before; use a new one for each request"
+        raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
+    return None if row is None else str(row.resource)
 
 
-def row_of(request: Request, resource: str) -> RequestRow:
+def request_values(request: Request, resource: str) -> dict[str, Any]:
     """The row to be stored together with the request's effect, which fails if another process was faster."""
-    return RequestRow(**values_of(request, resource))
-
-
-def values_of(request: Request, resource: str) -> dict[str, Any]:
-    """The same by columns."""
     return {
         "tenant": request.tenant,
         "key": request.key,
@@ -353,8 +328,3 @@ def values_of(request: Request, resource: str) -> dict[str, Any]:
         "resource": resource,
         "time": datetime.now(UTC),
     }
-
-
-def forget_old(session: Session) -> None:
-    """Delete requests that are too old to be repeated."""
-    session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - KEPT))

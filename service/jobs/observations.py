@@ -9,7 +9,8 @@ ratios of one base say nothing about another.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from operator import attrgetter
@@ -19,7 +20,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    Row,
     Select,
     bindparam,
     delete,
@@ -80,8 +80,12 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     kind, seconds = kind_of_device(record.spec.resources), report.step_seconds
     if kind is None or seconds is None or not report.predicted_step_seconds > 0:
         return None
+    # How many times as long as predicted without a correction the steps took.
     whole = seconds / report.predicted_step_seconds * report.correction
-    ratios = _ratios(report, whole)
+    ratios: Ratios | None = Ratios(whole, whole)  # from a trainer that compared whole steps
+    if (measured := report.exposed_communication_seconds) is not None:
+        predicted = report.predicted_exposed_communication_seconds / report.communication_correction
+        ratios = Ratios.of(whole, measured, PredictedCommunication(predicted, report.communication_share))
     if ratios is None or not plausible(whole):
         return None
     job = at(record.spec, Layout.of(report), record.basis.machine(record.spec))
@@ -93,16 +97,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     }  # fmt: skip
 
 
-def _ratios(report: ComparisonReport, whole: float) -> Ratios | None:
-    """Both ratios of a job whose steps took so many times as long as predicted without a correction."""
-    measured = report.exposed_communication_seconds
-    if measured is None:
-        return Ratios(whole, whole)  # from a trainer that compared whole steps
-    predicted = report.predicted_exposed_communication_seconds / report.communication_correction
-    return Ratios.of(whole, measured, PredictedCommunication(predicted, report.communication_share))
-
-
-def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
+def add(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
     """Store observations, replacing older ones, and drop those of a tenant beyond the number kept."""
     for each in observed:
         same = (_ROW.job_id == each["job_id"]) & (_ROW.shape == each["shape"])
@@ -115,15 +110,15 @@ def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
             connection.execute(delete(_ROW).where(alike, _ROW.job_id.in_(older)))
 
 
+@dataclass(frozen=True)
 class Observations:
     """Observations in the record's database.
 
-    Args:
+    Attributes:
         engine: Engine of that database.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    engine: Engine
 
     def for_job(
         self, spec: JobSpec, profile: MeasuredProfile | None, node_gpus: int | None, tenant: str
@@ -142,29 +137,24 @@ class Observations:
         kind, precision = kind_of_device(spec.resources), spec.training.precision
         if kind is None:
             return None
-        asked = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
-        with self._engine.connect() as connection:
-            rows = sorted(connection.execute(_ALIKE, asked), key=attrgetter("time"), reverse=True)
+        parameters = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
+        with self.engine.connect() as connection:
+            rows = sorted(connection.execute(_ALIKE, parameters), key=attrgetter("time"), reverse=True)
         if not rows:
             return None
-        own, others = [row for row in rows if row.tenant == tenant], [row for row in rows if row.tenant != tenant]
+        ran: list[Ran] = []
+        others: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            whole = row.rest_ratio is None
+            ratios = Ratios(row.ratio, row.ratio) if whole else Ratios(row.rest_ratio, row.communication_ratio)
+            if row.tenant == tenant:
+                ran.append(Ran(row.job_id, row.model, row.shape, ratios))
+            else:
+                others[row.tenant][row.job_id].append(ratios)
+        for number, jobs in enumerate(others.values()):  # each as one job without a shape
+            ran.append(Ran(f"tenant {number}", "", "", median_of([median_of(each) for each in jobs.values()])))
         spread = Basis(profile=profile).machine(spec).profile.spread
-        counting = [Ran(row.job_id, row.model, row.shape, _kept_ratios(row)) for row in own]
-        counting += _as_jobs((row.tenant, row.job_id, _kept_ratios(row)) for row in others)
-        return Fitted.to(counting, spread, kind, precision, model_of(spec))
-
-
-def _kept_ratios(row: Row[Any]) -> Ratios:
-    return Ratios(row.ratio, row.ratio) if row.rest_ratio is None else Ratios(row.rest_ratio, row.communication_ratio)
-
-
-def _as_jobs(rows: Iterable[tuple[str, str, Ratios]]) -> Iterator[Ran]:
-    """Other tenants, each as one job without a shape."""
-    ratios: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
-    for tenant, job, ratio in rows:
-        ratios[tenant][job].append(ratio)
-    for number, jobs in enumerate(ratios.values()):
-        yield Ran(f"tenant {number}", "", "", median_of([median_of(each) for each in jobs.values()]))
+        return Fitted.to(ran, spread, kind, precision, model_of(spec))
 
 
 def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:

@@ -26,18 +26,15 @@ class Outlook:
 
     def of(self, job: JobRecord) -> JobRecord:
         """A job's record that says what of it may no longer be true, and why nothing happens; else the same one."""
-        if job.has_gang:
-            return self._of_gang(job)
-        if self.problem is not None and job.state in WAITING_STATES:
-            return job.with_values({"waiting_for": f"nothing is scheduled at present: {self.problem}"})
-        return job
-
-    def _of_gang(self, job: JobRecord) -> JobRecord:
         if self.problem is not None:
             seen, why = self.last_pass, self.problem
+            if not job.has_gang and job.state in WAITING_STATES:
+                return job.with_values({"waiting_for": f"nothing is scheduled at present: {self.problem}"})
         elif job.id in self.unseen:
             seen, why = self.unseen[job.id], "its gang does not answer the scheduler"
         else:
+            return job
+        if not job.has_gang:
             return job
         seen = seen or job.progress_at or job.waiting_since or job.queued_at
         if datetime.now(UTC) - seen < timedelta(seconds=STALE_SECONDS):

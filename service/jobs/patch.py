@@ -44,12 +44,19 @@ def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
     Raises:
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """
-    given = changes.model_dump(exclude_none=True)
-    replicas, gpus = given.pop("data_parallel_size", {}), given.pop("gpus", {})
-    raise_problems("JobSpec", _limits_of_another_kind(spec, replicas, gpus))
-    job = spec.model_dump(mode="json") | given
+    fields = changes.model_dump(exclude_none=True)
+    replicas, gpus = fields.pop("data_parallel_size", {}), fields.pop("gpus", {})
+    if replicas and spec.leaves_layouts:
+        problem = "layouts=auto chooses the number of replicas, too; change gpus instead"
+        raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), replicas, problem)])
+    if gpus and not spec.leaves_layouts:
+        problem = "only goes with layouts=auto, which this job does not use; change data_parallel_size instead"
+        raise_problems("JobSpec", [FieldProblem(("elasticity", "gpus"), gpus, problem)])
+    job = spec.model_dump(mode="json") | fields
     if replicas:
-        elasticity = _elasticity(spec).model_dump(mode="json")
+        own = spec.parallelism.data_parallel_size
+        of_job = spec.elasticity or ElasticityConfig(data_parallel_size=DataParallelRange(min=own, max=own))
+        elasticity = of_job.model_dump(mode="json")
         job["elasticity"] = elasticity | {"data_parallel_size": elasticity["data_parallel_size"] | replicas}
     if gpus:
         elasticity = job["elasticity"]
@@ -81,21 +88,6 @@ def apply(
     return changed, {
         field: {"from": before[field], "to": after[field]} for field in before if before[field] != after[field]
     }
-
-
-def _limits_of_another_kind(spec: JobSpec, replicas: dict[str, Any], gpus: dict[str, Any]) -> list[FieldProblem]:
-    if replicas and spec.leaves_layouts:
-        message = "layouts=auto chooses the number of replicas, too; change gpus instead"
-        return [FieldProblem(("elasticity", "data_parallel_size"), replicas, message)]
-    if gpus and not spec.leaves_layouts:
-        message = "only goes with layouts=auto, which this job does not use; change data_parallel_size instead"
-        return [FieldProblem(("elasticity", "gpus"), gpus, message)]
-    return []
-
-
-def _elasticity(spec: JobSpec) -> ElasticityConfig:
-    own = spec.parallelism.data_parallel_size
-    return spec.elasticity or ElasticityConfig(data_parallel_size=DataParallelRange(min=own, max=own))
 
 
 def _changeable(spec: JobSpec) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The record of profiles: measurements of each kind of GPU at each precision, for jobs that use it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
@@ -13,8 +14,6 @@ from service.models.cluster import StoredProfile
 
 _COLUMNS = list(ProfileRow.__table__.c)
 
-_Wanted = tuple[str | None, str | None]  # kind and precision; ``None``: any
-
 
 class ProfileNotFound(LookupError):
     """There is no profile of a kind of GPU, or none at a precision."""
@@ -24,15 +23,15 @@ class ProfileNotFound(LookupError):
         super().__init__(f"there is no profile of {kind!r}{at}; boost profiles ls lists those that there are")
 
 
+@dataclass(frozen=True)
 class ProfileStore:
     """Profiles in the record's database.
 
-    Args:
+    Attributes:
         engine: Of that database.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    engine: Engine
 
     def for_job(self, spec: JobSpec) -> StoredProfile | None:
         """The profile for predicting a job's seconds, unless its user gives one.
@@ -41,8 +40,8 @@ class ProfileStore:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
         """
         kind = kind_of_gpu(spec.resources) if spec.resources.gpus_per_worker else None
-        found = [] if kind is None else self._find((kind, computed_in(spec.training.precision)))
-        return next(iter(found), None)
+        profiles = [] if kind is None else self._find(kind, computed_in(spec.training.precision))
+        return next(iter(profiles), None)
 
     def get(self, kind: str, precision: str | None = None) -> StoredProfile:
         """The profile of one kind.
@@ -54,14 +53,14 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        found = self._find((kind, precision))
-        if not found:
+        profiles = self._find(kind, precision)
+        if not profiles:
             raise ProfileNotFound(kind, precision)
-        return found[0]
+        return profiles[0]
 
     def list(self) -> Sequence[StoredProfile]:
         """All profiles by kind and precision."""
-        return self._find((None, None))
+        return self._find()
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
@@ -82,25 +81,25 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        with self._engine.begin() as connection:
-            if connection.execute(delete(ProfileRow).where(*_those((kind, precision)))).rowcount == 0:
+        with self.engine.begin() as connection:
+            if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
 
-    def _find(self, wanted: _Wanted) -> Sequence[StoredProfile]:
-        query = select(*_COLUMNS).where(*_those(wanted)).order_by(ProfileRow.kind, ProfileRow.precision)
-        with self._engine.connect() as connection:
+    def _find(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
+        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
+        with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def _write(self, stored: StoredProfile) -> None:
         key = {"kind": stored.kind, "precision": stored.profile.precision}
         values = stored.model_dump() | key | {"profile": stored.profile.model_dump(mode="json")}
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
             if changed.rowcount == 0:
                 connection.execute(insert(ProfileRow).values(values))
 
 
-def _those(wanted: _Wanted) -> list[ColumnElement[bool]]:
-    pairs = zip((ProfileRow.kind, ProfileRow.precision), wanted, strict=True)
+def _matching(kind: str | None, precision: str | None) -> list[ColumnElement[bool]]:
+    pairs = (ProfileRow.kind, kind), (ProfileRow.precision, precision)
     return [column == value for column, value in pairs if value is not None]

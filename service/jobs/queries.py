@@ -1,15 +1,19 @@
-"""Reading the record: functions on a session."""
+"""Reading the record: queries, functions on a session, and a cache of records."""
 
+import threading
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, JobEvent, JobFilter, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import EventRow, JobRow
@@ -31,6 +35,11 @@ _CONDITIONS = {
     "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
     "cursor": JobRow.id < bindparam("cursor"),
 }
+
+
+_CHUNK = 500
+_MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class JobNotFound(LookupError):
@@ -81,9 +90,70 @@ class Position:
     newest: int
 
 
-def record_of(job: JobRow) -> JobRecord:
-    """Convert a row to a record."""
-    return JobRecord.model_validate(job, from_attributes=True)
+class TooManyUnknown(RuntimeError):
+    """A short read would have to make too many records."""
+
+
+class JobCache:
+    """Reads jobs, making records only of those that have changed. Threads may share it.
+
+    Making a record from a row takes longer than everything else in listing jobs. Each time, the current versions are
+    read from the database, because other processes write to it, too.
+
+    Args:
+        most: Maximum number of records kept, the newest ones.
+    """
+
+    def __init__(self, most: int = 5000) -> None:
+        self._most = most
+        self._known: dict[str, JobRecord] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
+    ) -> list[JobRecord]:
+        """Return the jobs that a query selects, in its order.
+
+        Args:
+            connection: Connection to the database.
+            query: The query.
+            parameters: Values of its parameters.
+
+        Raises:
+            TooManyUnknown: It is a connection for short reads, and too many of the jobs are not cached as they are now.
+        """
+        heads = connection.execute(query, parameters).all()
+        with self._lock:
+            jobs = {job_id: self._known[job_id] for job_id, _, _ in heads if job_id in self._known}
+        waiting: dict[str, str | None] = {}
+        unknown: list[str] = []
+        for job_id, version, waiting_for in heads:
+            job = jobs.get(job_id)
+            if job is None or job.version != version:
+                unknown.append(job_id)
+            elif job.waiting_for != waiting_for:
+                waiting[job_id] = waiting_for  # which changes without the version
+        if len(unknown) + len(waiting) > _MOST_IN_SHORT_READ and SHORT_READS in connection.get_execution_options():
+            raise TooManyUnknown
+        changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
+        for begin in range(0, len(unknown), _CHUNK):
+            chunk = select(JobRow).where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
+            with Session(connection) as session:
+                changed |= {
+                    row.id: JobRecord.model_validate(row, from_attributes=True) for row in session.scalars(chunk)
+                }
+        self.remember(changed)
+        jobs |= changed
+        return [jobs[job_id] for job_id, _, _ in heads]
+
+    def remember(self, jobs: Mapping[str, JobRecord]) -> None:
+        """Remember records, by id, as they are in the database now."""
+        with self._lock:
+            for job_id in jobs:
+                self._known.pop(job_id, None)  # so that it comes last
+            self._known |= jobs
+            for job_id in list(islice(self._known, max(0, len(self._known) - self._most))):
+                del self._known[job_id]
 
 
 def load(session: Session, job_id: str) -> JobRecord:
@@ -95,23 +165,23 @@ def load(session: Session, job_id: str) -> JobRecord:
     job = session.get(JobRow, job_id, populate_existing=True)
     if job is None:
         raise JobNotFound(job_id)
-    return record_of(job)
+    return JobRecord.model_validate(job, from_attributes=True)
 
 
-def listed(wanted: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
+def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
     """The query for jobs, newest first, and its parameters."""
     filters: dict[str, Any] = {
-        "states": None if wanted.states is None else list(wanted.states),
-        "tenant": wanted.tenant,
-        "queue": wanted.queue,
-        "submitted_by": wanted.submitted_by,
+        "states": None if jobs.states is None else list(jobs.states),
+        "tenant": jobs.tenant,
+        "queue": jobs.queue,
+        "submitted_by": jobs.submitted_by,
         "cursor": cursor,
     }
-    given = {name: value for name, value in filters.items() if value is not None}
-    query = _listed(frozenset(given))
-    if wanted.name is not None:
-        query = query.where(JobRow.name.icontains(wanted.name, autoescape=True))
-    return query, given | {"limit": limit}
+    parameters = {name: value for name, value in filters.items() if value is not None}
+    query = _listed(frozenset(parameters))
+    if jobs.name is not None:
+        query = query.where(JobRow.name.icontains(jobs.name, autoescape=True))
+    return query, parameters | {"limit": limit}
 
 
 @cache  # there are few, and composing one takes longer than running it
@@ -120,54 +190,17 @@ def _listed(conditions: frozenset[str]) -> Heads:
     return query.order_by(JobRow.id.desc()).limit(bindparam("limit"))
 
 
-def events(session: Session, job_id: str, after_id: int, limit: int, wanted: EventFilter) -> Sequence[JobEvent]:
-    """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
-    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
-    if wanted.kinds is not None:
-        query = query.where(EventRow.kind.in_(wanted.kinds))
-    if wanted.since is not None:
-        query = query.where(EventRow.time >= wanted.since)
-    if wanted.rank is not None:
-        query = query.where(EventRow.data["rank"].as_integer() == wanted.rank)
-    if wanted.levels is not None:
-        query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
-    found = session.scalars(query.order_by(EventRow.id).limit(limit))
-    return [JobEvent.model_validate(event, from_attributes=True) for event in found]
-
-
 def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) -> Sequence[JobEvent]:
     """A job's events of a kind, newest first, at most ``limit``."""
     query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
-    found = session.scalars(query.order_by(EventRow.id.desc()).limit(limit))
-    return [JobEvent.model_validate(event, from_attributes=True) for event in found]
-
-
-def position(session: Session, job_id: str) -> Position:
-    """How far a job is.
-
-    Raises:
-        JobNotFound: There is none with this id.
-    """
-    newest = select(func.max(EventRow.id)).where(EventRow.job_id == job_id).scalar_subquery()
-    found = session.execute(select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)).one_or_none()
-    if found is None:
-        raise JobNotFound(job_id)
-    version, state, event_id = found
-    return Position(version, JobState(state) in TERMINAL_STATES, event_id or 0)
+    rows = session.scalars(query.order_by(EventRow.id.desc()).limit(limit))
+    return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
 def last_sequence(session: Session, job_id: str, attempt: int) -> int:
     """Sequence number of the newest stored report of a gang; 0 if there is none."""
     query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
     return session.scalar(query) or 0
-
-
-def last_sequences(session: Session, job_ids: Collection[str]) -> dict[str, int]:
-    """The same for some jobs' newest gangs."""
-    of_newest = (EventRow.job_id == JobRow.id) & (EventRow.attempt == JobRow.attempt)
-    newest = select(func.max(EventRow.sequence)).where(of_newest).correlate(JobRow).scalar_subquery()
-    found = session.execute(select(JobRow.id, newest).where(JobRow.id.in_(job_ids)))
-    return {job_id: sequence or 0 for job_id, sequence in found}
 
 
 def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:

@@ -65,9 +65,9 @@ def cpus_without_rank(
         free: Those that are free.
         jobs: The jobs that may have ranks on it; a gang that has not started yet is not told from other tasks.
     """
-    held = sum(
+    of_ranks = sum(
         job.spec.resources.cpus_per_worker * job.shape.nodes.count(node_id)
         for job in jobs
         if job.has_gang and job.shape is not None
     )
-    return max(0.0, total.get("CPU", 0.0) - free.get("CPU", 0.0) - held)
+    return max(0.0, total.get("CPU", 0.0) - free.get("CPU", 0.0) - of_ranks)

@@ -81,9 +81,6 @@ TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
 class IllegalTransition(ValueError):
     """A reason allows no transition from a job's state."""
 
-    def __init__(self, state: JobState, reason: Reason) -> None:
-        super().__init__(f"a job that is {state} cannot change for the reason {reason}")
-
 
 def next_state(state: JobState, reason: Reason) -> JobState:
     """The state that ``reason`` leads to.
@@ -91,7 +88,6 @@ def next_state(state: JobState, reason: Reason) -> JobState:
     Raises:
         IllegalTransition: The table has no such change.
     """
-    try:
-        return TRANSITIONS[state][reason]
-    except KeyError:
-        raise IllegalTransition(state, reason) from None
+    if reason not in TRANSITIONS[state]:
+        raise IllegalTransition(f"a job that is {state} cannot change for the reason {reason}")
+    return TRANSITIONS[state][reason]

@@ -1,11 +1,10 @@
 """The store: the one place that reads and writes job records and their events."""
 
-import threading
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from itertools import groupby, islice
-from types import MappingProxyType
+from operator import itemgetter
 from typing import Any, Self
 
 from psycopg import AsyncConnection
@@ -17,6 +16,7 @@ from sqlalchemy import (
     Engine,
     Text,
     bindparam,
+    delete,
     func,
     insert,
     literal,
@@ -33,104 +33,26 @@ from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, writes
 from service.jobs.database import (
-    SHORT_READS,
     SILENT_MILLISECONDS,
+    TO_POSTGRESQL,
     WAIT_SECONDS,
-    connect_arguments,
     open_engine,
     open_for_short_reads,
 )
 from service.jobs.history import Goodput
 from service.jobs.leases import Lease, LeaseLost
-from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_job_id
+from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
-from service.jobs.queries import EventFilter, Heads, JobNotFound, Position, record_of
-from service.jobs.states import JobState, Reason
+from service.jobs.queries import EventFilter, JobCache, JobNotFound, Position
+from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
 from service.models.cluster import StoredProfile
 
-# A cache of records. Making a record from a row takes longer than everything else in listing jobs.
+# Notifications of writes. Followers in the same process are called directly, other processes on the same PostgreSQL by
+# NOTIFY in the writing transaction. They may be lost, so followers must also poll the record now and then.
 
-_CHUNK = 500
-_MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class TooManyUnknown(RuntimeError):
-    """A short read would have to make too many records."""
-
-
-class JobCache:
-    """Reads jobs, making records only of those that have changed. Threads may share it.
-
-    Each time, the current versions are read from the database, because other processes write to it, too.
-
-    Args:
-        most: Maximum number of records kept, the newest ones.
-    """
-
-    def __init__(self, most: int = 5000) -> None:
-        self._most = most
-        self._known: dict[str, JobRecord] = {}
-        self._lock = threading.Lock()
-
-    def read(self, connection: Connection, wanted: Heads, parameters: Mapping[str, Any] = _NONE) -> list[JobRecord]:
-        """Return the jobs that a query selects, in its order.
-
-        Args:
-            connection: Connection to the database.
-            wanted: The query.
-            parameters: Values of its parameters.
-
-        Raises:
-            TooManyUnknown: It is a connection for short reads, and too many of the jobs are not cached as they are now.
-        """
-        heads = connection.execute(wanted, parameters).all()
-        with self._lock:
-            jobs = {job_id: self._known[job_id] for job_id, _, _ in heads if job_id in self._known}
-        waiting: dict[str, str | None] = {}
-        unknown: list[str] = []
-        for job_id, version, waiting_for in heads:
-            job = jobs.get(job_id)
-            if job is None or job.version != version:
-                unknown.append(job_id)
-            elif job.waiting_for != waiting_for:
-                waiting[job_id] = waiting_for  # which changes without the version
-        if len(unknown) + len(waiting) > _MOST_IN_SHORT_READ and SHORT_READS in connection.get_execution_options():
-            raise TooManyUnknown
-        changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
-        changed |= _fresh(connection, unknown)
-        self.remember(changed)
-        jobs |= changed
-        return [jobs[job_id] for job_id, _, _ in heads]
-
-    def remember(self, jobs: Mapping[str, JobRecord]) -> None:
-        """Remember records, by id, as they are in the database now."""
-        with self._lock:
-            for job_id in jobs:
-                self._known.pop(job_id, None)  # so that it comes last
-            self._known |= jobs
-            for job_id in list(islice(self._known, max(0, len(self._known) - self._most))):
-                del self._known[job_id]
-
-
-def _fresh(connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-    records: dict[str, JobRecord] = {}
-    for begin in range(0, len(job_ids), _CHUNK):
-        query = select(JobRow).where(JobRow.id.in_(job_ids[begin : begin + _CHUNK]))
-        with Session(connection) as session:
-            records |= {job.id: record_of(job) for job in session.scalars(query)}
-    return records
-
-
-# Notifies followers of jobs of writes.
-#
-# Followers in the same process are called directly. Other processes on the same PostgreSQL are notified by NOTIFY in
-# the
-# writing transaction. Notifications may be lost, so followers must also poll the record now and then.
-
-Heard = Callable[[str, int], None]  # called with a job's id and its version after the write
+Subscriber = Callable[[str, int], None]  # called with a job's id and its version after the write
 
 _CHANNEL = "boost_jobs"
 # Otherwise a connection on which nothing is sent would not detect that the other side is gone.
@@ -141,17 +63,17 @@ class Notifications:
     """Calls all subscribers after each write of this process to a job. Threads may share it."""
 
     def __init__(self) -> None:
-        self._subscribers: list[Heard] = []
+        self._subscribers: list[Subscriber] = []
 
-    def subscribe(self, heard: Heard) -> None:
+    def subscribe(self, subscriber: Subscriber) -> None:
         """Register a function to be called in the thread that has written; it must not raise or block."""
-        self._subscribers.append(heard)
+        self._subscribers.append(subscriber)
 
     def publish(self, versions: Mapping[str, int]) -> None:
         """Announce that writes to jobs have been committed."""
         for job_id, version in versions.items():
-            for heard in self._subscribers:
-                heard(job_id, version)
+            for subscriber in self._subscribers:
+                subscriber(job_id, version)
 
 
 def can_listen(engine: Engine) -> bool:
@@ -185,19 +107,20 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
     Raises:
         psycopg.OperationalError: The database cannot be reached.
     """
-    arguments = connect_arguments(engine) | _KEEPALIVES
+    _, arguments = engine.dialect.create_connect_args(engine.url)
+    arguments = {**arguments, **TO_POSTGRESQL, **_KEEPALIVES}
     async with await AsyncConnection.connect(autocommit=True, **arguments) as connection:
         # The database queues what this process does not read, for all; so it must end a stopped process's connection.
         await connection.execute(f"SET tcp_user_timeout = {SILENT_MILLISECONDS}")
         await connection.execute(f"LISTEN {_CHANNEL}")
-        yield _notifications(connection)
 
+        async def notifications() -> AsyncGenerator[tuple[str, int]]:
+            async for notification in connection.notifies():
+                job_id, _, version = notification.payload.partition(" ")
+                with suppress(ValueError):  # anyone with an account on the database may send anything
+                    yield job_id, int(version)
 
-async def _notifications(connection: AsyncConnection[Any]) -> AsyncGenerator[tuple[str, int]]:
-    async for notification in connection.notifies():
-        job_id, _, version = notification.payload.partition(" ")
-        with suppress(ValueError):  # anyone with an account on the database may send anything
-            yield job_id, int(version)
+        yield notifications()
 
 
 _LOST_RACES = 100
@@ -289,7 +212,7 @@ class JobStore:
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        job_id, now = new_job_id(), datetime.now(UTC)
+        job_id, now = new_id("job"), datetime.now(UTC)
         folder = spec.checkpoint.url or f"{checkpoint_root.rstrip('/')}/{owner.tenant}"
         record = JobRecord(
             id=job_id,
@@ -339,13 +262,16 @@ class JobStore:
         job = {name: getattr(record, name) for name in record.model_fields_set}
         events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
         if chosen is not None:
-            events.append(writes.layouts_values(record, chosen))
+            data = chosen.model_dump(mode="json")
+            events.append(
+                {"job_id": record.id, "attempt": 0, "kind": "layouts", "time": record.submitted_at, "data": data}
+            )
         with self.engine.begin() as connection:  # plain statements take a fraction of the time of a session's objects
             if request is not None:
                 if known := model.find(connection, request):
                     alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                connection.execute(_INSERT_REQUEST, model.values_of(request, record.id))
+                connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
             arrival = connection.execute(_INSERT_JOB, job).scalar_one()
             connection.execute(_INSERT_EVENT, events)
             if trackers:
@@ -370,10 +296,10 @@ class JobStore:
             JobNotFound: There is none with this id.
         """
         with self.engine.connect() as connection:
-            found = self._known.read(connection, queries.ONE, {"job_id": job_id})
-        if not found:
+            jobs = self._known.read(connection, queries.ONE, {"job_id": job_id})
+        if not jobs:
             raise JobNotFound(job_id)
-        return found[0]
+        return jobs[0]
 
     def list(self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None) -> Sequence[JobRecord]:
         """Jobs, the newest first.
@@ -389,8 +315,8 @@ class JobStore:
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""
         with self.engine.connect() as connection:
-            found = self._known.read(connection, queries.UNFINISHED)
-        return [job for job in found if not job.finished]  # one may have ended while they were read
+            jobs = self._known.read(connection, queries.UNFINISHED)
+        return [job for job in jobs if not job.finished]  # one may have ended while they were read
 
     def failed_since(self, moment: datetime, limit: int) -> Sequence[JobRecord]:
         """Jobs that have FAILED since a point in time, the newest first, at most ``limit``."""
@@ -410,8 +336,8 @@ class JobStore:
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs, which increase with every write to a job."""
         with Session(self.engine) as session:
-            found = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
-            return {row.id: row.version for row in found}
+            rows = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
+            return {row.id: row.version for row in rows}
 
     def counts(self, tenant: str | None = None) -> dict[JobState, int]:
         """Number of jobs in each state, of a tenant or of all; zeros included."""
@@ -419,8 +345,8 @@ class JobStore:
         if tenant is not None:
             query = query.where(JobRow.tenant == tenant)
         with self.engine.connect() as connection:
-            found = {JobState(state): count for state, count in connection.execute(query)}
-        return {state: found.get(state, 0) for state in JobState}
+            counts = {JobState(state): count for state, count in connection.execute(query)}
+        return {state: counts.get(state, 0) for state in JobState}
 
     def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> JobRecord:
         """Move a job to the state that a reason leads to, and store the event.
@@ -441,7 +367,7 @@ class JobStore:
 
         def plan(record: JobRecord) -> Write | None:
             if reason is Reason.PAUSED_BY_USER and not record.pause_requested:
-                raise TakenBack(record)
+                raise TakenBack(f"the user of job {record.id} has withdrawn the pause")
             return writes.changed(record, reason, message, record.attempt if attempt is None else attempt)
 
         return self._write(job_id, plan)
@@ -488,8 +414,11 @@ class JobStore:
         return self._write(job_id, writes.retried)
 
     def number(self, job_id: str) -> JobRecord:
-        """Give a job its number in the queue if a release before has submitted it; raises as ``change`` does."""
-        return self._write(job_id, writes.numbered)
+        """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it.
+
+        Raises as ``change`` does.
+        """
+        return self._write(job_id, lambda record: Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None)
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
@@ -524,7 +453,7 @@ class JobStore:
             IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
-        return self._write_once_asked(job_id, request, lambda record: writes.asked(record, command))
+        return self._write_requested(job_id, request, lambda record: writes.commanded(record, command))
 
     def add_scores(self, job_id: str, scores: Scores, request: Request | None = None) -> JobRecord:
         """Store the scores of one of a job's checkpoints on tasks as an event.
@@ -538,7 +467,7 @@ class JobStore:
             JobNotFound: There is no such job.
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        return self._write_once_asked(job_id, request, lambda record: writes.scored(record, scores))
+        return self._write_requested(job_id, request, lambda record: writes.scored(record, scores))
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
         """Store a fault of a job that was found by others than its gang.
@@ -547,7 +476,7 @@ class JobStore:
             JobNotFound: There is no such job.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
-        return self._write(job_id, lambda record: writes.found_wrong(record, fault))
+        return self._write(job_id, lambda record: writes.add_fault(record, fault))
 
     def take_commands(self, job_id: str) -> Sequence[WorkerCommand]:
         """Return the drills and profiles requested since the last call, each once.
@@ -555,14 +484,14 @@ class JobStore:
         Raises:
             JobNotFound: There is no such job.
         """
-        taken: list[WorkerCommand] = []
+        commands: list[WorkerCommand] = []
 
         def plan(record: JobRecord) -> Write | None:
-            taken[:] = record.commands
-            return Write({"commands": []}) if taken else None
+            commands[:] = record.commands
+            return Write({"commands": []}) if commands else None
 
         self._write(job_id, plan)
-        return taken
+        return commands
 
     def append_reports(self, job_id: str, attempt: int, reports: Sequence[NumberedReport]) -> JobRecord:
         """Store a gang's reports as events, each exactly once, and the newest ones with the job.
@@ -588,52 +517,52 @@ class JobStore:
 
         return self._write_with(job_id, plan)
 
-    def append_many(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
+    def append_many(self, reported: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
         """Store reports of the newest gangs of many jobs in one transaction, without reading the jobs again.
 
         Args:
-            told: Each job as it was read last, and reports of its newest gang that are not stored yet, in order.
+            reported: Each job as it was read last, and reports of its newest gang that are not stored yet, in order.
 
         Raises:
             Overtaken: Some of the jobs have been changed since; nothing is stored.
             sqlalchemy.exc.IntegrityError: Some of the reports have been stored already; nothing is stored.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
-        changes = [writes.reported(record, record.attempt, reports) for record, reports in told]
-        by_columns = groupby(sorted(changes, key=_columns), key=_columns)
+        changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
+        by_columns: dict[tuple[str, ...], list[Reported]] = defaultdict(list)
+        for change in changes:
+            by_columns[tuple(sorted(change.values))].append(change)
         versions = {change.record.id: change.record.version for change in changes}
+        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & self._permitted()
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            for columns, alike in by_columns:
-                self._update_many(connection, columns, list(alike))
+            for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
+                values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
+                parameters = [
+                    {
+                        "of_job": change.record.id,
+                        "read": change.record.version - 1,
+                        "new_version": change.record.version,
+                        **{f"new_{name}": change.values[name] for name in columns},
+                    }
+                    for change in alike
+                ]
+                if connection.execute(update(JobRow).where(unmoved).values(values), parameters).rowcount != len(alike):
+                    self._refuse_if_lost(connection)
+                    raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
-            observations.keep(connection, [each for change in changes for each in change.observed])
+            observations.add(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
         self._known.remember({change.record.id: change.record for change in changes})
 
-    def _update_many(self, connection: Connection, columns: Sequence[str], changes: Sequence[Reported]) -> None:
-        """Write to the same columns of several jobs, if none has a newer version."""
-        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & self._permitted()
-        statement = update(JobRow).where(unmoved)
-        statement = statement.values({name: bindparam(f"new_{name}") for name in (*columns, "version")})
-        parameters = [
-            {
-                "of_job": change.record.id,
-                "read": change.record.version - 1,
-                "new_version": change.record.version,
-                **{f"new_{name}": change.values[name] for name in columns},
-            }
-            for change in changes
-        ]
-        if connection.execute(statement, parameters).rowcount != len(changes):
-            self._refuse_if_lost(connection)
-            raise Overtaken(len(changes))
-
     def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
         """Sequence number of the newest stored report of each job's newest gang; 0 if there is none."""
+        of_newest = (EventRow.job_id == JobRow.id) & (EventRow.attempt == JobRow.attempt)
+        newest = select(func.max(EventRow.sequence)).where(of_newest).correlate(JobRow).scalar_subquery()
         with Session(self.engine) as session:
-            return queries.last_sequences(session, job_ids)
+            rows = session.execute(select(JobRow.id, newest).where(JobRow.id.in_(job_ids)))
+            return {job_id: sequence or 0 for job_id, sequence in rows}
 
     def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
         """Number of changes of a job's state for a reason since a time."""
@@ -646,8 +575,18 @@ class JobStore:
         self, job_id: str, after_id: int = 0, limit: int = 1000, wanted: EventFilter = _ALL_EVENTS
     ) -> Sequence[JobEvent]:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
+        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
+        if wanted.kinds is not None:
+            query = query.where(EventRow.kind.in_(wanted.kinds))
+        if wanted.since is not None:
+            query = query.where(EventRow.time >= wanted.since)
+        if wanted.rank is not None:
+            query = query.where(EventRow.data["rank"].as_integer() == wanted.rank)
+        if wanted.levels is not None:
+            query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
         with Session(self.engine) as session:
-            return queries.events(session, job_id, after_id, limit, wanted)
+            rows = session.scalars(query.order_by(EventRow.id).limit(limit))
+            return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
     def position(self, job_id: str) -> Position:
         """How far a job is.
@@ -655,8 +594,14 @@ class JobStore:
         Raises:
             JobNotFound: There is none with this id.
         """
+        newest = select(func.max(EventRow.id)).where(EventRow.job_id == job_id).scalar_subquery()
+        query = select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)
         with Session(self.engine) as session:
-            return queries.position(session, job_id)
+            row = session.execute(query).one_or_none()
+        if row is None:
+            raise JobNotFound(job_id)
+        version, state, event_id = row
+        return Position(version, JobState(state) in TERMINAL_STATES, event_id or 0)
 
     def explain(self, messages: Mapping[str, str]) -> None:
         """Store what queued jobs wait for. This does not count as a change: the version stays, and there is no event.
@@ -668,10 +613,10 @@ class JobStore:
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         queued = (JobRow.id == bindparam("job_id")) & (JobRow.state == JobState.QUEUED)
-        unsaid = JobRow.waiting_for.is_distinct_from(bindparam("said"))
-        statement = update(JobRow).where(queued, unsaid, self._permitted()).values(waiting_for=bindparam("said"))
+        new = JobRow.waiting_for.is_distinct_from(bindparam("message"))
+        statement = update(JobRow).where(queued, new, self._permitted()).values(waiting_for=bindparam("message"))
         # All processes lock rows in the same order.
-        parameters = [{"job_id": job_id, "said": message} for job_id, message in sorted(messages.items())]
+        parameters = [{"job_id": job_id, "message": message} for job_id, message in sorted(messages.items())]
         with self.engine.begin() as connection:
             if parameters:
                 connection.execute(statement, parameters)
@@ -697,11 +642,9 @@ class JobStore:
     def forget_old_requests(self) -> None:
         """Delete requests that are too old to be repeated."""
         with Session(self.engine) as session, session.begin():
-            model.forget_old(session)
+            session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - model.KEPT))
 
-    def _write_once_asked(
-        self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]
-    ) -> JobRecord:
+    def _write_requested(self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]) -> JobRecord:
         """Carry out a request once, however often it is repeated."""
 
         def plan(session: Session, record: JobRecord) -> Write | None:
@@ -710,7 +653,7 @@ class JobStore:
             if model.find(session, request):
                 return None
             write = change(record)
-            return Write(write.values, [*write.rows, model.row_of(request, job_id)])
+            return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])
 
         try:
             return self._write_with(job_id, plan)
@@ -723,39 +666,25 @@ class JobStore:
     def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
-            if written := self._write_once(job_id, plan):
-                self.notifications.publish({job_id: written.version})
-                return written
+            with Session(self.engine) as session, session.begin():
+                record = queries.load(session, job_id)
+                write = plan(session, record)
+                if write is not None:
+                    # The job is written before its events: this locks it, so that their ids follow the commits.
+                    unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & self._permitted()
+                    values = {**write.values, "version": record.version + 1}
+                    result = session.execute(update(JobRow).where(unmoved).values(**values))
+                    assert isinstance(result, CursorResult)
+                    if result.rowcount == 0:  # another writer was faster
+                        self._refuse_if_lost(session.connection())
+                        continue
+                    session.add_all(write.rows)
+                    observations.add(session.connection(), write.observed)
+                    record = queries.load(session, job_id)
+                    notify(session.connection(), {job_id: record.version})
+            self.notifications.publish({job_id: record.version})
+            return record
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
-
-    def _write_once(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord | None:
-        """The same once; return the newest record, or ``None`` if another writer was faster."""
-        with Session(self.engine) as session, session.begin():
-            record = queries.load(session, job_id)
-            write = plan(session, record)
-            if write is None:
-                return record
-            # The job is written before its events: this locks it, so that their ids follow the order of commits.
-            if not self._update(session, record, write.values):
-                return None
-            session.add_all(write.rows)
-            observations.keep(session.connection(), write.observed)
-            written = queries.load(session, job_id)
-            notify(session.connection(), {job_id: written.version})
-            return written
-
-    def _update(self, session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
-        """Write to a job unless it has a newer version; return whether it was written.
-
-        Raises:
-            LeaseLost: Another process does the work now for which this one had a lease.
-        """
-        unmoved = (JobRow.id == record.id) & (JobRow.version == record.version) & self._permitted()
-        result = session.execute(update(JobRow).where(unmoved).values(**values, version=record.version + 1))
-        assert isinstance(result, CursorResult)
-        if result.rowcount == 0:
-            self._refuse_if_lost(session.connection())
-        return result.rowcount == 1
 
     def _refuse_if_lost(self, connection: Connection) -> None:
         if self._lease and not connection.scalar(select(self._lease.holds())):
@@ -763,7 +692,3 @@ class JobStore:
 
     def _permitted(self) -> ColumnElement[bool]:
         return self._lease.holds() if self._lease else true()
-
-
-def _columns(change: Reported) -> tuple[str, ...]:
-    return tuple(sorted(change.values))

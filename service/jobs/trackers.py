@@ -50,16 +50,17 @@ class Tracked:
 _COLUMNS = tuple(Tracked.__dataclass_fields__)
 
 
+@dataclass(frozen=True)
 class TrackerStore:
     """Reads and writes trackers' progress.
 
-    Args:
+    Attributes:
         engine: The record's database.
         lease: Write only while this is the newest of its name; ``None`` for readers.
     """
 
-    def __init__(self, engine: Engine, lease: Lease | None = None) -> None:
-        self._engine, self._lease = engine, lease
+    engine: Engine
+    lease: Lease | None = None
 
     def pending(self) -> set[tuple[str, str, str]]:
         """Tenants, kinds of trackers and jobs for which there may be something to send.
@@ -70,29 +71,32 @@ class TrackerStore:
         query = select(JobRow.tenant, TrackerRow.kind, TrackerRow.job_id)
         # A job that had ended, and was retried, is not open and has a state of those that have not.
         conditions = (TrackerRow.open, JobRow.state.in_(ACTIVE_STATES))
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = [row for each in conditions for row in connection.execute(query.where(each, unsent))]
         return {(tenant, kind, job_id) for tenant, kind, job_id in rows}
 
     def one(self, job_id: str, kind: str) -> Tracked:
         """A tracker's progress with a job."""
-        ((tracked, _),) = self._found(TrackerRow.job_id == job_id, TrackerRow.kind == kind)
+        ((tracked, _),) = self._select(TrackerRow.job_id == job_id, TrackerRow.kind == kind)
         return tracked
 
     def of_job(self, job_id: str) -> Sequence[tuple[Tracked, int]]:
         """A job's trackers by kind, and how many events each is behind, counted up to ``MOST_COUNTED``."""
-        return self._found(TrackerRow.job_id == job_id)
+        return self._select(TrackerRow.job_id == job_id)
 
     def of_jobs(self, job_ids: Collection[str]) -> Sequence[tuple[Tracked, int]]:
         """The same for several jobs."""
-        return self._found(TrackerRow.job_id.in_(job_ids)) if job_ids else []
+        return self._select(TrackerRow.job_id.in_(job_ids)) if job_ids else []
 
-    def _found(self, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
+    def _select(self, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
         unsent = select(EventRow.id).where(_OF_EVENT).limit(MOST_COUNTED).correlate(TrackerRow).subquery()
         behind = select(func.count()).select_from(unsent).scalar_subquery()
         query = select(TrackerRow, behind).where(*conditions).order_by(TrackerRow.job_id, TrackerRow.kind)
-        with Session(self._engine) as session:
-            return [(_tracked(row), count) for row, count in session.execute(query)]
+        with Session(self.engine) as session:
+            return [
+                (Tracked(**{name: getattr(row, name) for name in _COLUMNS}), count)
+                for row, count in session.execute(query)
+            ]
 
     def sent(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
         """Note what has been sent; return whether this process was still in charge.
@@ -102,8 +106,7 @@ class TrackerStore:
             after: The new progress.
             open_: Whether there will be more events.
         """
-        well = replace(after, failures_in_row=0, failing_since=None, problem=None)
-        return self._write(before, {name: getattr(well, name) for name in _COLUMNS} | {"open": open_})
+        return self._write(before, replace(after, failures_in_row=0, failing_since=None, problem=None), open_)
 
     def failed(self, tracked: Tracked, problem: str, *, open_: bool) -> Tracked:
         """Note that sending has failed.
@@ -123,22 +126,16 @@ class TrackerStore:
             failing_since=tracked.failing_since or datetime.now(UTC),
             problem=problem,
         )
-        self._write(tracked, {name: getattr(after, name) for name in _COLUMNS} | {"open": open_})
+        self._write(tracked, after, open_)
         return after
 
-    def _write(self, before: Tracked, values: dict[str, Any]) -> bool:
+    def _write(self, before: Tracked, after: Tracked, open_: bool) -> bool:
         unmoved = and_(
             TrackerRow.job_id == before.job_id,
             TrackerRow.kind == before.kind,
             TrackerRow.event_id == before.event_id,
-            self._permitted(),
+            self.lease.holds() if self.lease else true(),
         )
-        with self._engine.begin() as connection:
+        values = {name: getattr(after, name) for name in _COLUMNS} | {"open": open_}
+        with self.engine.begin() as connection:
             return connection.execute(update(TrackerRow).where(unmoved).values(values)).rowcount == 1
-
-    def _permitted(self) -> ColumnElement[bool]:
-        return self._lease.holds() if self._lease else true()
-
-
-def _tracked(row: TrackerRow) -> Tracked:
-    return Tracked(**{name: getattr(row, name) for name in _COLUMNS})

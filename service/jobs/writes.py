@@ -10,7 +10,16 @@ from typing import Any
 from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.messages import ComparisonReport, Drill, FaultReport, Report, RestartReport, Scores, WorkerCommand
+from boost_core.messages import (
+    Cause,
+    ComparisonReport,
+    Drill,
+    FaultReport,
+    Report,
+    RestartReport,
+    Scores,
+    WorkerCommand,
+)
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
@@ -31,7 +40,7 @@ _REPEATED = frozenset(  # repeated in every pass
 # Whose newest report is a column of the job.
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare", "comparison"})
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
-_KEPT_RESTARTS = 50
+_MOST_RESTARTS = 50
 
 NumberedReport = tuple[int, datetime, Report]  # sequence number in the gang's life, time, report
 
@@ -53,22 +62,13 @@ class WrongState(ValueError):
 class TakenBack(RuntimeError):
     """A job's user has withdrawn the pause since it was decided."""
 
-    def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"the user of job {record.id} has withdrawn the pause")
-
 
 class Outdated(ValueError):
     """The job has been changed in the meantime."""
 
-    def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
-
 
 class Overtaken(RuntimeError):
     """Another writer was faster with one of several jobs."""
-
-    def __init__(self, jobs: int) -> None:
-        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,15 @@ def state_values(
     return {"job_id": job_id, "attempt": attempt, "kind": "state", "time": time, "data": data}
 
 
-def layouts_values(record: JobRecord, chosen: ChosenLayouts) -> dict[str, Any]:
-    """The event of the layouts that were chosen for a new job, by columns."""
-    data = chosen.model_dump(mode="json")
-    return {"job_id": record.id, "attempt": 0, "kind": "layouts", "time": record.submitted_at, "data": data}
-
-
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
     """Move a job to the state that a reason leads to; ``None`` if nothing changes.
 
     Raises:
         IllegalTransition: The reason leads nowhere from the job's state.
     """
-    state, message = next_state(record.state, reason), _legible(message)
+    state = next_state(record.state, reason)
+    # Without anything that databases cannot store, such as bytes of a file name that are not text.
+    message = message.encode(errors="replace").decode().replace("\0", "\ufffd")
     unchanged = (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt)
     if reason in _REPEATED and unchanged:
         return None
@@ -204,11 +200,6 @@ def retried(record: JobRecord) -> Write | None:
     return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh | queued)
 
 
-def numbered(record: JobRecord) -> Write | None:
-    """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it."""
-    return Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
-
-
 def patched(
     record: JobRecord, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
 ) -> Write | None:
@@ -228,41 +219,32 @@ def patched(
     if record.finished:
         raise AlreadyFinished(record, "changed")
     if expected is not None and expected != record.etag:
-        raise Outdated(record)
+        raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
     spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None
     values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
-    told = [_event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
-    return Write(values, [_event(record, "patch", differences), *told])
+    layouts = [_event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
+    return Write(values, [_event(record, "patch", differences), *layouts])
 
 
-def asked(record: JobRecord, command: WorkerCommand) -> Write:
+def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     """Request a drill or profile from a job's gang.
 
     Raises:
         WrongState: The job is not RUNNING.
         pydantic.ValidationError: The gang has no such rank.
     """
+    drill, layout = isinstance(command, Drill), record.present_layout
     if record.state is not JobState.RUNNING:
-        raise WrongState(
-            record, f"a {'drill' if isinstance(command, Drill) else 'profile'} needs a job that is RUNNING"
-        )
-    layout = record.present_layout
+        raise WrongState(record, f"a {'drill' if drill else 'profile'} needs a job that is RUNNING")
     field, ranks = ("rank", [command.rank]) if isinstance(command, Drill) else ("ranks", command.ranks)
-    raise_problems(
-        type(command).__name__,
-        [
-            FieldProblem(
-                (field,), rank, f"{rank} is not a rank of a gang of {layout}; use 0 to {layout.world_size - 1}"
-            )
-            for rank in ranks
-            if rank >= layout.world_size
-        ],
-    )
+    problem = f"is not a rank of a gang of {layout}; use 0 to {layout.world_size - 1}"
+    wrong = [FieldProblem((field,), rank, f"{rank} {problem}") for rank in ranks if rank >= layout.world_size]
+    raise_problems(type(command).__name__, wrong)
     waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # A drill is stored as an event now; a profile is reported once it is ready.
-    events = [_event(record, "drill", command.model_dump())] if isinstance(command, Drill) else []
+    events = [_event(record, "drill", command.model_dump())] if drill else []
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
 
 
@@ -289,7 +271,19 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         goodput = book(goodput, time, report)
     newest: dict[str, Report] = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
     times = {f"{report.kind}_at": time for _, time, report in reports if report.kind in _DATED}
-    changes: dict[str, Any] = {**newest, **times, **_restarts(record, reports), **_faults(record, reports)}
+    changes: dict[str, Any] = {**newest, **times}
+    restarts = [
+        RestartRecord(time=time, **report.model_dump())
+        for _, time, report in reports
+        if isinstance(report, RestartReport)
+    ]
+    if restarts:
+        changes["restarts"] = [*record.restarts, *restarts][-_MOST_RESTARTS:]
+        counts = Counter[Cause](record.restart_counts)
+        counts.update(restart.cause for restart in restarts)
+        changes["restart_counts"] = dict(counts)
+    if faults := Counter(report.what for _, _, report in reports if isinstance(report, FaultReport)):
+        changes["fault_counts"] = dict(Counter(record.fault_counts) + faults)
     values = {
         **changes,
         **{event["kind"]: event["data"] for event in events if event["kind"] in _NEWEST},
@@ -304,29 +298,10 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     return Reported(record.with_values(after), values, events, [each for each in compared if each])
 
 
-def found_wrong(record: JobRecord, fault: FaultReport) -> Write:
+def add_fault(record: JobRecord, fault: FaultReport) -> Write:
     """Store a fault that was not reported by a gang."""
     counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
     return Write({"fault_counts": counts}, [_event(record, fault.kind, _plain(fault))])
-
-
-def _restarts(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:
-    fresh = [
-        RestartRecord(time=time, **report.model_dump())
-        for _, time, report in reports
-        if isinstance(report, RestartReport)
-    ]
-    if not fresh:
-        return {}
-    counts = dict(record.restart_counts)
-    for restart in fresh:
-        counts[restart.cause] = counts.get(restart.cause, 0) + 1
-    return {"restarts": [*record.restarts, *fresh][-_KEPT_RESTARTS:], "restart_counts": counts}
-
-
-def _faults(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:
-    fresh = Counter(report.what for _, _, report in reports if isinstance(report, FaultReport))
-    return {"fault_counts": dict(Counter(record.fault_counts) + fresh)} if fresh else {}
 
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
@@ -336,11 +311,6 @@ def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, 
 
 def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
     return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
-
-
-def _legible(message: str) -> str:
-    """A message without anything that databases cannot store, such as bytes of a file name that are not text."""
-    return message.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def _plain(report: Report) -> dict[str, Any]:

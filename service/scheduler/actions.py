@@ -62,7 +62,7 @@ class Gang:
         return self.layout or (None if self.waiting else self.target)
 
     @property
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Ranks that it has or that are reserved for it."""
         return 0 if self.waiting else self.claimed
 
@@ -72,7 +72,7 @@ class Gang:
         return max(layout.world_size if layout else 0 for layout in (self.layout, self.target))
 
     @property
-    def kept(self) -> int:
+    def remaining(self) -> int:
         """Ranks that it will have once it has followed its orders."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 

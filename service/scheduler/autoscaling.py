@@ -33,7 +33,7 @@ class ResourceRequest:
     bundles: Bundles
 
 
-def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
+def requested_nodes(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
     """What gangs hold or should have, and what waiting jobs need and their quotas allow, in queue order.
 
     Args:
@@ -45,18 +45,18 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:
         quotas.take(job, job.present_layout.world_size)
-    held: Bundles = ()
+    allocated: Bundles = ()
     for job in gangs:
         present = job.present_layout
         more = [layout for layout in _choice(job) if layout.world_size > present.world_size]
         larger = _allowed(job, more, quotas, present.world_size)
-        held += _bundles(demand_of(job.spec, job.basis), larger or present)
+        allocated += _bundles(demand_of(job.spec, job.basis), larger or present)
     requests = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-        if waits and (wanted := _allowed(job, _choice(job), quotas)):
-            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), wanted)))
-    return held, requests
+        if waits and (layout := _allowed(job, _choice(job), quotas)):
+            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), layout)))
+    return allocated, requests
 
 
 def _choice(job: JobRecord) -> list[Layout]:
@@ -101,35 +101,33 @@ class Autoscaling:
         self._gangs, self._clock = gangs, clock
         self._most = MOST_AT_ONCE
         self._aside: list[tuple[Bundles, float]] = []  # until when
-        self._asked: Bundles | None = None
-        self._asked_at = self._judged_at = clock()
+        self._requested: Bundles | None = None
+        self._requested_at = self._judged_at = clock()
 
-    def ask(self, held: Bundles, requests: Sequence[ResourceRequest]) -> None:
+    def ask(self, allocated: Bundles, requests: Sequence[ResourceRequest]) -> None:
         """Request nodes for all gangs and for the waiting jobs in their order.
 
         Args:
-            held: What gangs need.
+            allocated: What gangs need.
             requests: What waiting jobs need.
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
-        if now >= self._judged_at + VERDICT_SECONDS:
-            self._judge(self._hopeful(requests), now)
         waiting = self._hopeful(requests)
-        bundles = held + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
-        if bundles != self._asked or now >= self._asked_at + REPEAT_SECONDS:
+        if now >= self._judged_at + VERDICT_SECONDS:
+            self._judged_at = now
+            if not self._gangs.refused():
+                self._most = min(2 * self._most, MOST_AT_ONCE)
+            else:
+                refused = min(self._most, len(waiting))
+                self._most = max(1, refused // 2)
+                if refused == 1:
+                    self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))
+                    waiting = self._hopeful(requests)
+        bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
+        if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
-            self._asked, self._asked_at = bundles, now
+            self._requested, self._requested_at = bundles, now
 
     def _hopeful(self, requests: Sequence[ResourceRequest]) -> list[ResourceRequest]:
         return [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]
-
-    def _judge(self, waiting: Sequence[ResourceRequest], now: float) -> None:
-        self._judged_at = now
-        if not self._gangs.refused():
-            self._most = min(2 * self._most, MOST_AT_ONCE)
-            return
-        asked = min(self._most, len(waiting))
-        self._most = max(1, asked // 2)
-        if asked == 1:
-            self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))

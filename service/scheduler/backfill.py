@@ -19,7 +19,7 @@ nodes than H's. What all that stay take is therefore among the sums of one numbe
 ended: a set R of numbers, built gang by gang. H fits where no more than Q − c are taken. B adds at most D, the sum of
 its right sides. So B delays H in no case if R has no number that is above Q − c − D and not above Q − c.
 
-Resources that decide nothing are left out of a unit (``scarcity``): so jobs that take CPUs only start beside GPUs that
+Resources that decide nothing are left out of a unit (``Scarcity``): so jobs that take CPUs only start beside GPUs that
 are waited for. Where H allows groups of several sizes, B must pass for each: at the size at which H fits without B, it
 fits with B.
 """
@@ -33,12 +33,11 @@ from itertools import islice, permutations
 from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING, copies
 
-# Counting in units: amounts that must be free together on one node. See ``backfill`` for their use.
+# Counting in units: amounts that must be free together on one node.
 
 
 def units_in(amounts: Amounts, unit: Amounts) -> int:
@@ -46,7 +45,7 @@ def units_in(amounts: Amounts, unit: Amounts) -> int:
     return copies(amounts, unit) if unit else 0
 
 
-def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
+def units_allocated(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
     """The fewest and the most units for which a gang leaves no room."""
     size, count = demand.groups(layout)
     parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
@@ -55,7 +54,7 @@ def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int
     return count * math.floor(min(parts) + ROUNDING), count * math.ceil(max(parts) - ROUNDING)
 
 
-class Taken:
+class AllocatedUnits:
     """The possible total numbers of units taken: every sum of one number from each of some ranges.
 
     Args:
@@ -80,31 +79,34 @@ class Taken:
         return more > 0 and self._sums >> max(0, self._spare - more + 1) != 0
 
 
-# Which resources decide whether a job fits, so that plentiful ones can be left out.
-#
-# A resource r decides nothing next to another one s if on every node, whichever gangs end, there is room for as many
-# units by r as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two
-# cases. Either x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least and
-# stays so: a gang that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what they
-# hold of s.
-
-
 class Scarcity:
-    """The scarce resources for one job.
+    """The scarce resources for one job, so that plentiful ones can be left out.
+
+    A resource r decides nothing next to another one s if on every node, whichever gangs end, there is room for as many
+    units by r as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two
+    cases. Either x_r is enough now for all of s that the node has. Or x_r − ρ·x_s, with ρ = u_r / u_s, is 0 at least
+    and stays so: a gang that ends adds v_r − ρ·v_s, so of all gangs those count that hold less of r than goes with what
+    they hold of s.
 
     Args:
         nodes: Nodes that the job can use.
         each: Resources that one of its ranks takes.
-        held_by_others: Resources of nodes that are used by others than our gangs.
+        used_by_others: Resources of nodes that are used by others than our gangs.
     """
 
-    def __init__(self, nodes: Sequence[NodeCapacity], each: Amounts, held_by_others: Mapping[str, float]) -> None:
+    def __init__(self, nodes: Sequence[NodeCapacity], each: Amounts, used_by_others: Mapping[str, float]) -> None:
         self._nodes, self._each = nodes, each
-        self._known = {name for name in each if held_by_others.get(name, 0) <= ROUNDING}
+        self._known = {name for name in each if used_by_others.get(name, 0) <= ROUNDING}
         self._coming: dict[str, float] = defaultdict(float)
         self._short: dict[tuple[str, str], float] = defaultdict(float)
         self._enough: dict[tuple[int, str, str], float] = {}
-        self._balance = {pair: self._balance_now(*pair) for pair in permutations(each, 2)}
+        # How much of a resource every node has free beyond what matches the free amount of another.
+        self._balance: dict[tuple[str, str], float] = {}
+        for one, other in permutations(each, 2):
+            rate = each[one] / each[other]
+            useful = [node for node in nodes if node.total.get(other, 0) + ROUNDING >= each[other]]
+            beyond = (node.free.get(one, 0) - rate * node.free.get(other, 0) for node in useful)
+            self._balance[one, other] = min(beyond, default=math.inf)
 
     def account_for(self, demand: Demand, ranks: int, unseen: int) -> None:
         """Account for a gang that may be on some of the nodes.
@@ -123,33 +125,22 @@ class Scarcity:
     def deciding(self, size: int, taken: Amounts) -> frozenset[str]:
         """The resources that may be scarce for groups of ``size`` ranks if ``taken`` is used on some node as well."""
         left = set(self._each)
-        for name in self._each:
-            if any(self._plenty(size, name, other, taken.get(name, 0)) for other in left - {name}):
-                left.remove(name)
+        for one in self._each:
+            needed = self._coming[one] + taken.get(one, 0)
+            for other in left - {one}:
+                # How much every node has free beyond what matches all of the other resource that it has.
+                key = size, one, other
+                if key not in self._enough:
+                    unit = {other: self._each[other] * size}
+                    units = [(node, units_in(node.total, unit)) for node in self._nodes]
+                    beyond = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
+                    self._enough[key] = min(beyond, default=math.inf)
+                known = one in self._known and other in self._known
+                balance = self._balance[one, other] - self._short[one, other] + ROUNDING if known else -math.inf
+                if self._enough[key] >= needed or balance >= needed:
+                    left.remove(one)
+                    break
         return frozenset(left)
-
-    def _plenty(self, size: int, one: str, other: str, taken: float) -> bool:
-        needed = self._coming[one] + taken
-        if self._enough_for_all(size, one, other) >= needed:
-            return True
-        known = one in self._known and other in self._known
-        return known and self._balance[one, other] - self._short[one, other] + ROUNDING >= needed
-
-    def _enough_for_all(self, size: int, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what matches all of another resource that it has."""
-        key = size, one, other
-        if key not in self._enough:
-            unit = {other: self._each[other] * size}
-            units = [(node, units_in(node.total, unit)) for node in self._nodes]
-            left = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
-            self._enough[key] = min(left, default=math.inf)
-        return self._enough[key]
-
-    def _balance_now(self, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what matches the free amount of another."""
-        rate = self._each[one] / self._each[other]
-        useful = [node for node in self._nodes if node.total.get(other, 0) + ROUNDING >= self._each[other]]
-        return min((node.free.get(one, 0) - rate * node.free.get(other, 0) for node in useful), default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -168,7 +159,7 @@ class _Stay:
 
     def units(self, unit: Amounts) -> tuple[int, int]:
         """The fewest and the most units that it takes."""
-        ranges = [units_taken(self.demand, layout, unit) for layout in self.layouts]
+        ranges = [units_allocated(self.demand, layout, unit) for layout in self.layouts]
         return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
 
 
@@ -189,20 +180,46 @@ class Head:
         self._cluster, self._demand = cluster, cluster.demand(job)
         self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
         self._all_steady = not any(node.draining for node in cluster.capacities)
-        self._of_others = _held_by_others(cluster)
-        self._fewest = _fewest_groups(self._demand)
+        self._of_others: dict[str, float] = defaultdict(float)  # used on the nodes by others than our gangs
+        for node in cluster.capacities:
+            for name, total in node.total.items():
+                self._of_others[name] += total - node.free.get(name, 0)
+        for job_id, gang in cluster.gangs.items():
+            if gang.layout:
+                for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
+                    self._of_others[name] -= amount
+        self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
+        for size, count in map(self._demand.groups, self._demand.layouts):
+            self._fewest[size] = min(count, self._fewest.get(size, count))
         self._forget()
 
     def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         self._follow_cluster()
-        return any(self._harmed(size, self._cluster.demand(job), layout) for size in self._fewest)
+        demand = self._cluster.demand(job)
+        for size in self._fewest:
+            deciding = self._scarcity.deciding(size, demand.amounts(layout.world_size))
+            unit = self._unit(size, deciding)
+            if (size, deciding) not in self._allocated:
+                allocated = AllocatedUnits(
+                    sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size]
+                )
+                for stay in self._stays:
+                    allocated.add(*stay.units(unit))
+                if any(self._of_others[name] > ROUNDING for name in unit):
+                    used = (units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities)
+                    allocated.add(0, sum(used))
+                self._allocated[size, deciding] = allocated
+            _, most = units_allocated(demand, layout, unit)
+            if self._allocated[size, deciding].too_much_with(most):
+                return True
+        return False
 
     def _forget(self) -> None:
         self._known, self._resized = 0, self._cluster.resized
         self._stays: list[_Stay] = []
         self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
-        self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
+        self._allocated: dict[tuple[int, frozenset[str]], AllocatedUnits] = {}
 
     def _follow_cluster(self) -> None:
         """Take newly started gangs into account; start over if one was resized."""
@@ -210,58 +227,19 @@ class Head:
             self._forget()
         for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
             job = self._cluster.jobs[job_id]
-            if job is not self.job and gang.claimed and self._cluster.nodes(job) & self.nodes:
-                self._heed(job, gang)
+            if job is self.job or not gang.claimed or not self._cluster.nodes(job) & self.nodes:
+                continue
+            demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
+            self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
+            layouts = {layout for layout in (gang.layout, gang.target) if layout}
+            if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
+                layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
+            inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
+            stay = _Stay(demand, frozenset(layouts), inside)
+            self._stays.append(stay)
+            for (size, deciding), allocated in self._allocated.items():
+                allocated.add(*stay.units(self._unit(size, deciding)))
         self._known = len(self._cluster.gangs)
-
-    def _heed(self, job: JobRecord, gang: Gang) -> None:
-        demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
-        self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
-        layouts = {layout for layout in (gang.layout, gang.target) if layout}
-        if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
-            layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
-        inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
-        stay = _Stay(demand, frozenset(layouts), inside)
-        self._stays.append(stay)
-        for (size, deciding), taken in self._taken.items():
-            taken.add(*stay.units(self._unit(size, deciding)))
-
-    def _harmed(self, size: int, demand: Demand, layout: Layout) -> bool:
-        key = size, self._scarcity.deciding(size, demand.amounts(layout.world_size))
-        unit = self._unit(*key)
-        if key not in self._taken:
-            self._taken[key] = self._all_taken(size, unit)
-        _, most = units_taken(demand, layout, unit)
-        return self._taken[key].too_much_with(most)
-
-    def _all_taken(self, size: int, unit: Amounts) -> Taken:
-        taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
-        for stay in self._stays:
-            taken.add(*stay.units(unit))
-        if any(self._of_others[name] > ROUNDING for name in unit):
-            taken.add(0, sum(units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities))
-        return taken
 
     def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
         return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
-
-
-def _fewest_groups(demand: Demand) -> dict[int, int]:
-    """The minimum number of groups that a job needs, by the ranks that share a node."""
-    fewest: dict[int, int] = {}
-    for size, count in map(demand.groups, demand.layouts):
-        fewest[size] = min(count, fewest.get(size, count))
-    return fewest
-
-
-def _held_by_others(cluster: ClusterSnapshot) -> dict[str, float]:
-    """Resources of the nodes that are used by others than our gangs."""
-    taken: dict[str, float] = defaultdict(float)
-    for node in cluster.capacities:
-        for name, total in node.total.items():
-            taken[name] += total - node.free.get(name, 0)
-    for job_id, gang in cluster.gangs.items():
-        if gang.layout:
-            for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
-                taken[name] -= amount
-    return taken

@@ -60,8 +60,9 @@ class ClusterSnapshot:
             else demand_of(job.spec, job.basis)
             for job in jobs
         }
-        held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
-        self.room, self.whole = Room.now(nodes, held, topology), Room.empty(nodes)
+        allocated = [(self.demand(job), self.gangs[job.id].allocated) for job in jobs if job.has_gang]
+        self.room = Room(nodes, [node.free for node in nodes], allocated, topology)
+        self.whole = Room(nodes, [node.total for node in nodes])
         for job in jobs:
             gang = self.gangs.get(job.id)
             if gang and gang.near and gang.target and gang.layout != gang.target:
@@ -70,19 +71,9 @@ class ClusterSnapshot:
         for job in jobs:
             if gang := self.gangs.get(job.id):
                 self.quotas.take(job, gang.claimed)
+        # Memory limits of jobs that may use several kinds of GPU and have no gang, or one without a place: the limit at
+        # which a job would be fastest if it were alone, regardless of the room there is now.
         self.moved: set[str] = set()
-        self._settle_limits()
-        self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
-        self.room_seconds, self.policy = room_seconds, policy
-        self.lines: Counter[Nodes | Account] = Counter()
-        self._admitted: set[str] = set()
-        self._nodes: dict[tuple[Kind, int], Nodes] = {}
-
-    def _settle_limits(self) -> None:
-        """Choose memory limits for jobs that may use several kinds of GPU and have no gang, or one without a place.
-
-        This is the limit at which a job would be fastest if it were alone, regardless of the room there is now.
-        """
         for job in self.queue:
             gang = self.gangs.get(job.id)
             if gang is None:
@@ -92,6 +83,11 @@ class ClusterSnapshot:
                 if self._possible_of(best):
                     self._demands[job.id] = best
                     self.moved.add(job.id)
+        self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
+        self.room_seconds, self.policy = room_seconds, policy
+        self.lines: Counter[Nodes | Account] = Counter()
+        self._admitted: set[str] = set()
+        self._nodes: dict[tuple[Kind, int], Nodes] = {}
 
     def _best_alone(self, job: JobRecord) -> Demand:
         demand = demand_of(job.spec, job.basis)
@@ -139,13 +135,13 @@ class ClusterSnapshot:
             among: Layouts to choose from; by default all that it allows.
         """
         gang, demand = self.gangs.get(job.id), self.demand(job)
-        own, held = (gang.own, gang.held) if gang and room is self.room else (None, 0)
+        own, allocated = (gang.own, gang.allocated) if gang and room is self.room else (None, 0)
         claimed = gang.claimed if gang else 0
         choice = demand.layouts if among is None else among
         return [
             layout
             for layout in choice
-            if room.fits(demand, layout, own, held) and self.quotas.allows(job, layout.world_size - claimed)
+            if room.fits(demand, layout, own, allocated) and self.quotas.allows(job, layout.world_size - claimed)
         ]
 
     def admit(self, job: JobRecord) -> None:
@@ -177,8 +173,8 @@ class ClusterSnapshot:
         """Decide that a gang gets another target. Room is taken at once, but given back only when it is free."""
         old, limit = self.gangs[job.id], self.demand(job).limit
         new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
-        if old.layout or new.held > old.held:  # one that starts may have taken all of it by now
-            self.room.hold(self.demand(job), new.held - old.held)
+        if old.layout or new.allocated > old.allocated:  # one that starts may have taken all of it by now
+            self.room.hold(self.demand(job), new.allocated - old.allocated)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
         self.actions.append(Resize(job, layout, cause, message, limit, near))
@@ -191,14 +187,16 @@ class ClusterSnapshot:
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""
-        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held]
+        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.remaining < gang.allocated]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that a job may preempt: lowest priority first, then newest first."""
         return [
-            other for other in reversed(self.queue) if other.spec.priority < job.spec.priority and self._trains(other)
+            other
+            for other in reversed(self.queue)
+            if other.spec.priority < job.spec.priority
+            and other.state is JobState.RUNNING
+            and (gang := self.gangs.get(other.id))
+            and gang.layout
+            and gang.target
         ]
-
-    def _trains(self, job: JobRecord) -> bool:
-        gang = self.gangs.get(job.id)
-        return bool(gang and gang.layout and gang.target) and job.state is JobState.RUNNING

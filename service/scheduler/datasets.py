@@ -70,37 +70,9 @@ class DatasetReconciler:
         current = [build for build in waiting if build.id in alive]
         for build in current:
             self._follow(build)
-        if (
-            not current and not unwanted and self._now() >= self._aside_until
-        ):  # two builds must never write to the same folder at once
-            self._launch_next(waiting)
-
-    def _follow(self, build: DatasetBuild) -> None:
-        status = self._builds.poll(build.id)
-        if status is None:
-            return  # gone; the next pass handles it
-        progress = status.progress or build.progress
-        told = {"progress": progress.model_dump() if progress else None}
-        if status.problem is not None:
-            self._finish(build, DatasetState.FAILED, status.problem, **told)
-        elif (lineage := status.lineage) is not None:
-            told |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
-            self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **told)
-        elif (job := self._in_need(self._cpus_of(build))) is not None:
-            self._step_aside(build, job)
-        elif progress != build.progress:
-            self._record.update(build, message="is being built", **told)
-
-    def _step_aside(self, build: DatasetBuild, job: JobRecord) -> None:
-        """End a build for a job that waits for its CPUs; it is resumed later, which does not count as a death."""
-        logger.info("%s: makes room for %s", build.id, job.id)
-        progress = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
-        message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
-        self._record.update(build, launches=build.launches - 1, message=message, progress=progress)
-        self._builds.end(build.id)
-        self._aside_until = self._now() + ASIDE_SECONDS
-
-    def _launch_next(self, waiting: Sequence[DatasetBuild]) -> None:
+        # Two builds must never write to the same folder at once.
+        if current or unwanted or self._now() < self._aside_until:
+            return
         for build in waiting:
             if build.launches >= MOST_LAUNCHES:
                 problem = (
@@ -108,14 +80,33 @@ class DatasetReconciler:
                     "logs, and create it again to continue with the remaining files"
                 )
                 self._finish(build, DatasetState.FAILED, problem)
-            elif self._is_due(build):
+                continue
+            pause = LAUNCH_PAUSE * (1 << (build.launches - 1)) if build.launches else timedelta(0)
+            if build.launched_at is None or not build.launches or self._now() >= build.launched_at + pause:
                 self._launch(build)
                 return
 
-    def _is_due(self, build: DatasetBuild) -> bool:
-        if not build.launches or build.launched_at is None:
-            return True
-        return self._now() >= build.launched_at + LAUNCH_PAUSE * (1 << (build.launches - 1))
+    def _follow(self, build: DatasetBuild) -> None:
+        status = self._builds.poll(build.id)
+        if status is None:
+            return  # gone; the next pass handles it
+        progress = status.progress or build.progress
+        values = {"progress": progress.model_dump() if progress else None}
+        if status.problem is not None:
+            self._finish(build, DatasetState.FAILED, status.problem, **values)
+        elif (lineage := status.lineage) is not None:
+            values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
+            self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **values)
+        elif (job := self._in_need(self._cpus_of(build))) is not None:
+            # It is resumed later, which does not count as a death.
+            logger.info("%s: makes room for %s", build.id, job.id)
+            without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
+            message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
+            self._record.update(build, launches=build.launches - 1, message=message, progress=without)
+            self._builds.end(build.id)
+            self._aside_until = self._now() + ASIDE_SECONDS
+        elif progress != build.progress:
+            self._record.update(build, message="is being built", **values)
 
     def _cpus_of(self, build: DatasetBuild) -> float:
         return min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
@@ -134,9 +125,9 @@ class DatasetReconciler:
         spec = build.spec
         self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
 
-    def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **told: Any) -> None:
+    def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **values: Any) -> None:
         logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)
-        self._record.update(build, state=state, message=message, finished_at=self._now(), **told)
+        self._record.update(build, state=state, message=message, finished_at=self._now(), **values)
         self._builds.end(build.id)
 
 
@@ -154,6 +145,6 @@ def job_in_need(
     stay = [job for job in jobs if not (job.cancel_requested or job.pause_requested)]
     without = []
     for node in nodes:
-        held = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
-        without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + held}))
+        of_build = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
+        without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + of_build}))
     return next((action.job for action in decide(stay, without, limits=limits) if isinstance(action, Launch)), None)

@@ -6,6 +6,7 @@ could delay it, so that it cannot starve (``backfill``; ``quotas``); one that is
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -13,6 +14,7 @@ from types import MappingProxyType
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
+from boost_core.plan import resolve
 from service.gang.assignment import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -22,158 +24,12 @@ from service.scheduler.actions import Action, CapacityObserved, Gang, ResizePoli
 from service.scheduler.backfill import Head
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Demand
-from service.scheduler.placement import Nodes
-from service.scheduler.preemption import make_room, make_room_in_quota
+from service.scheduler.placement import ROUNDING, Nodes
 from service.scheduler.quotas import Account, Limits
 
-# Decides which gangs grow.
-
-
-def grow(cluster: ClusterSnapshot, wanted: Iterable[Nodes]) -> None:
-    """Let gangs grow into the room left, in queue order, but not into a quota that a job waits for.
-
-    Args:
-        cluster: The cluster snapshot.
-        wanted: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
-    """
-    taken = reduce(or_, wanted, 0)
-    for job in cluster.queue:
-        gang = cluster.gangs.get(job.id)
-        if (
-            gang
-            and gang.layout
-            and _may_grow(job, gang)
-            and not (cluster.nodes(job) & taken or _quota_wanted(cluster, job))
-        ):
-            _grow(cluster, job, gang, gang.layout)
-
-
-def _quota_wanted(cluster: ClusterSnapshot, job: JobRecord) -> bool:
-    return any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job))
-
-
-def _may_grow(job: JobRecord, gang: Gang) -> bool:
-    has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
-    trains = job.state is JobState.RUNNING and has_steps_to_do
-    return job.spec.elasticity is not None and trains and gang.layout == gang.target
-
-
-def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) -> None:
-    larger = [other for other in cluster.demand(job).layouts if other.world_size > layout.world_size]
-    fitting = cluster.fitting(job, cluster.room, larger)
-    demand = cluster.demand(job)
-    choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None
-    if choice is None:
-        return
-    policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
-    ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
-    if not (ripe or gang.limits_changed):
-        cluster.room.place(demand, choice, layout)
-        cluster.keep(job, choice.world_size - gang.held)
-        cluster.actions.append(CapacityObserved(job))
-        return
-    part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
-    cluster.room.place(demand, choice, layout, part)
-    cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
-    cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
-
-
-def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
-    """The best layout for a gang to grow to; ``None`` if none gains enough.
-
-    Args:
-        demand: The job's demand.
-        layout: The gang's layout.
-        larger: Larger layouts that fit.
-        policy: How much gain is enough.
-    """
-    stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
-    if not _gains(demand, layout, stay, policy.minimum_gain):
-        stay = layout
-    other = demand.fastest(larger)
-    if other and other.per_replica != layout.per_replica and _gains(demand, stay, other, policy.layout_gain):
-        return other
-    return stay if stay != layout else None
-
-
-def _gains(demand: Demand, old: Layout, new: Layout, share: float) -> bool:
-    """Whether a layout's predicted throughput exceeds another's by at least a share."""
-    return demand.seconds(old) >= (1 + share) * demand.seconds(new)
-
-
-# Replaces targets that cannot be kept: a job's limits have changed, nodes are gone, or gangs block each other.
-
-
-def keep_up(cluster: ClusterSnapshot) -> None:
-    """Give gangs whose target cannot be kept another one, the last in the queue first.
-
-    A gang that has lost workers keeps its target, to return to it, while there are nodes for it.
-    """
-    for job in reversed(cluster.queue):
-        gang = cluster.gangs.get(job.id)
-        if gang is None or gang.target is None:
-            continue
-        if gang.target not in cluster.demand(job).layouts:
-            _follow_limits(cluster, job, gang.target)
-        elif job.id in cluster.moved or not cluster.whole.fits(cluster.demand(job), gang.target):
-            _follow_nodes(cluster, job, gang.target)
-        elif gang.layout and gang.layout.world_size < gang.target.world_size:
-            _give_up(cluster, job, gang, gang.layout, gang.target)
-    _break_deadlock(cluster)
-
-
-def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
-    """Resize a gang to a layout that is allowed now; it continues as it is until one fits."""
-    waiting = cluster.gangs[job.id].waiting
-    if choice := cluster.demand(job).fastest(cluster.fitting(job, cluster.whole if waiting else cluster.room)):
-        cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
-
-
-def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
-    """Resize a gang to the nodes left. It changes its number of replicas by itself, so that is tried first."""
-    same = [layout for layout in cluster.demand(job).layouts if layout.per_replica == target.per_replica]
-    choice = cluster.demand(job).fastest(
-        cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
-    )
-    if choice:
-        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
-
-
-def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout, target: Layout) -> None:
-    """Lower the target of a gang that has lost workers when it cannot be reached.
-
-    The target is lowered by as much as all targets together exceed the nodes, and to the present layout if the room
-    that is free now has not been enough for a while.
-    """
-    smaller = [
-        other
-        for other in cluster.demand(job).layouts
-        if other.per_replica == target.per_replica and layout.world_size <= other.world_size < target.world_size
-    ]
-    over, late = -cluster.room.ranks(cluster.demand(job)), gang.unchanged_seconds >= cluster.policy.patience_seconds
-    if late and not cluster.fitting(job, cluster.room, [target]):
-        over = target.world_size - layout.world_size
-    if over > 0 and smaller:
-        enough = [other for other in smaller if target.world_size - other.world_size >= over]
-        choice = enough[-1] if enough else smaller[0]
-        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target} next to other jobs")
-
-
-def _break_deadlock(cluster: ClusterSnapshot) -> None:
-    """Pause one of several gangs that each have too few workers and wait for those of the others."""
-    stuck: list[JobRecord] = []
-    for job in cluster.queue:
-        gang = cluster.gangs.get(job.id)
-        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
-            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
-            if others and cluster.room.ranks(cluster.demand(job)) < 0:
-                message = f"pauses because {others[0].id}, which comes before it, needs its workers"
-                cluster.pause(job, message, messages.gave_way_to(job, others[0]))
-                return
-            stuck.append(job)
-
-
 _NONE: Mapping[str, float] = MappingProxyType({})
+
+Plan = dict[str, Layout | None]  # the target of each gang that may have to make room; None to pause
 
 
 def decide(
@@ -195,28 +51,64 @@ def decide(
     """
     cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology)
     keep_up(cluster)
-    heads = _serve_queue(cluster)
+    heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        before = [head for head in heads if head.nodes & cluster.nodes(job)]
+        queued = job.state in WAITING_STATES and not job.has_gang and not job.pause_requested
+        if gang:
+            served = not gang.waiting or bool(before) or _revive(cluster, job, gang)
+        else:
+            served = not queued or _serve(cluster, job, before)
+        if not served:
+            heads.append(Head(cluster, job))
     grow(cluster, [head.nodes for head in heads])
     return cluster.actions
 
 
-def _serve_queue(cluster: ClusterSnapshot) -> list[Head]:
-    """Start the jobs that may start. Returns those that wait for room on nodes and block the jobs behind them."""
-    heads: list[Head] = []
+def keep_up(cluster: ClusterSnapshot) -> None:
+    """Replace targets that cannot be kept, the last in the queue first: limits have changed, or nodes are gone.
+
+    A gang that has lost workers keeps its target, to return to it, while there are nodes for it. Of several gangs that
+    each have too few workers and wait for those of the others, one pauses.
+    """
+    for job in reversed(cluster.queue):
+        gang = cluster.gangs.get(job.id)
+        if gang is None or gang.target is None:
+            continue
+        demand, layout, target = cluster.demand(job), gang.layout, gang.target
+        same = [other for other in demand.layouts if other.per_replica == target.per_replica]
+        if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
+            if choice := demand.fastest(cluster.fitting(job, cluster.whole if gang.waiting else cluster.room)):
+                cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
+        elif job.id in cluster.moved or not cluster.whole.fits(demand, target):
+            # It changes its number of replicas by itself, so that is tried first.
+            fitting = cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
+            if choice := demand.fastest(fitting):
+                cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
+        elif layout and layout.world_size < target.world_size:
+            # Lowered by as much as all targets together exceed the nodes, and to the present layout if the room that
+            # is free now has not been enough for a while.
+            smaller = [other for other in same if layout.world_size <= other.world_size < target.world_size]
+            over = -cluster.room.ranks(demand)
+            late = gang.unchanged_seconds >= cluster.policy.patience_seconds
+            if late and not cluster.fitting(job, cluster.room, [target]):
+                over = target.world_size - layout.world_size
+            if over > 0 and smaller:
+                enough = [other for other in smaller if target.world_size - other.world_size >= over]
+                why = f"the remaining nodes have no room for {target} next to other jobs"
+                cluster.resize(job, enough[-1] if enough else smaller[0], cluster.gone, why)
+
+    stuck: list[JobRecord] = []
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)
-        before = [head for head in heads if head.nodes & cluster.nodes(job)]
-        if gang:
-            served = not gang.waiting or bool(before) or _revive(cluster, job, gang)
-        else:
-            served = not _is_queued(job) or _serve(cluster, job, before)
-        if not served:
-            heads.append(Head(cluster, job))
-    return heads
-
-
-def _is_queued(job: JobRecord) -> bool:
-    return job.state in WAITING_STATES and not job.has_gang and not job.pause_requested
+        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
+            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
+            if others and cluster.room.ranks(cluster.demand(job)) < 0:
+                message = f"pauses because {others[0].id}, which comes before it, needs its workers"
+                cluster.pause(job, message, messages.gave_way_to(job, others[0]))
+                return
+            stuck.append(job)
 
 
 def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:
@@ -230,37 +122,28 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
     Returns:
         False if it waits for nodes that must be kept from the jobs behind it.
     """
-    possible = cluster.possible(job)
+    possible, quotas = cluster.possible(job), cluster.quotas
     if not possible:
         cluster.admit(job)
         cluster.wait(job, messages.never_fits(cluster, job))
         return True
     least = possible[0].world_size
-    if account := cluster.quotas.too_small(job, least):
+    if account := quotas.too_small(job, least):
         cluster.admit(job)
         cluster.wait(job, messages.over_quota(cluster, job, least, account))
         return True
-    if account := cluster.quotas.obstacle(job, least):
-        _wait_for_quota(cluster, job, least, account)
+    if account := quotas.obstacle(job, least):
+        first = account not in quotas.heads
+        if first:
+            cluster.admit(job)
+            make_room_in_quota(cluster, job, least, account)
+        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
+        cluster.lines[account] += 1
+        if first:
+            quotas.heads[account] = job
+            quotas.keep(job, least, until=account)
         return True
-    return _serve_on_nodes(cluster, job, possible, before)
 
-
-def _wait_for_quota(cluster: ClusterSnapshot, job: JobRecord, least: int, account: Account) -> None:
-    first = account not in cluster.quotas.heads
-    if first:
-        cluster.admit(job)
-        make_room_in_quota(cluster, job, least, account)
-    cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
-    cluster.lines[account] += 1
-    if first:
-        cluster.quotas.heads[account] = job
-        cluster.quotas.keep(job, least, until=account)
-
-
-def _serve_on_nodes(
-    cluster: ClusterSnapshot, job: JobRecord, possible: Sequence[Layout], before: Sequence[Head]
-) -> bool:
     fitting = cluster.fitting(job, cluster.room, possible)
     harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
     if choice := cluster.demand(job).fastest(harmless):
@@ -274,7 +157,7 @@ def _serve_on_nodes(
         cluster.admit(job)
         make_room(cluster, job)
         cluster.wait(job, messages.no_room(cluster, job))
-        cluster.quotas.keep(job, possible[0].world_size)
+        quotas.keep(job, least)
     cluster.lines[cluster.nodes(job)] += 1
     return bool(before)
 
@@ -289,12 +172,180 @@ def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
         if gang.unchanged_seconds >= cluster.policy.settle_seconds:  # its own old room may be about to be freed
             make_room(cluster, job)
         return False
-    held, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
+    reserved, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
     if gang.target.world_size <= cluster.room.ranks(demand) and not faster:
-        held = gang.target
+        reserved = gang.target
     elif choice != gang.target:
         cause = Cause.NODE_JOINED if faster else Cause.NODE_LOST
         cluster.resize(job, choice, cause, f"there is room for {choice}, not for {gang.target}")
     cluster.room.place(demand, choice)
-    cluster.room.hold(demand, held.world_size)
+    cluster.room.hold(demand, reserved.world_size)
     return True
+
+
+# Which gangs make room for a job of higher priority.
+
+
+def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
+    """Shrink gangs of lower priority as far as a job that does not fit needs, and pause some if that is not enough.
+
+    The last in the queue come first. No gang is disturbed in vain, or while others are still about to make room. Where
+    gangs are is not known: if there is enough room in total and the job still does not fit for a while, the room is
+    fragmented, and one more gang becomes as small as possible, or pauses.
+    """
+    nodes, demand = cluster.nodes(job), cluster.demand(job)
+    victims = {other.id: other for other in cluster.lower(job) if cluster.nodes(other) & nodes}
+    if not victims:
+        return
+    needed = cluster.possible(job)[0].world_size
+    leaving = [other for other in cluster.leaving() if cluster.nodes(other) & nodes]
+    expected = cluster.room.copy()  # once all gangs have followed their orders
+    for other in leaving:
+        expected.hold(cluster.demand(other), cluster.gangs[other.id].remaining - cluster.gangs[other.id].allocated)
+    plan: Plan = {}
+    if (missing := needed - expected.ranks(demand)) > 0:
+        plan = _plan(cluster, victims, demand.amounts(missing))
+    elif not leaving:
+        cluster.actions.append(CapacityObserved(job))
+        if cluster.room_seconds.get(job.id, 0) >= cluster.policy.settle_seconds:
+            missing = needed - sum(cluster.room.slots(demand))  # others than our gangs may hold some
+            if missing > 0:
+                plan = _plan(cluster, victims, demand.amounts(missing))
+            else:  # one more, smaller if any can be, or else paused
+                smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
+                first = next((job_id for job_id, layouts in smaller.items() if layouts), next(iter(victims)))
+                plan = {first: smaller[first][-1] if smaller[first] else None}
+    _carry_out(cluster, job, victims, plan)
+
+
+def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> None:
+    """The same within a quota: only gangs that use it make room.
+
+    Args:
+        cluster: The cluster snapshot.
+        job: The job that needs room.
+        ranks: Number of ranks it needs.
+        account: The account with too little left.
+    """
+    quotas = cluster.quotas
+    victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+    leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
+    coming = 0.0  # once all gangs have followed their orders
+    for other in leaving:
+        gang = cluster.gangs[other.id]
+        coming += cluster.demand(other).amounts(gang.claimed - gang.remaining)[account.resource]
+    lacking = cluster.demand(job).amounts(ranks)[account.resource] - quotas.left(account) - coming
+    if victims and lacking > ROUNDING:
+        _carry_out(cluster, job, victims, _plan(cluster, victims, {account.resource: lacking}))
+
+
+def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
+    """Targets that free what is lacking; empty if none do."""
+    present: Plan = {job_id: cluster.gangs[job_id].target for job_id in victims}
+    smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
+    plan = dict(present)
+    for job_id, layouts in smaller.items():
+        if layouts and not _covers(cluster, victims, plan, lacking):
+            plan[job_id] = layouts[-1]
+    for job_id in victims:
+        if not _covers(cluster, victims, plan, lacking):
+            plan[job_id] = None
+    if not _covers(cluster, victims, plan, lacking):
+        return {}
+    for job_id, layouts in reversed(smaller.items()):  # some need not shrink, or not as far
+        options = [present[job_id], *layouts] if plan[job_id] else [None]
+        plan[job_id] = next(
+            layout for layout in options if _covers(cluster, victims, {**plan, job_id: layout}, lacking)
+        )
+    return plan
+
+
+def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
+    freed: dict[str, float] = defaultdict(float)
+    for job_id, layout in plan.items():
+        ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
+        for name, amount in cluster.demand(victims[job_id]).amounts(ranks).items():
+            freed[name] += amount
+    return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
+
+
+def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
+    """Smaller layouts that a gang can take in its place, largest first."""
+    gang, demand = cluster.gangs[job.id], cluster.demand(job)
+    own = resolve.own_slots(gang.layout, demand.placement) if gang.layout else []
+    layouts = [
+        layout
+        for layout in demand.layouts
+        if layout.world_size < gang.remaining and resolve.fits(layout, own, demand.placement)
+    ]  # fmt: skip
+    return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
+
+
+def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobRecord], plan: Plan) -> None:
+    reason = f"to make room for {job.id}, which has priority {job.spec.priority}"
+    for job_id, layout in plan.items():
+        present = cluster.gangs[job_id].target
+        if layout is None:
+            why = messages.preempted_by(victims[job_id], job)
+            cluster.pause(victims[job_id], f"pauses {reason}", why)
+        elif layout != present:
+            message = f"shrinks from {present} to {layout} {reason}"
+            cluster.resize(victims[job_id], layout, Cause.PREEMPTED, message)
+
+
+# Which gangs grow.
+
+
+def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
+    """Let gangs grow into the room left, in queue order, but not into a quota that a job waits for.
+
+    Args:
+        cluster: The cluster snapshot.
+        waiting: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
+    """
+    reserved, policy = reduce(or_, waiting, 0), cluster.policy
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if gang is None or gang.layout is None or gang.layout != gang.target or job.spec.elasticity is None:
+            continue
+        has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
+        if job.state is not JobState.RUNNING or not has_steps_to_do or cluster.nodes(job) & reserved:
+            continue
+        if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
+            continue
+        demand, layout = cluster.demand(job), gang.layout
+        larger = [other for other in demand.layouts if other.world_size > layout.world_size]
+        fitting = cluster.fitting(job, cluster.room, larger)
+        choice = scale_up_choice(demand, layout, fitting, policy) if fitting else None
+        if choice is None:
+            continue
+        seen = cluster.room_seconds.get(job.id, 0.0)
+        ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
+        if not (ripe or gang.limits_changed):
+            cluster.room.place(demand, choice, layout)
+            cluster.keep(job, choice.world_size - gang.allocated)
+            cluster.actions.append(CapacityObserved(job))
+            continue
+        part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
+        cluster.room.place(demand, choice, layout, part)
+        cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
+        cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
+
+
+def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
+    """The best layout for a gang to grow to; ``None`` if none gains enough.
+
+    Args:
+        demand: The job's demand.
+        layout: The gang's layout.
+        larger: Larger layouts that fit.
+        policy: How much gain is enough.
+    """
+    stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
+    if demand.seconds(layout) < (1 + policy.minimum_gain) * demand.seconds(stay):
+        stay = layout
+    other = demand.fastest(larger)
+    changes = other is not None and other.per_replica != layout.per_replica
+    if other and changes and demand.seconds(stay) >= (1 + policy.layout_gain) * demand.seconds(other):
+        return other
+    return stay if stay != layout else None

@@ -67,8 +67,11 @@ class Demand:
         allowed = spec.layouts()
         if not needed and (self._any_kind or self.limit < inf):
             needed = {layout: needed_bytes(spec, layout, self._machine) for layout in allowed}
-        if beyond is None:
-            beyond = self._beyond_hosts(allowed)
+        if beyond is None and basis.node_memory_bytes is not None:
+            machine = self._machine
+            short = (layout for layout in allowed if lacking(node_host_bytes(spec, layout, machine), machine))
+            beyond = frozenset(short)
+        beyond = beyond or frozenset()
         self.layouts = tuple(
             layout for layout in allowed if needed.get(layout, 0) <= self.limit and layout not in beyond
         )
@@ -134,12 +137,6 @@ class Demand:
     def groups(self, layout: Layout) -> tuple[int, int]:
         """The number of ranks that must share a node, and the number of such groups in a layout."""
         return resolve.units(layout, self.placement)
-
-    def _beyond_hosts(self, layouts: Iterable[Layout]) -> frozenset[Layout]:
-        if self._basis.node_memory_bytes is None:
-            return frozenset()
-        spec, machine = self._spec, self._machine
-        return frozenset(layout for layout in layouts if lacking(node_host_bytes(spec, layout, machine), machine))
 
     @cached_property
     def _machine(self) -> Machine:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.gang.status import Gangs
-from service.jobs.database_errors import fault_of
+from service.jobs.database import fault_of
 from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.outlook import STALE_SECONDS, Outlook
 from service.jobs.store import JobStore
@@ -132,12 +132,32 @@ class ReconcileLoop:
         try:
             if self._newest is None:
                 self._newest = self._store.snapshot(LAST_PASS)  # of before this service started
-            self._acquire_lease()
+            lease = self._leases.take(LEASE, LEASE_SECONDS)
+            if lease != self._lease:
+                logger.info("this service schedules now" if lease else "another service schedules now")
+                # Another service may have changed what a reconciler remembers.
+                self._lease, self._reconciler = lease, None
+            if lease is not None and self._reconciler is None:
+                if not self._connected:
+                    try:
+                        self._gangs.connect()
+                    except Exception as error:
+                        raise ConnectionError(str(error)) from error
+                    self._connected = True
+                self._reconciler = self._make_reconciler(self._store.under(lease))
+                self._datasets = self._make_datasets(self._store, lease) if self._make_datasets else None
             if self._reconciler is not None:
                 self._gangs.check()
                 with self._metrics.one_pass():
                     self._reconciler.tick()
-                self._see_to_datasets()
+                try:  # errors with datasets do not hold up jobs
+                    if self._datasets is not None:
+                        self._datasets.tick()
+                    self._faults.over(_DATASETS_FAILED)
+                except LeaseLost:
+                    raise
+                except Exception as error:
+                    self._faults.occurred(_DATASETS_FAILED, error)
             self._note_good_pass()
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
@@ -174,17 +194,6 @@ class ReconcileLoop:
         for what in (_AWAY, _FAILED):
             self._faults.over(what)
 
-    def _see_to_datasets(self) -> None:
-        """Make a pass over datasets. Errors there do not hold up jobs."""
-        try:
-            if self._datasets is not None:
-                self._datasets.tick()
-            self._faults.over(_DATASETS_FAILED)
-        except LeaseLost:
-            raise
-        except Exception as error:
-            self._faults.occurred(_DATASETS_FAILED, error)
-
     def _store_updates(self, until: float) -> None:
         """Until the next pass, store gangs' reports as soon as they announce some."""
         try:
@@ -198,27 +207,6 @@ class ReconcileLoop:
         except Exception as error:
             self._faults.occurred(_REPORTS_LEFT, error)
         self._stop.wait(max(0.0, until - time.monotonic()))
-
-    def _acquire_lease(self) -> None:
-        """Take or renew the lease, and connect if necessary."""
-        lease = self._leases.take(LEASE, LEASE_SECONDS)
-        if lease != self._lease:
-            logger.info("this service schedules now" if lease else "another service schedules now")
-            # Another service may have changed what a reconciler remembers.
-            self._lease, self._reconciler = lease, None
-        if lease is not None and self._reconciler is None:
-            self._connect()
-            self._reconciler = self._make_reconciler(self._store.under(lease))
-            self._datasets = self._make_datasets(self._store, lease) if self._make_datasets else None
-
-    def _connect(self) -> None:
-        if self._connected:
-            return
-        try:
-            self._gangs.connect()
-        except Exception as error:
-            raise ConnectionError(str(error)) from error
-        self._connected = True
 
     def _disconnect(self) -> None:
         self._connected = False

@@ -58,7 +58,9 @@ class GangMemory:
         self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = ()
     ) -> Orders:
         """Note that a gang is about to start, and return its orders. ``limit``: bytes that its ranks may need."""
-        return self._begin(job, attempt, Gang(None, target, limit=limit, near=near), stored=0)
+        gang, now = Gang(None, target, limit=limit, near=near), self._clock()
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored=0)
+        return replace(gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def recall(self, job: JobRecord, stored: int) -> None:
         """Adopt a gang that was started before the service, keeping the layout in the record.
@@ -67,7 +69,8 @@ class GangMemory:
             job: Its job.
             stored: Sequence number of its newest report in the record; 0 if there is none.
         """
-        self._begin(job, job.attempt, Gang(None, _layout_in_record(job)), stored)
+        gang, now = Gang(None, _layout_in_record(job)), self._clock()
+        self._entries[job.id] = _Entry(job.attempt, gang, job.spec.elasticity, now, now, now, stored)
 
     def knows(self, job: JobRecord) -> bool:
         """Whether a job's newest gang has been seen or started since the service began."""
@@ -88,11 +91,14 @@ class GangMemory:
 
     def orders(self, job: JobRecord) -> Orders:
         """Orders for a job's gang."""
-        self._follow_user(job)
         entry = self._entries[job.id]
+        if job.pause_requested:
+            self.order(job.id, None, Cause.PAUSED)
+        elif entry.gang.target is None and entry.gang.cause is Cause.PAUSED:  # the user has withdrawn it
+            self.order(job.id, entry.gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
         if entry.gang.near and entry.looked_at is not None and self._clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
-        return self._completed(entry.gang.orders(job.spec, job.basis))
+        return replace(entry.gang.orders(job.spec, job.basis), unusable=self._unusable)
 
     def saw_nodes(self, nodes: Collection[NodeCapacity]) -> None:
         """Note on which nodes no rank can run."""
@@ -122,7 +128,11 @@ class GangMemory:
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
-        if entry.looked_at is None and _looks(status, entry.gang.target):
+        # It looks for any workers it needs, unless it must stop first because its replicas' layout is to change.
+        target = entry.gang.target
+        stays = status.layout and target and status.layout.per_replica == target.per_replica
+        looks = stays or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
+        if entry.looked_at is None and looks:
             entry.looked_at = now
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
@@ -180,32 +190,10 @@ class GangMemory:
         now = self._clock()
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}
 
-    def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
-        now = self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return self._completed(gang.orders(job.spec, job.basis))
-
-    def _completed(self, orders: Orders) -> Orders:
-        return replace(orders, unusable=self._unusable)
-
-    def _follow_user(self, job: JobRecord) -> None:
-        """Pause the gang for as long as the job's user requests it."""
-        gang = self._entries[job.id].gang
-        if job.pause_requested:
-            self.order(job.id, None, Cause.PAUSED)
-        elif gang.target is None and gang.cause is Cause.PAUSED:
-            self.order(job.id, gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
-
     def _change(self, entry: _Entry, gang: Gang) -> None:
         if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):
             entry.changed_at = self._clock()
         entry.gang = gang
-
-
-def _looks(status: GangStatus, target: Layout | None) -> bool:
-    """Whether a gang is looking for any workers it needs; it must stop before its replicas' layout can change."""
-    stays = status.layout and target and status.layout.per_replica == target.per_replica
-    return bool(stays) or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
 
 
 def _layout_in_record(job: JobRecord) -> Layout:

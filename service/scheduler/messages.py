@@ -43,26 +43,33 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
     has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))
+    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & demand.avoid
+    where = "the cluster has"
+    if labels:
+        where = f"the nodes with {labels} have"
+    elif kinds:
+        where = f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have"
     room = sum(cluster.whole.slots(demand))
-    message = f"needs {cluster.demand(job).in_words}; {_where(job, cluster)} {has} in all, room for {room}"
+    message = f"needs {demand.in_words}; {where} {has} in all, room for {room}"
     return f"{message}{_scattered(cluster, job, cluster.whole)}{_unused(cluster, job)}; waits for nodes to join"
 
 
 def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """The job is too large for its quota, even if nothing else used it."""
-    message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit(account):g}"
-    return f"{message}; waits for a higher quota"
+    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+    limit = cluster.quotas.limit[account]
+    return f"needs {needed}; {account.holder} may hold {limit:g}; waits for a higher quota"
 
 
 def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """Other jobs use the quota, or come first."""
     quotas = cluster.quotas
-    message = (
-        f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
-        f"{quotas.held(account):g}"
-    )
-    if kept := quotas.kept(account):
-        message += f", {sum(kept.values()):g} kept for {_named(job, (cluster.jobs[job_id] for job_id in kept))}"
+    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+    limit, allocated = quotas.limit[account], quotas.allocated[account]
+    message = f"needs {needed}; {account.holder} may hold {limit:g} and holds {allocated:g}"
+    if reserved := quotas.reserved[account]:
+        message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"
     if head := quotas.heads.get(account):
         return f"{message}; {_behind(job, head, cluster.lines[account])}"
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
@@ -97,10 +104,6 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
     return f"{message}; {_behind(job, head, waiting)}"
 
 
-def _amount(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    return f"needs {cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
-
-
 def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
     demand, room = cluster.demand(job), cluster.room
     return ", ".join(f"{room.free(demand, name):g} of {room.total(demand, name):g} {name} free" for name in demand.each)
@@ -124,16 +127,6 @@ def _unused(cluster: ClusterSnapshot, job: JobRecord) -> str:
     return f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
 
 
-def _where(job: JobRecord, cluster: ClusterSnapshot) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in sorted(cluster.demand(job).labels))
-    if labels:
-        return f"the nodes with {labels} have"
-    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & cluster.demand(job).avoid
-    return (
-        f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have" if kinds else "the cluster has"
-    )
-
-
 def _behind(job: JobRecord, head: JobRecord, waiting: int) -> str:
     return f"behind {_named(job, [head])}" + (f" and {waiting - 1} more" if waiting > 1 else "")
 
@@ -144,12 +137,9 @@ def _make_room(job: JobRecord, others: list[JobRecord]) -> str:
 
 def _named(job: JobRecord, others: Iterable[JobRecord]) -> str:
     """Other jobs, for a job's tenant: the ids of the first of its own, and the number of the rest."""
-    own, foreign = [], 0
-    for other in others:
-        if other.tenant == job.tenant:
-            own.append(other.id)
-        else:
-            foreign += 1
+    jobs = list(others)
+    own = [other.id for other in jobs if other.tenant == job.tenant]
+    foreign = len(jobs) - len(own)
     words = [", ".join(own[:_NAMED_JOBS])] if own else []
     if len(own) > _NAMED_JOBS:
         words.append(f"{len(own) - _NAMED_JOBS} more")

@@ -43,7 +43,7 @@ class Room:
     Args:
         nodes: The alive nodes.
         free: Free resources of each.
-        held: Demands of the existing gangs, and the number of their ranks.
+        allocated: Demands of the existing gangs, and the number of their ranks.
         topology: Names of the labels that define the parts of the network, outermost first.
     """
 
@@ -51,7 +51,7 @@ class Room:
         self,
         nodes: Sequence[NodeCapacity],
         free: Sequence[Mapping[str, float]],
-        held: Iterable[tuple[Demand, int]] = (),
+        allocated: Iterable[tuple[Demand, int]] = (),
         topology: Sequence[str] = (),
     ) -> None:
         steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if node.takes_ranks]
@@ -59,7 +59,7 @@ class Room:
         self._free = [left for _, left in steady]
         self._to_come, self._topology = [dict(left) for left in self._free], topology
         self._everywhere: Nodes = (1 << len(self._nodes)) - 1
-        self._held: dict[Nodes, dict[str, float]] = {}
+        self._allocated: dict[Nodes, dict[str, float]] = {}
         self._usable: dict[Kind, Nodes] = {}
         self._totals: dict[Nodes, dict[str, float]] = {}
         # By kind of demand: the ranks that each node can hold, their groups in total, and the ranks by the totals.
@@ -67,20 +67,8 @@ class Room:
         self._groups: dict[tuple[Kind, int], int] = {}
         self._ranks: dict[Kind, int] = {}
         self._shown: dict[tuple[Nodes, str], float] = {}
-        for demand, ranks in held:
+        for demand, ranks in allocated:
             self.hold(demand, ranks)
-
-    @classmethod
-    def now(
-        cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]], topology: Sequence[str] = ()
-    ) -> "Room":
-        """The room next to the gangs that already run."""
-        return cls(nodes, [node.free for node in nodes], held, topology)
-
-    @classmethod
-    def empty(cls, nodes: Sequence[NodeCapacity]) -> "Room":
-        """The room there would be if nothing ran."""
-        return cls(nodes, [node.total for node in nodes])
 
     def nodes_for(self, demand: Demand) -> Nodes:
         """The nodes that a job can use."""
@@ -104,23 +92,26 @@ class Room:
         """How many of a job's ranks there is room for in total; below 0 if too many are held already."""
         if demand.kind not in self._ranks:
             usable = self.nodes_for(demand)
-            sets = {usable, self._everywhere, *(nodes for nodes in self._held if usable & nodes == usable)}
+            sets = {usable, self._everywhere, *(nodes for nodes in self._allocated if usable & nodes == usable)}
             self._ranks[demand.kind] = min(copies(self._left(nodes), demand.each) for nodes in sets)
         return self._ranks[demand.kind]
 
-    def fits(self, demand: Demand, layout: Layout, own: Layout | None = None, held: int = 0) -> bool:
+    def fits(self, demand: Demand, layout: Layout, own: Layout | None = None, allocated: int = 0) -> bool:
         """Whether a gang can be placed, or changed.
 
         Args:
             demand: The job's demand.
             layout: The gang's new layout.
             own: Its present layout. Where its groups are is not known, so each counts as a node of its own.
-            held: Ranks that it holds already.
+            allocated: Ranks that it has already.
         """
-        if layout.world_size > held and layout.world_size - held > self.ranks(demand):
+        if layout.world_size > allocated and layout.world_size - allocated > self.ranks(demand):
             return False
         size, count = self._lacking(demand, layout, own)
-        return self._groups_of(demand, size) >= count
+        key = demand.kind, size
+        if key not in self._groups:
+            self._groups[key] = sum(slot // size for slot in self.slots(demand))
+        return self._groups[key] >= count
 
     def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
         """The innermost part of the network with room for all of a gang; of several, the one with the least room.
@@ -137,7 +128,10 @@ class Room:
         size, count = self._lacking(demand, layout, own)
         if not self._topology or count <= 0 or demand.placement == "SPREAD":
             return _WHOLE
-        groups = [slot // size for slot in self._slots_to_come(demand)]
+        groups = [  # on each node, once starting gangs have their places
+            min(slot, max(0, copies(left, demand.each))) // size if slot else 0
+            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
+        ]
         names = frozenset(beside)
         present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
         for parts in reversed(self._parts):
@@ -161,13 +155,6 @@ class Room:
                     _subtract(self._to_come[number], demand.each, groups * size)
                     count -= groups
 
-    def _slots_to_come(self, demand: Demand) -> list[int]:
-        """How many of a job's ranks each node can hold once starting gangs have their places."""
-        return [
-            min(slot, max(0, copies(left, demand.each))) if slot else 0
-            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
-        ]
-
     @cached_property
     def _parts(self) -> list[dict[Labels, set[int]]]:
         """For each level, the node numbers of its parts by their labels, including those of outer levels."""
@@ -190,10 +177,10 @@ class Room:
         slots = self.slots(demand)
         if part is not None and part.nodes is not None:
             slots = [slot if number in part.nodes else 0 for number, slot in enumerate(slots)]
-        taken = resolve.place(layout, slots + own_slots, demand.placement)
-        if taken is None:
+        placed = resolve.place(layout, slots + own_slots, demand.placement)
+        if placed is None:
             raise AssertionError(f"{layout} was placed where it does not fit")
-        for left, to_come, ranks in zip(self._free, self._to_come, taken, strict=False):  # the gang's own come last
+        for left, to_come, ranks in zip(self._free, self._to_come, placed, strict=False):  # the gang's own come last
             if ranks:
                 _subtract(left, demand.each, ranks)
                 _subtract(to_come, demand.each, ranks)
@@ -205,14 +192,14 @@ class Room:
         """Count ranks of a job as taken, wherever they are; a negative number as given back."""
         # Ranks that cannot be on any of these nodes take no room on them.
         if nodes := self.nodes_for(demand):
-            _subtract(self._held.setdefault(nodes, defaultdict(float)), demand.each, -ranks)
+            _subtract(self._allocated.setdefault(nodes, defaultdict(float)), demand.each, -ranks)
             self._ranks.clear()
             self._shown.clear()
 
     def copy(self) -> "Room":
         """A copy to try changes on."""
         other = Room(self._nodes, self._free, topology=self._topology)
-        other._held = {nodes: defaultdict(float, held) for nodes, held in self._held.items()}
+        other._allocated = {nodes: defaultdict(float, amounts) for nodes, amounts in self._allocated.items()}
         return other
 
     def total(self, demand: Demand, resource: str) -> float:
@@ -237,18 +224,12 @@ class Room:
             count -= own_size // size * own_count
         return size, count
 
-    def _groups_of(self, demand: Demand, size: int) -> int:
-        key = demand.kind, size
-        if key not in self._groups:
-            self._groups[key] = sum(slot // size for slot in self.slots(demand))
-        return self._groups[key]
-
     def _left(self, nodes: Nodes) -> dict[str, float]:
         """Total resources of some nodes, less what is held by gangs that cannot be elsewhere."""
         left = dict(self._total(nodes))
-        for within, held in self._held.items():
+        for within, amounts in self._allocated.items():
             if within & nodes == within:
-                _subtract(left, held, 1)
+                _subtract(left, amounts, 1)
         return left
 
     def _total(self, nodes: Nodes) -> dict[str, float]:

@@ -48,42 +48,41 @@ class Quotas:
 
     Attributes:
         heads: By account, the first job that waits for room in it.
+        limit: By account, how much gangs may hold.
+        allocated: By account, how much they hold.
+        reserved: By account, what is kept for jobs that have room there and wait for something else, by their ids.
     """
 
     def __init__(self, limits: Limits, demand: Callable[[JobRecord], Demand]) -> None:
         self._demand, self._limits = demand, limits
         self._accounts: dict[tuple[str, str], list[Account]] = {}
-        self._limit: dict[Account, float] = {}
-        self._held: dict[Account, float] = defaultdict(float)
-        self._kept: dict[Account, dict[str, float]] = defaultdict(dict)
+        self.limit: dict[Account, float] = {}
+        self.allocated: dict[Account, float] = defaultdict(float)
+        self.reserved: dict[Account, dict[str, float]] = defaultdict(dict)
         self.heads: dict[Account, JobRecord] = {}
 
     def accounts(self, job: JobRecord) -> list[Account]:
         """What a job draws on that is limited, in the order in which it has to find room there."""
-        each = self._demand(job).each
-        return [account for account in self._accounts_of(job) if account.resource in each]
-
-    def limit(self, account: Account) -> float:
-        """How much gangs may hold."""
-        return self._limit[account]
-
-    def held(self, account: Account) -> float:
-        """How much they hold."""
-        return self._held[account]
-
-    def kept(self, account: Account) -> Mapping[str, float]:
-        """What is kept for jobs that have found it and wait for something else, by their ids."""
-        return self._kept[account]
+        key, each = (job.tenant, job.queue), self._demand(job).each
+        if key not in self._accounts:
+            holders = (
+                (f"tenant {job.tenant}", self._limits.tenants.get(job.tenant, {})),
+                (f"queue {job.queue}", self._limits.queues.get(job.queue, {})),
+            )
+            limits = {Account(holder, name): amounts[name] for holder, amounts in holders for name in sorted(amounts)}
+            self.limit |= limits
+            self._accounts[key] = list(limits)
+        return [account for account in self._accounts[key] if account.resource in each]
 
     def left(self, account: Account) -> float:
-        """How much is neither held nor kept."""
-        return self._limit[account] - self._held[account] - sum(self._kept[account].values())
+        """How much is neither allocated nor reserved."""
+        return self.limit[account] - self.allocated[account] - sum(self.reserved[account].values())
 
     def take(self, job: JobRecord, ranks: int) -> None:
-        """Count ranks as held."""
+        """Count ranks as allocated."""
         each = self._demand(job).each
         for account in self.accounts(job):
-            self._held[account] += each[account.resource] * ranks
+            self.allocated[account] += each[account.resource] * ranks
 
     def keep(self, job: JobRecord, ranks: int, until: Account | None = None) -> None:
         """Keep room for a job, in all its accounts or in those that come before one."""
@@ -91,7 +90,7 @@ class Quotas:
         for account in self.accounts(job):
             if account == until:
                 return
-            self._kept[account][job.id] = each[account.resource] * ranks
+            self.reserved[account][job.id] = each[account.resource] * ranks
 
     def allows(self, job: JobRecord, ranks: int) -> bool:
         """Whether there is room for some more ranks of a job; always for none."""
@@ -102,7 +101,7 @@ class Quotas:
     def too_small(self, job: JobRecord, ranks: int) -> Account | None:
         """The first account that could not hold a gang of this many ranks even if it were empty."""
         accounts = self.accounts(job)
-        return next((one for one in accounts if self._limit[one] < self._needs(job, one, ranks)), None)
+        return next((one for one in accounts if self.limit[one] < self._needs(job, one, ranks)), None)
 
     def obstacle(self, job: JobRecord, ranks: int) -> Account | None:
         """The first account where a gang has to wait: for room, or behind another that does."""
@@ -113,15 +112,3 @@ class Quotas:
 
     def _needs(self, job: JobRecord, account: Account, ranks: int) -> float:
         return self._demand(job).each[account.resource] * ranks - ROUNDING
-
-    def _accounts_of(self, job: JobRecord) -> list[Account]:
-        key = job.tenant, job.queue
-        if key not in self._accounts:
-            holders = (
-                (f"tenant {job.tenant}", self._limits.tenants.get(job.tenant, {})),
-                (f"queue {job.queue}", self._limits.queues.get(job.queue, {})),
-            )
-            found = {Account(holder, name): limits[name] for holder, limits in holders for name in sorted(limits)}
-            self._limit |= found
-            self._accounts[key] = list(found)
-        return self._accounts[key]

@@ -7,15 +7,14 @@ next pass finds what to do: a gang unknown to the record is ended, and a missing
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from boost_core.config import JobSpec
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause, RestartReport
-from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, NodeCapacity, PollRequest
+from service.gang.status import GangKey, GangPhase, Gangs, GangStatus, JobTag, Orders, PollRequest
 from service.jobs.leases import LeaseLost
 from service.jobs.model import NODES, JobRecord
 from service.jobs.queries import EventFilter, JobNotFound
@@ -34,7 +33,7 @@ from service.scheduler.actions import (
     ResizePolicy,
     Wait,
 )
-from service.scheduler.autoscaling import Autoscaling, nodes_wanted
+from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.decisions import decide
 from service.scheduler.memory import GangMemory
 from service.scheduler.quotas import Limits
@@ -43,45 +42,17 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracing
 
 
-# The scheduler's side tasks: publishing the nodes to other processes, and cleaning up.
-
-SHOW_SECONDS = 10.0  # after which unchanged nodes are published again
-CLEAR_SECONDS = 3600.0
-
-
-class Housekeeping:
-    """Does each task when it is due.
-
-    Args:
-        store: The record.
-        clock: Returns seconds.
-    """
-
-    def __init__(self, store: JobStore, clock: Callable[[], float]) -> None:
-        self._store, self._clock = store, clock
-        self._shown: Any = None
-        self._shown_at = self._cleared_at = clock()
-
-    def show(self, nodes: Sequence[NodeCapacity]) -> None:
-        """Publish the nodes to other processes, and delete records of old requests."""
-        now, found = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
-        if found != self._shown or now >= self._shown_at + SHOW_SECONDS:
-            self._store.keep_snapshot(NODES, found)
-            self._shown, self._shown_at = found, now
-        if now >= self._cleared_at + CLEAR_SECONDS:
-            self._store.forget_old_requests()
-            self._cleared_at = now
-
-
 logger = logging.getLogger(__name__)
 
+SHOW_SECONDS = 10.0  # after which unchanged nodes are published again
+CLEAR_SECONDS = 3600.0  # between two deletions of old requests
 _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _START_SECONDS = 300.0  # for a new gang's supervisor to answer first
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
-_HELD_UP = {
+_INTERRUPTED = {
     GangPhase.WAITING: Reason.GANG_RECOVERING,
     GangPhase.RECOVERING: Reason.GANG_RECOVERING,
     GangPhase.SAVING: Reason.WAITING_FOR_STORE,
@@ -119,8 +90,10 @@ class Reconciler:
         self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
-        self._limits, self._housekeeping = limits, Housekeeping(store, clock)
-        self._tracing = tracing
+        self._limits, self._tracing = limits, tracing
+        self._clock = clock
+        self._shown: list[dict[str, Any]] | None = None  # the nodes as they were published last
+        self._shown_at = self._cleared_at = clock()
         self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
@@ -137,16 +110,39 @@ class Reconciler:
             for job in unnumbered:
                 self._store.number(job.id)
             jobs = self._store.active()
-        self._end_forgotten(jobs)
-        actions = self._decide(jobs)
+        # Gangs that outlived their jobs, as when the service died between a change and carrying it out.
+        for job_id, attempt in self._gangs.alive() - {(job.id, job.attempt) for job in jobs if job.has_gang}:
+            with self._alone(job_id, attempt), suppress(JobNotFound):  # of another service on the same cluster
+                job = self._store.get(job_id)
+                if not (job.has_gang and job.attempt == attempt):
+                    self._gangs.end(job_id, attempt)
+
+        self._memory.forget_others({job.id for job in jobs if job.has_gang})
+        jobs = [job for job in jobs if self._memory.takes_part(job)]
+        gangs, nodes = self._memory.gangs([job for job in jobs if job.has_gang]), self._gangs.nodes()
+        self._memory.saw_nodes(nodes)
+        # The nodes for other processes to show, and old requests, each when it is due.
+        now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
+        if shown != self._shown or now >= self._shown_at + SHOW_SECONDS:
+            self._store.keep_snapshot(NODES, shown)
+            self._shown, self._shown_at = shown, now
+        if now >= self._cleared_at + CLEAR_SECONDS:
+            self._store.forget_old_requests()
+            self._cleared_at = now
+
+        room_seconds = self._memory.room_seconds()
+        actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
         self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
             with self._apart(action.job):
                 self._act(action)
-        self._explain(actions)
+        # What queued jobs wait for, if it has changed.
+        explained = [action for action in actions if isinstance(action, Explain)]
+        if news := {each.job.id: each.message for each in explained if each.message != each.job.waiting_for}:
+            self._store.explain(news)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
-            self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
+            self._autoscaling.ask(*requested_nodes(jobs, self._limits()))
         self._faults.settle()
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
@@ -167,127 +163,89 @@ class Reconciler:
         jobs = self._store.some({job_id for job_id, _ in gangs})
         self._follow([job for job in jobs if (job.id, job.attempt) in gangs])
 
-    def _decide(self, active: Sequence[JobRecord]) -> list[Action]:
-        self._memory.forget_others({job.id for job in active if job.has_gang})
-        jobs = [job for job in active if self._memory.takes_part(job)]
-        with_gang = [job for job in jobs if job.has_gang]
-        gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
-        self._memory.saw_nodes(nodes)
-        self._housekeeping.show(nodes)
-        room_seconds = self._memory.room_seconds()
-        return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
-
-    def _explain(self, actions: Sequence[Action]) -> None:
-        """Record what queued jobs wait for, if it has changed."""
-        explained = [action for action in actions if isinstance(action, Explain)]
-        news = {action.job.id: action.message for action in explained if action.message != action.job.waiting_for}
-        if news:
-            self._store.explain(news)
-
     def _follow(self, jobs: Sequence[JobRecord]) -> None:
         """Carry out users' requests, poll the gangs of all other jobs at once, and store their reports."""
-        never_seen = self._recall(jobs)
-        asked: list[tuple[JobRecord, PollRequest]] = []
+        # Adopt gangs that were started before this service; some have never reported.
+        unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
+        stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
+        for job in unknown:
+            with self._apart(job):
+                self._memory.recall(job, stored[job.id])
+
+        polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
             with self._apart(job):
-                if not self._stopped(job) and job.has_gang:
-                    asked.append((job, self._request(job)))
+                if job.cancel_requested:
+                    if job.has_gang:
+                        self._gangs.end(job.id, job.attempt)
+                    self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
+                elif job.has_gang:
+                    if job.commands:
+                        for command in self._store.take_commands(job.id):
+                            self._gangs.ask(job.id, job.attempt, command)
+                    orders = self._memory.orders(job)
+                    polled.append((job, PollRequest((job.id, job.attempt), self._memory.stored(job), orders)))
+                elif job.pause_requested and job.state is not JobState.PAUSED:
+                    self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
+
         answered: list[tuple[JobRecord, GangStatus]] = []
-        for (job, _), result in zip(asked, self._gangs.poll([request for _, request in asked]), strict=True):
+        for (job, _), result in zip(polled, self._gangs.poll([request for _, request in polled]), strict=True):
             with self._apart(job):
                 if isinstance(result, Exception):
                     raise result
-                if result is not None and self._is_hung(job, result):
+                starting = job.state is JobState.SCHEDULING
+                patience = max(self._silent_seconds, _START_SECONDS if starting else 0.0)
+                if result is not None and result.silent_seconds > patience:
                     self._gangs.end_hung(job.id, job.attempt)
                     silence = f"did not answer for {result.silent_seconds:.0f} s and was ended"
                     self._lost(job, f"the supervisor of gang {job.attempt} {silence}")
                 elif result is not None:
                     self._memory.saw(job, result)
                     answered.append((job, result))
-                elif job.id in never_seen and job.state is JobState.SCHEDULING:
-                    self._make_up_for_launch(job)
-                else:
+                elif not (starting and stored.get(job.id) == 0):
                     self._lost(job, f"gang {job.attempt} is gone")
+                elif job.pause_requested:
+                    self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
+                else:  # it is in the record, but the previous service died before starting it
+                    self._start_gang(job, job.attempt, self._memory.orders(job))
         self._record(answered)
-
-    def _recall(self, jobs: Sequence[JobRecord]) -> set[str]:
-        """Adopt gangs that were started before this service; return the jobs whose gang has never reported."""
-        unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
-        stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
-        for job in unknown:
-            with self._apart(job):
-                self._memory.recall(job, stored[job.id])
-        return {job_id for job_id, sequence in stored.items() if not sequence}
-
-    def _stopped(self, job: JobRecord) -> bool:
-        """Cancel a job, or pause it before it has a gang, if its user requested it; return whether this was done."""
-        if job.cancel_requested:
-            if job.has_gang:
-                self._gangs.end(job.id, job.attempt)
-            self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
-            return True
-        if job.pause_requested and not job.has_gang and job.state is not JobState.PAUSED:
-            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
-            return True
-        return False
-
-    def _request(self, job: JobRecord) -> PollRequest:
-        if job.commands:
-            for command in self._store.take_commands(job.id):
-                self._gangs.ask(job.id, job.attempt, command)
-        return PollRequest((job.id, job.attempt), self._memory.stored(job), self._memory.orders(job))
-
-    def _make_up_for_launch(self, job: JobRecord) -> None:
-        """Start a gang that is in the record, but which the previous service died before starting."""
-        if job.pause_requested:
-            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
-        else:
-            orders = self._memory.orders(job)
-            self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders, job.basis)
 
     def _record(self, answered: Sequence[tuple[JobRecord, GangStatus]]) -> None:
         """Store the reports of many gangs, and then apply the changes that follow from their phases."""
-        told = [(job, _numbered(status)) for job, status in answered if status.reports]
+        numbered: dict[str, list[NumberedReport]] = {
+            job.id: [(each.sequence, each.time, each.report) for each in status.reports] for job, status in answered
+        }
+        reporting = [(job, numbered[job.id]) for job, status in answered if status.reports]
         stored: set[str] = set()
-        for begin in range(0, len(told), _JOBS_A_TRANSACTION):
-            stored |= self._store_together(told[begin : begin + _JOBS_A_TRANSACTION])
+        for begin in range(0, len(reporting), _JOBS_A_TRANSACTION):
+            together = reporting[begin : begin + _JOBS_A_TRANSACTION]
+            try:
+                self._store.append_many(together)
+                stored |= {job.id for job, _ in together}
+            except LeaseLost:
+                raise
+            except Exception as error:
+                logger.info("the reports of %d jobs are stored one by one: %s", len(together), error)
         for job, status in answered:
             with self._apart(job):
                 if status.reports:
                     if job.id not in stored:
-                        self._store.append_reports(job.id, job.attempt, _numbered(status))
-                    self._took(job, status.reports)
-                self._follow_phase(job, status)
-
-    def _store_together(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> set[str]:
-        """Store reports of some jobs in one transaction; return the jobs, or none if that failed."""
-        try:
-            self._store.append_many(told)
-        except LeaseLost:
-            raise
-        except Exception as error:
-            logger.info("the reports of %d jobs are stored one by one: %s", len(told), error)
-            return set()
-        return {job.id for job, _ in told}
-
-    def _took(self, job: JobRecord, reports: Sequence[GangReport]) -> None:
-        """Note that reports have been stored."""
-        self._memory.saw_stored(job, reports[-1].sequence)
-        for told in reports:
-            if self._tracing and isinstance(told.report, RestartReport):
-                self._tracing.restarted(job, told.time, told.report)
-
-    def _follow_phase(self, job: JobRecord, status: GangStatus) -> None:
-        if reason := _progress(job, status):
-            job = self._change(job, reason, status.message)
-        if reason := _end(job, status):
-            why = f" {self._memory.why_paused(job)}" if reason is Reason.PAUSED_FOR_PRIORITY else ""
-            self._change(job, reason, f"{status.message}{why}")
-            self._gangs.end(job.id, job.attempt)
-
-    def _is_hung(self, job: JobRecord, status: GangStatus) -> bool:
-        starting = job.state is JobState.SCHEDULING
-        return status.silent_seconds > max(self._silent_seconds, _START_SECONDS if starting else 0.0)
+                        self._store.append_reports(job.id, job.attempt, numbered[job.id])
+                    self._memory.saw_stored(job, status.reports[-1].sequence)
+                    for each in status.reports:
+                        if self._tracing and isinstance(each.report, RestartReport):
+                            self._tracing.restarted(job, each.time, each.report)
+                if reason := _progress(job, status):
+                    job = self._change(job, reason, status.message)
+                ended = _ENDS.get(status.phase)
+                message = status.message
+                if status.phase is GangPhase.PAUSED and job.pause_requested:
+                    ended = Reason.PAUSED_BY_USER
+                elif status.phase is GangPhase.PAUSED:
+                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {self._memory.why_paused(job)}"
+                if ended:
+                    self._change(job, ended, message)
+                    self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord, what: str) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
@@ -310,21 +268,6 @@ class Reconciler:
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
-    def _end_forgotten(self, jobs: Sequence[JobRecord]) -> None:
-        """End gangs that outlived their jobs, as when the service died between a change and carrying it out."""
-        expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
-        for job_id, attempt in self._gangs.alive() - expected:
-            with self._alone(job_id, attempt):
-                self._end_if_forgotten(job_id, attempt)
-
-    def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
-        try:
-            job = self._store.get(job_id)
-        except JobNotFound:  # of another service on the same cluster
-            return
-        if not (job.has_gang and job.attempt == attempt):
-            self._gangs.end(job_id, attempt)
-
     def _act(self, action: Action) -> None:
         job = action.job
         match action:
@@ -332,8 +275,10 @@ class Reconciler:
                 self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
             case Wait(message=message):
                 self._change(job, Reason.WAITING_FOR_RESOURCES, message)
-            case Launch():
-                self._launch(action)
+            case Launch(layout=layout, message=message, limit=limit, near=near):
+                attempt = job.attempt + 1
+                self._change(job, Reason.GANG_STARTING, message, attempt)
+                self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
             case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, layout, cause, limit, near)
@@ -341,11 +286,10 @@ class Reconciler:
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
 
-    def _launch(self, launch: Launch) -> None:
-        job, attempt = launch.job, launch.job.attempt + 1
-        self._change(job, Reason.GANG_STARTING, launch.message, attempt)
-        orders = self._memory.start(job, attempt, launch.layout, launch.limit, launch.near)
-        self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
+    def _start_gang(self, job: JobRecord, attempt: int, orders: Orders) -> None:
+        checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
+        tag = JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
+        self._gangs.launch(tag, job.spec.model_copy(update={"checkpoint": checkpoint}), orders, job.basis)
 
     def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
         return self._alone(job.id, job.attempt, job.traceparent)
@@ -383,26 +327,6 @@ def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
         return Reason.GANG_STARTING if status.phase in _BEFORE_TRAINING else None
     if status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
         return Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
-    reason = _HELD_UP.get(status.phase)
-    said = job.reason is reason and job.message == status.message
-    return None if said else reason
-
-
-def _end(job: JobRecord, status: GangStatus) -> Reason | None:
-    """The change of state that a gang's last phase brings; ``None`` before that."""
-    if status.phase is GangPhase.PAUSED:
-        return Reason.PAUSED_BY_USER if job.pause_requested else Reason.PAUSED_FOR_PRIORITY
-    return _ENDS.get(status.phase)
-
-
-def _numbered(status: GangStatus) -> list[NumberedReport]:
-    return [(report.sequence, report.time, report.report) for report in status.reports]
-
-
-def _tag(job: JobRecord, attempt: int) -> JobTag:
-    return JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
-
-
-def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
-    checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
-    return job.spec.model_copy(update={"checkpoint": checkpoint})
+    reason = _INTERRUPTED.get(status.phase)
+    repeated = job.reason is reason and job.message == status.message
+    return None if repeated else reason

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.config.data import BYTES, DataConfig, SourceConfig
+from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.storage import confine, is_local
 from service.models.problems import FieldError
 from service.security.secrets import SecretReference, configure_fsspec, load
@@ -88,10 +88,6 @@ class Place:
     scheme: str
     parts: tuple[str, ...]
 
-    def is_under(self, folder: "Place") -> bool:
-        """Whether it is the folder or inside it."""
-        return self.scheme == folder.scheme and self.parts[: len(folder.parts)] == folder.parts
-
 
 def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
     """Return the fields of a job that name places outside the prefixes, each with its value and what is allowed.
@@ -129,24 +125,21 @@ def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | 
 def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the fields of a job that name places, with these."""
     data, checkpoint = spec.data, spec.checkpoint
-    for field, source in named_sources(data):
+    sources: list[tuple[str, SourceConfig]] = [
+        *((f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture)),
+        *((f"data.validation[{number}]", each) for number, each in enumerate(data.validation)),
+    ]
+    if data.source is not None:
+        sources.append(("data.source", data.source))
+    for field, source in sources:
         yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
-    tokenizer = None if data.tokenizer == BYTES else data.tokenizer
-    named = {
-        "data.tokenizer": tokenizer,
+    places = {
+        "data.tokenizer": None if data.tokenizer == BYTES else data.tokenizer,
         "checkpoint.url": checkpoint.url,
         "checkpoint.continue_from": checkpoint.continue_from,
         "checkpoint.weights_from": checkpoint.weights_from,
     }
-    yield from ((field, place) for field, place in named.items() if place is not None)
-
-
-def named_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """Yield the fields of a job's data that name sources, with these."""
-    yield from ((f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture))
-    yield from ((f"data.validation[{number}]", each) for number, each in enumerate(data.validation))
-    if data.source is not None:
-        yield "data.source", data.source
+    yield from ((field, place) for field, place in places.items() if place is not None)
 
 
 def _problem(named: str, folders: Sequence[Place]) -> str | None:
@@ -158,19 +151,17 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
         return "the path is not absolute, so it would be a different place on each node"
     # Matches of a pattern are in the folder before its first wildcard; but if a file has that very name, the
     # pattern means that file, which may be a link.
+    magic = _MAGIC.search(named)
+    above = named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
     try:
-        places = [_place(named), _place(_literal_folder(named))]
+        places = [_place(named), _place(above)]
     except OSError as error:  # a link that may not be read
         return f"cannot be looked up ({error.strerror})"
-    if all(any(place.is_under(folder) for folder in folders) for place in places):
-        return None
-    return "is outside of what this tenant may use"
-
-
-def _literal_folder(named: str) -> str:
-    """Return the folder that contains all matches of a pattern; a path without wildcards is returned unchanged."""
-    magic = _MAGIC.search(named)
-    return named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
+    for place in places:
+        inside = (place.parts[: len(each.parts)] == each.parts for each in folders if each.scheme == place.scheme)
+        if not any(inside):
+            return "is outside of what this tenant may use"
+    return None
 
 
 def _place(named: str) -> Place:

@@ -16,7 +16,20 @@ def check_exposure(settings: Settings) -> None:
     Raises:
         UnsafeExposure: The settings are unsafe, or the certificate or its key cannot be used.
     """
-    _check_certificate(settings)
+    if settings.tls_cert is not None or settings.tls_key is not None:
+        if settings.tls_cert is None or settings.tls_key is None:
+            raise UnsafeExposure(
+                "TLS needs both --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY); give the missing one"
+            )
+        if not settings.tls:
+            raise UnsafeExposure("--no-tls (BOOST_TLS=false) and a certificate were given; give only one of them")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+        except OSError as error:  # ssl's own errors are among these
+            raise UnsafeExposure(
+                f"the certificate {settings.tls_cert} with the key {settings.tls_key} cannot be used: "
+                f"{error.strerror or error}; give readable PEM files that belong together"
+            ) from error
     if is_loopback(settings.host):
         return
     if not settings.auth:
@@ -43,22 +56,3 @@ def is_loopback(host: str) -> bool:
 def is_seen_over_tls(settings: Settings) -> bool:
     """Whether people reach the service over https: here, or at a proxy in front."""
     return settings.tls_cert is not None or not settings.tls
-
-
-def _check_certificate(settings: Settings) -> None:
-    given = [settings.tls_cert, settings.tls_key]
-    if given == [None, None]:
-        return
-    if settings.tls_cert is None or settings.tls_key is None:
-        raise UnsafeExposure(
-            "TLS needs both --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY); give the missing one"
-        )
-    if not settings.tls:
-        raise UnsafeExposure("--no-tls (BOOST_TLS=false) and a certificate were given; give only one of them")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:  # ssl's own errors are among these
-        raise UnsafeExposure(
-            f"the certificate {settings.tls_cert} with the key {settings.tls_key} cannot be used: "
-            f"{error.strerror or error}; give readable PEM files that belong together"
-        ) from error

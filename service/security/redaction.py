@@ -13,31 +13,32 @@ REDACTED = "[redacted]"
 SHORTEST = 4  # characters that can be told from other text
 
 
-def _lower_case_escapes(value: str) -> str:
-    return re.sub("%..", lambda escape: escape.group().lower(), quote(value, safe=""))
-
-
 # How a value may be written in a text: as is, in a URL, in JSON, in Python and in markup.
 _WRITINGS: tuple[Callable[[str], str], ...] = (
     str,
     quote,
     quote_plus,
-    _lower_case_escapes,
+    lambda value: re.sub("%..", lambda escape: escape.group().lower(), quote(value, safe="")),
     lambda value: json.dumps(value)[1:-1],
     lambda value: repr(value)[1:-1],
     html.escape,
 )
 
 
-class _Known:
-    """The secret values, and a pattern to find them."""
+class _Secrets:
+    """The secret values of the whole process, and a pattern to find them."""
 
     def __init__(self) -> None:
         self._forms: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._lock = threading.Lock()
 
-    def add(self, values: Iterable[str]) -> None:
+    def register(self, values: Iterable[str]) -> None:
+        """Make ``redact`` remove these values from text from now on, in the whole process.
+
+        Args:
+            values: The secrets, each at least ``SHORTEST`` characters long.
+        """
         with self._lock:
             forms = {write(value) for value in values for write in _WRITINGS}
             if not forms <= self._forms:
@@ -46,24 +47,12 @@ class _Known:
                 self._pattern = re.compile("|".join(map(re.escape, sorted(self._forms, key=len, reverse=True))))
 
     def redact(self, text: str) -> str:
+        """Return the text without secrets, however it writes them."""
         return text if self._pattern is None else self._pattern.sub(REDACTED, text)
 
 
-_known = _Known()
-
-
-def register_secrets(values: Iterable[str]) -> None:
-    """Make ``redact`` remove these values from text from now on, in the whole process.
-
-    Args:
-        values: The secrets, each at least ``SHORTEST`` characters long.
-    """
-    _known.add(values)
-
-
-def redact(text: str) -> str:
-    """Return the text without secrets, however it writes them."""
-    return _known.redact(text)
+_secrets = _Secrets()
+register_secrets, redact = _secrets.register, _secrets.redact
 
 
 def redact_logs() -> None:

@@ -54,17 +54,17 @@ def families(
     for metric in metrics:
         match metric:
             case Value():
-                found = family(metric.name, metric.help, labels)
+                result = family(metric.name, metric.help, labels)
                 for values, subject in subjects:
                     value = metric.read(subject)
                     if value is not None:
-                        found.add_metric(values, value)
+                        result.add_metric(values, value)
             case Parts():
-                found = family(metric.name, metric.help, (*labels, metric.label))
+                result = family(metric.name, metric.help, (*labels, metric.label))
                 for values, subject in subjects:
                     for part, value in metric.read(subject):
-                        found.add_metric((*values, part), value)
-        yield found
+                        result.add_metric((*values, part), value)
+        yield result
 
 
 def family(name: str, help_text: str, labels: Sequence[str] = ()) -> CounterMetricFamily | GaugeMetricFamily:

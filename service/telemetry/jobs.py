@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from prometheus_client.metrics_core import Metric
 
@@ -39,71 +40,35 @@ def _of_step(read: Callable[[StepReport], float | None]) -> Callable[[Seen], flo
     return lambda seen: read(seen.job.progress) if seen.job.progress else None
 
 
-def _rate(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float | None]:
-    """A rate of the newest step, which is zero while the gang does not step."""
+def _rate(
+    read: Callable[[StepReport], float | None], per: Callable[[JobRecord], float] = lambda _job: 1
+) -> Callable[[Seen], float | None]:
+    """A rate of the newest step, which is zero while the gang does not step, per something of the job."""
 
-    def found(seen: Seen) -> float | None:
+    def rate(seen: Seen) -> float | None:
         value = read(seen.job.progress) if seen.job.progress else None
-        return value if value is None or seen.job.goodput.phase in _STEPPING else 0.0
+        if value is None:
+            return None
+        return (value if seen.job.goodput.phase in _STEPPING else 0.0) / per(seen.job)
 
-    return found
-
-
-def _of_evaluation(field: str) -> Callable[[Seen], float | None]:
-    return lambda seen: getattr(seen.job.evaluation, field) if seen.job.evaluation else None
+    return rate
 
 
-def _of_sets(field: str) -> Callable[[Seen], Values]:
-    def found(seen: Seen) -> Values:
-        sets = seen.job.evaluation.sets if seen.job.evaluation else ()
-        return ((each.name, value) for each in sets if (value := getattr(each, field)) is not None)
-
-    return found
-
-
-def _of_checkpoint(field: str) -> Callable[[Seen], float | None]:
-    return lambda seen: getattr(seen.job.checkpoint, field) if seen.job.checkpoint else None
+def _of_report(report: Literal["evaluation", "checkpoint", "shape"], field: str) -> Callable[[Seen], float | None]:
+    """A field of the newest report of a kind."""
+    return lambda seen: getattr(newest, field) if (newest := getattr(seen.job, report)) else None
 
 
 def _of_comparison(read: Callable[[ComparisonReport], float | None]) -> Callable[[Seen], float | None]:
     return lambda seen: read(seen.job.comparison) if seen.job.comparison else None
 
 
-def _of_shape(field: str) -> Callable[[Seen], float | None]:
-    return lambda seen: getattr(seen.job.shape, field) if seen.job.shape else None
-
-
-def _workers(seen: Seen) -> float:
-    return seen.job.present_layout.world_size if seen.job.state is JobState.RUNNING else 0
-
-
-def _samples_per_second(seen: Seen) -> float | None:
-    tokens = _TOKENS_PER_SECOND(seen)
-    return None if tokens is None else tokens / seen.job.spec.training.sequence_length
-
-
-def _tokens_per_second_per_worker(seen: Seen) -> float | None:
-    tokens = _TOKENS_PER_SECOND(seen)
-    return None if tokens is None else tokens / seen.job.present_layout.world_size
-
-
-def _progress_timestamp(seen: Seen) -> float | None:
-    # A gang that never reaches its first step is recognised by when it started.
-    time = seen.job.progress_at or seen.job.started_at
-    return time.timestamp() if time else None
-
-
-def _checkpoint_timestamp(seen: Seen) -> float | None:
-    return seen.job.checkpoint_at.timestamp() if seen.job.checkpoint_at else None
-
-
-def _goodput(seen: Seen) -> Values:
-    return as_of(seen.job.goodput, seen.now).seconds.items()
-
-
-def _starting_seconds(seen: Seen) -> float | None:
-    starts = seen.job.state is JobState.SCHEDULING and seen.job.goodput.phase is Phase.STARTING
-    return max(0.0, (seen.now - seen.job.goodput.booked_until).total_seconds()) if starts else None
+def _of_sets(field: str) -> Callable[[Seen], Values]:
+    return lambda seen: (
+        (each.name, value)
+        for each in (seen.job.evaluation.sets if seen.job.evaluation else ())
+        if (value := getattr(each, field)) is not None
+    )
 
 
 def _recent_restarts(seen: Seen) -> Values:
@@ -115,21 +80,6 @@ def _recent_restarts(seen: Seen) -> Values:
     return (_OWN_FAULT, len(unplanned) - losses), (_LOST_NODE, losses)
 
 
-def _restart_limits(seen: Seen) -> Values:
-    return (_OWN_FAULT, seen.job.spec.fault_tolerance.max_restarts), (_LOST_NODE, MOST_LOSSES)
-
-
-def _restarts(seen: Seen) -> Values:
-    # Zeros included: Prometheus does not see the first increase of a series that begins with it.
-    return ((cause, seen.job.restart_counts.get(cause, 0)) for cause in Cause)
-
-
-def _faults(seen: Seen) -> Values:
-    return ((what, seen.job.fault_counts.get(what, 0)) for what in (*Fault, GANG_LOST))
-
-
-_TOKENS_PER_SECOND = _rate(lambda step: step.tokens_per_second)
-
 # For every job, from its submission on.
 _OF_ALL: tuple[Value[Seen], ...] = (
     Value(
@@ -139,26 +89,35 @@ _OF_ALL: tuple[Value[Seen], ...] = (
     ),
 )
 
-# For jobs that have had a gang.
+# For jobs that have had a gang. Counts have their zeros: Prometheus does not see the first increase of a series that
+# begins with it.
 _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
-    Value("boost_job_workers", "Workers training now.", _workers),
+    Value(
+        "boost_job_workers",
+        "Workers training now.",
+        lambda seen: seen.job.present_layout.world_size if seen.job.state is JobState.RUNNING else 0,
+    ),
     Value(
         "boost_job_tensor_parallel_size",
         "Tensor parallel ranks of the newest gang.",
-        _of_shape("tensor_parallel_size"),
+        _of_report("shape", "tensor_parallel_size"),
     ),
     Value(
         "boost_job_pipeline_parallel_size",
         "Pipeline parallel ranks of the newest gang.",
-        _of_shape("pipeline_parallel_size"),
+        _of_report("shape", "pipeline_parallel_size"),
     ),
     Value(
         "boost_job_context_parallel_size",
         "Context parallel ranks of the newest gang.",
-        _of_shape("context_parallel_size"),
+        _of_report("shape", "context_parallel_size"),
     ),
-    Value("boost_job_data_parallel_size", "Data parallel ranks of the newest gang.", _of_shape("data_parallel_size")),
+    Value(
+        "boost_job_data_parallel_size",
+        "Data parallel ranks of the newest gang.",
+        _of_report("shape", "data_parallel_size"),
+    ),
     Value(
         "boost_job_target_steps",
         "Total optimizer steps of the job.",
@@ -166,11 +125,11 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
     Value("boost_job_loss_nats", "Training loss of the newest step, per token.", _of_step(lambda step: step.loss)),
-    Value("boost_job_validation_loss_nats", "Loss on validation text, per token.", _of_evaluation("loss")),
+    Value("boost_job_validation_loss_nats", "Loss on validation text, per token.", _of_report("evaluation", "loss")),
     Value(
         "boost_job_validation_bpb",
         "The same in bits per byte of that text, if its size in bytes is known.",
-        _of_evaluation("bits_per_byte"),
+        _of_report("evaluation", "bits_per_byte"),
     ),
     Parts("boost_job_validation_set_loss_nats", "Loss on a named validation set, per token.", "set", _of_sets("loss")),
     Parts(
@@ -189,38 +148,38 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value(
         "boost_job_tokens_per_second",
         "Tokens trained on per second, newest step; 0 while no steps are made.",
-        _TOKENS_PER_SECOND,
+        _rate(lambda step: step.tokens_per_second),
     ),
     Value(
         "boost_job_samples_per_second",
         "Sequences trained on per second, newest step; 0 while no steps are made.",
-        _samples_per_second,
+        _rate(lambda step: step.tokens_per_second, lambda job: job.spec.training.sequence_length),
     ),
     Value(
         "boost_job_tokens_per_second_per_worker",
         "Tokens trained on per second by each worker, newest step; 0 while no steps are made.",
-        _tokens_per_second_per_worker,
+        _rate(lambda step: step.tokens_per_second, lambda job: job.present_layout.world_size),
     ),
     Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
     Value(
         "boost_job_median_step_seconds",
         "Median of the gang's newest steps without waiting for data, updated now and then.",
-        _of_comparison(lambda found: found.step_seconds),
+        _of_comparison(lambda report: report.step_seconds),
     ),
     Value(
         "boost_job_predicted_step_seconds",
         "The plan's prediction for that median.",
-        _of_comparison(lambda found: found.predicted_step_seconds),
+        _of_comparison(lambda report: report.predicted_step_seconds),
     ),
     Value(
         "boost_job_peak_memory_bytes",
         "Peak memory up to the gang's second step, of the rank with the highest peak.",
-        _of_comparison(lambda found: found.peak_bytes[found.fullest]),
+        _of_comparison(lambda report: report.peak_bytes[report.fullest]),
     ),
     Value(
         "boost_job_planned_memory_bytes",
         "The plan's prediction for that rank.",
-        _of_comparison(lambda found: found.planned_bytes[found.fullest]),
+        _of_comparison(lambda report: report.planned_bytes[report.fullest]),
     ),
     Value(
         "boost_job_data_seconds",
@@ -290,32 +249,51 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value(
         "boost_job_progress_timestamp_seconds",
         "When the newest step was done; before the first, when the first gang started training.",
-        _progress_timestamp,
+        # A gang that never reaches its first step is recognised by when it started.
+        lambda seen: time.timestamp() if (time := seen.job.progress_at or seen.job.started_at) else None,
     ),
     Value(
         "boost_job_checkpoint_seconds",
         "How long the newest checkpoint blocked the step loop.",
-        _of_checkpoint("seconds"),
+        _of_report("checkpoint", "seconds"),
     ),
     Value(
         "boost_job_checkpoint_commit_seconds",
         "Time from then until the newest checkpoint was committed.",
-        _of_checkpoint("commit_seconds"),
+        _of_report("checkpoint", "commit_seconds"),
     ),
-    Value("boost_job_checkpoint_bytes", "Size of the newest checkpoint.", _of_checkpoint("bytes")),
-    Value("boost_job_checkpoint_step", "Step of the newest checkpoint.", _of_checkpoint("step")),
-    Value("boost_job_checkpoint_timestamp_seconds", "When the newest checkpoint was committed.", _checkpoint_timestamp),
+    Value("boost_job_checkpoint_bytes", "Size of the newest checkpoint.", _of_report("checkpoint", "bytes")),
+    Value("boost_job_checkpoint_step", "Step of the newest checkpoint.", _of_report("checkpoint", "step")),
+    Value(
+        "boost_job_checkpoint_timestamp_seconds",
+        "When the newest checkpoint was committed.",
+        lambda seen: seen.job.checkpoint_at.timestamp() if seen.job.checkpoint_at else None,
+    ),
     Value(
         "boost_job_spare_copy_step",
         "Step of the state copy kept on a node outside the gang.",
         lambda seen: seen.job.spare_step,
     ),
-    Parts("boost_job_goodput_seconds", "How the job's time so far was spent.", "kind", _goodput),
-    Parts("boost_job_restarts_total", "How often training resumed after an interruption.", "cause", _restarts),
+    Parts(
+        "boost_job_goodput_seconds",
+        "How the job's time so far was spent.",
+        "kind",
+        lambda seen: as_of(seen.job.goodput, seen.now).seconds.items(),
+    ),
+    Parts(
+        "boost_job_restarts_total",
+        "How often training resumed after an interruption.",
+        "cause",
+        lambda seen: ((cause, seen.job.restart_counts.get(cause, 0)) for cause in Cause),
+    ),
     Value(
         "boost_job_starting_seconds",
         "How long the newest gang has been starting, until it trains for the first time.",
-        _starting_seconds,
+        lambda seen: (
+            max(0.0, (seen.now - seen.job.goodput.booked_until).total_seconds())
+            if seen.job.state is JobState.SCHEDULING and seen.job.goodput.phase is Phase.STARTING
+            else None
+        ),
     ),
     Parts(
         "boost_job_recent_restarts",
@@ -323,29 +301,36 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "kind",
         _recent_restarts,
     ),
-    Parts("boost_job_recent_restarts_limit", "The number of these that the job survives.", "kind", _restart_limits),
-    Parts("boost_job_faults_total", "How often a problem was detected.", "what", _faults),
+    Parts(
+        "boost_job_recent_restarts_limit",
+        "The number of these that the job survives.",
+        "kind",
+        lambda seen: ((_OWN_FAULT, seen.job.spec.fault_tolerance.max_restarts), (_LOST_NODE, MOST_LOSSES)),
+    ),
+    Parts(
+        "boost_job_faults_total",
+        "How often a problem was detected.",
+        "what",
+        lambda seen: ((what, seen.job.fault_counts.get(what, 0)) for what in (*Fault, GANG_LOST)),
+    ),
 )
 
 
 def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
     """Yield the metrics of active jobs."""
+    labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
     infos = family(*_INFO, (*LABELS, "queue", "family", "state"))
-    for seen in jobs:
-        infos.add_metric((*_labels(seen), seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
+    for labels, seen in labelled:
+        infos.add_metric((*labels, seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
     yield infos
-    yield from families(_OF_ALL, LABELS, [(_labels(seen), seen) for seen in jobs])
-    yield from families(_OF_STARTED, LABELS, [(_labels(seen), seen) for seen in jobs if seen.job.attempt])
+    yield from families(_OF_ALL, LABELS, labelled)
+    yield from families(_OF_STARTED, LABELS, [(labels, seen) for labels, seen in labelled if seen.job.attempt])
 
 
 def failed_family(jobs: Sequence[JobRecord]) -> Metric:
     """Return when jobs have failed, of those that have lately."""
-    found = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", (*LABELS, "reason"))
+    failed = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", (*LABELS, "reason"))
     for job in jobs:
         if job.finished_at is not None:
-            found.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-    return found
-
-
-def _labels(seen: Seen) -> tuple[str, str, str]:
-    return seen.job.id, seen.job.name, seen.job.tenant
+            failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
+    return failed

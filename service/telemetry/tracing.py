@@ -54,24 +54,22 @@ def phases(events: Sequence[JobEvent]) -> Iterator[Phase]:
     Args:
         events: Its changes of state, in order.
     """
-    names = [_phase_of(event) for event in events]
+    names: list[str] = []
+    for event in events:
+        match event.data["state"], event.data["reason"]:
+            case JobState.QUEUED, _:
+                names.append("queued")
+            case JobState.SCHEDULING, Reason.GANG_STARTING:
+                names.append("start gang")
+            case JobState.SCHEDULING, _:
+                names.append("place")
+            case state, _:
+                names.append(str(state))
     begun = [number for number, name in enumerate(names) if number == 0 or name != names[number - 1]]
     last_queued = max((number for number in begun if names[number] == "queued"), default=0)
     changes = [number for number in begun if number >= last_queued]
     for number, following in pairwise(changes):
         yield Phase(names[number], events[number].time, events[following].time)
-
-
-def _phase_of(event: JobEvent) -> str:
-    match event.data["state"], event.data["reason"]:
-        case JobState.QUEUED, _:
-            return "queued"
-        case JobState.SCHEDULING, Reason.GANG_STARTING:
-            return "start gang"
-        case JobState.SCHEDULING, _:
-            return "place"
-        case state, _:
-            return str(state)
 
 
 class Tracing:
@@ -115,7 +113,7 @@ class Tracing:
         """
         if parent := _parent(job):
             for phase in phases(events):
-                self._tell(phase.name, phase.start, phase.end, parent, _about(job))
+                self._record(phase.name, phase.start, phase.end, parent, _about(job))
 
     def restarted(self, job: JobRecord, time: datetime, restart: RestartReport) -> None:
         """Record an interruption and its parts.
@@ -129,7 +127,7 @@ class Tracing:
         if parent is None:
             return
         begun = time - timedelta(seconds=restart.seconds)
-        told: dict[str, str | int | float] = {
+        attributes: dict[str, str | int | float] = {
             "boost.cause": restart.cause,
             "boost.message": redact(restart.message),
             "boost.step": restart.step,
@@ -137,38 +135,40 @@ class Tracing:
             "boost.recovered_from": restart.recovered_from,
             "boost.waiting_seconds": restart.waiting_seconds,
         }
-        span = self._tell("restart", begun, time, parent, _about(job) | told)
+        span = self._record("restart", begun, time, parent, _about(job) | attributes)
         for part, seconds in restart.parts.items():
             ended = begun + timedelta(seconds=seconds)
-            self._tell(part, begun, ended, set_span_in_context(span), {})
+            self._record(part, begun, ended, set_span_in_context(span), {})
             begun = ended
 
-    def _tell(self, name: str, start: datetime, end: datetime, parent: Context, attributes: Attributes) -> Span:
-        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=_nanoseconds(start))
-        span.end(_nanoseconds(end))
+    def _record(self, name: str, start: datetime, end: datetime, parent: Context, attributes: Attributes) -> Span:
+        begun, ended = (round(time.timestamp() * 1e6) * 1000 for time in (start, end))  # in nanoseconds
+        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=begun)
+        span.end(ended)
         return span
 
 
+@dataclass(frozen=True)
 class TracedRequests:
     """An ASGI middleware that creates a span for each API request, a child of the caller's span if there is one.
 
     Its ``traceparent`` is in the request's state.
 
-    Args:
+    Attributes:
         app: The wrapped app.
         tracer: Creates the spans.
     """
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app, self._tracer = app, tracer
+    app: ASGIApp
+    tracer: Tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and create its span."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         context, method = _w3c.extract(Headers(scope=scope)), scope["method"]
-        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
+        span = self.tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
 
         async def note_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -177,21 +177,17 @@ class TracedRequests:
                     span.set_status(Status(StatusCode.ERROR))
             await send(message)
 
-        scope.setdefault("state", {})["traceparent"] = _traceparent(span)
+        carrier: dict[str, str] = {}
+        _w3c.inject(carrier, set_span_in_context(span))
+        scope.setdefault("state", {})["traceparent"] = carrier["traceparent"]
         try:
             with about(trace_id=f"{span.get_span_context().trace_id:032x}"):
-                await self._app(scope, receive, note_and_send)
+                await self.app(scope, receive, note_and_send)
         finally:
             if (route := getattr(scope.get("route"), "path", None)) is not None:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.end()
-
-
-def _traceparent(span: Span) -> str:
-    carrier: dict[str, str] = {}
-    _w3c.inject(carrier, set_span_in_context(span))
-    return carrier["traceparent"]
 
 
 def _parent(job: JobRecord) -> Context | None:
@@ -206,7 +202,3 @@ def _about(job: JobRecord) -> dict[str, str | int | float]:
         "boost.tenant": job.tenant,
         "boost.queue": job.queue,
     }
-
-
-def _nanoseconds(time: datetime) -> int:
-    return round(time.timestamp() * 1e6) * 1000

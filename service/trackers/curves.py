@@ -59,12 +59,12 @@ class Batch:
 class Tracker(Protocol):
     """Sends a job's curves somewhere."""
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Send a batch. If it may already have been sent, in whole or in part, the next call sends it again.
 
         Args:
             batch: What to send.
-            kept: What the last call known to have succeeded returned; empty at first.
+            previous: What the last call known to have succeeded returned; empty at first.
 
         Returns:
             What to pass to the next call.
@@ -87,8 +87,13 @@ def entry_of(event: JobEvent, marks: dict[str, int]) -> Entry:
     data = event.data
     step = max([int(data.get("step", 0)), *marks.values()])
     if (group := _GROUPS.get(event.kind)) is None:
-        state = JobState(data["state"]) if event.kind == "state" else None
-        return Entry(event.id, event.time, step, {}, _in_words(event), state)
+        if event.kind == "state":
+            return Entry(event.id, event.time, step, {}, f"{data['state']}: {data['message']}", JobState(data["state"]))
+        try:
+            text = f"continues after {restart_in_words(RestartReport.model_validate(data))}"
+        except ValidationError:  # from another version
+            text = f"{event.kind}: {data.get('message', data)}"
+        return Entry(event.id, event.time, step, {}, text)
     at = int(data["step"])
     values = {name: value for name, value in _numbers(group, data) if at > marks.get(name, -1)}
     marks.update(dict.fromkeys(values, at))
@@ -109,24 +114,13 @@ def _numbers(path: str, data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             for each in value:
                 if isinstance(each, Mapping) and "name" in each:
                     yield from _numbers(f"{path}/{each['name']}", each)
-        elif key not in _NO_CURVES and _is_number(value):
+        elif key in _NO_CURVES or isinstance(value, bool):
+            continue
+        elif isinstance(value, int | float) or value in _NO_NUMBERS:
             yield f"{path}/{key}", float(value)
     if data.get("step_seconds"):
         share = float(data["exposed_communication_seconds"]) / float(data["step_seconds"])
         yield f"{path}/exposed_communication_share", share
-
-
-def _is_number(value: object) -> bool:
-    return (isinstance(value, int | float) and not isinstance(value, bool)) or value in _NO_NUMBERS
-
-
-def _in_words(event: JobEvent) -> str:
-    if event.kind == "state":
-        return f"{event.data['state']}: {event.data['message']}"
-    try:
-        return f"continues after {restart_in_words(RestartReport.model_validate(event.data))}"
-    except ValidationError:  # from another version
-        return f"{event.kind}: {event.data.get('message', event.data)}"
 
 
 def _settings(path: str, value: Any) -> Iterator[tuple[str, str | float | bool]]:

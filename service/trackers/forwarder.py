@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from boost_core.messages import Fault, FaultReport
@@ -23,12 +23,24 @@ from service.logs import RecurringFaults
 from service.security.redaction import redact
 from service.trackers.curves import Batch, NotYet, Tracker, entry_of
 
-# Sends one tracker a job's events that it has not received yet.
+logger = logging.getLogger(__name__)
 
 BATCH = 500  # events
 _MOST_BATCHES = 20  # then other deliveries have their turn
+_SENT = EventFilter(kinds=SENT_KINDS)
 
-_WANTED = EventFilter(kinds=SENT_KINDS)
+LEASE = "trackers"
+LEASE_SECONDS = 30.0
+_FAILED = "trackers could not be updated"
+THREADS = 64
+THREADS_PER_TENANT = 2  # for each kind of tracker
+FAILURES_BEFORE_NOTICE = 3  # in a row, after which the job's user is told
+GIVEN_UP_AFTER = timedelta(days=7)  # of failures only, for a job that has ended
+PAUSE_SECONDS = {"wandb": 30.0}  # between two deliveries of a job, each of which starts a process
+_LONGEST_PAUSE_SECONDS = 60.0  # between two tries
+_LONGEST_PROBLEM = 500  # characters
+
+OpenTracker = Callable[[str, JobRecord], Tracker]
 
 
 def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: Tracker) -> None:
@@ -48,7 +60,7 @@ def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: 
     """
     for _ in range(_MOST_BATCHES):
         job = store.get(tracked.job_id)  # read before its events: later events are left for next time
-        events = store.events(tracked.job_id, tracked.event_id, BATCH, _WANTED)
+        events = store.events(tracked.job_id, tracked.event_id, BATCH, _SENT)
         whole = len(events) < BATCH
         after = replace(tracked, version=job.version) if whole else tracked
         if events:
@@ -65,46 +77,16 @@ def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: 
         tracked = after
 
 
-logger = logging.getLogger(__name__)
-
-LEASE = "trackers"
-LEASE_SECONDS = 30.0
-_FAILED = "trackers could not be updated"
-THREADS = 64
-THREADS_PER_TENANT = 2  # for each kind of tracker
-TOLD_AFTER = 3  # failures in a row, after which the job's user is told
-GIVEN_UP_AFTER = timedelta(days=7)  # of failures only, for a job that has ended
-PAUSE_SECONDS = {"wandb": 30.0}  # between two deliveries of a job, each of which starts a process
-_LONGEST_PAUSE_SECONDS = 60.0  # between two tries
-_LONGEST_PROBLEM = 500  # characters
-
-OpenTracker = Callable[[str, JobRecord], Tracker]
-
-Key = tuple[str, str]  # a job's ID and a kind of tracker
-
-
+@dataclass
 class _Lane:
-    """Deliveries of one tenant to its trackers of one kind: those waiting, in order, and those in progress."""
+    """Deliveries of one tenant to its trackers of one kind: those waiting, in order, and those in progress.
 
-    def __init__(self) -> None:
-        self._waiting: dict[Key, None] = {}
-        self.under_way: set[Key] = set()
-        self.threads = 0
+    Each is a job's ID and a kind of tracker.
+    """
 
-    def add(self, key: Key) -> None:
-        if key not in self.under_way:
-            self._waiting.setdefault(key)
-
-    def next(self) -> Key | None:
-        if not self._waiting:
-            return None
-        key = next(iter(self._waiting))
-        del self._waiting[key]
-        self.under_way.add(key)
-        return key
-
-    def threads_missing(self) -> int:
-        return max(0, min(THREADS_PER_TENANT - self.threads, len(self._waiting)))
+    waiting: dict[tuple[str, str], None] = field(default_factory=dict)
+    under_way: set[tuple[str, str]] = field(default_factory=set)
+    threads: int = 0
 
 
 class Forwarder:
@@ -124,7 +106,7 @@ class Forwarder:
         self._lease: Lease | None = None
         self._lanes: dict[tuple[str, str], _Lane] = defaultdict(_Lane)  # by tenant and kind
         self._threads = 0
-        self._not_before: dict[Key, float] = {}
+        self._not_before: dict[tuple[str, str], float] = {}  # by job and kind
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._faults = RecurringFaults(logger)  # of that thread
@@ -159,20 +141,24 @@ class Forwarder:
             for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
                 self._not_before.pop(key, None)
             for tenant, kind, job_id in sorted(pending):
-                if (job_id, kind) not in self._not_before:
-                    self._lanes[tenant, kind].add((job_id, kind))
-            for place, lane in self._lanes.items():
-                for _ in range(min(lane.threads_missing(), THREADS - self._threads)):
+                if (key := (job_id, kind)) not in self._not_before and key not in self._lanes[tenant, kind].under_way:
+                    self._lanes[tenant, kind].waiting.setdefault(key)
+            for (_, kind), lane in self._lanes.items():
+                missing = max(0, min(THREADS_PER_TENANT - lane.threads, len(lane.waiting)))
+                for _ in range(min(missing, THREADS - self._threads)):
                     self._threads, lane.threads = self._threads + 1, lane.threads + 1
-                    threading.Thread(target=self._work, args=(lane,), name=f"tracker {place[1]}", daemon=True).start()
+                    threading.Thread(target=self._work, args=(lane,), name=f"tracker {kind}", daemon=True).start()
 
-    def _work(self, lane: "_Lane") -> None:
+    def _work(self, lane: _Lane) -> None:
         """Deliver until nothing waits."""
         while True:
             with self._lock:
-                if (key := None if self._stop.is_set() else lane.next()) is None:
+                if self._stop.is_set() or not lane.waiting:
                     self._threads, lane.threads = self._threads - 1, lane.threads - 1
                     return
+                key = next(iter(lane.waiting))
+                del lane.waiting[key]
+                lane.under_way.add(key)
             try:
                 self._deliver(*key)
             finally:
@@ -194,21 +180,18 @@ class Forwarder:
             deliver(self._store, progress, tracked, self._open(kind, job))
             if pause := PAUSE_SECONDS.get(kind):
                 self._not_before[job_id, kind] = time.monotonic() + pause
+            return
         except Exception as error:
-            self._note_failure(progress, job, kind, error)
-
-    def _note_failure(self, progress: TrackerStore, job: JobRecord, kind: str, error: Exception) -> None:
-        """Schedule another try; tell the job's user if failures persist."""
-        problem = redact(str(error) or type(error).__name__)[:_LONGEST_PROBLEM]
-        logger.info("job %s could not be sent to %s: %s", job.id, kind, problem)
-        try:
+            problem = redact(str(error) or type(error).__name__)[:_LONGEST_PROBLEM]
+            logger.info("job %s could not be sent to %s: %s", job.id, kind, problem)
+        try:  # again later; if failures persist, the job's user is told
             tracked = progress.one(job.id, kind)
             since = tracked.failing_since or datetime.now(UTC)
             given_up = job.finished and datetime.now(UTC) - since > GIVEN_UP_AFTER
             failing = progress.failed(tracked, problem, open_=not given_up)
             pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** min(failing.failures_in_row, 10))
             self._not_before[job.id, kind] = time.monotonic() + pause
-            if failing.failures_in_row == TOLD_AFTER and self._lease is not None:
+            if failing.failures_in_row == FAILURES_BEFORE_NOTICE and self._lease is not None:
                 step = job.progress.step if job.progress else 0
                 message = f"{kind} cannot be updated at the moment; delivery is retried: {problem}"
                 fault = FaultReport(what=Fault.TRACKER, step=step, message=message)

@@ -58,7 +58,7 @@ class Mlflow:
         elif "username" in credentials:
             self._auth = httpx.BasicAuth(credentials["username"], credentials.get("password", ""))
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Log a batch's points and the run's status.
 
         Raises:
@@ -81,31 +81,54 @@ class Mlflow:
             proxy=proxy,
             trust_env=False,
         ) as self._http:
-            run = self._run(batch.job, kept)
+            run = self._run(batch.job, previous)
             run_id, tags = run["info"]["run_id"], _pairs(run["data"].get("tags", []))
             known = int(tags.get(_EVENT, 0))
             for part in _parts([entry for entry in batch.entries if entry.event_id > known]):
-                self._log(run_id, part)
-            states = [entry for entry in batch.entries if entry.state is not None]
-            if states:
-                self._set_status(run_id, batch.job, states[-1])
+                metrics = [
+                    {
+                        "key": name,
+                        "value": _number(value),
+                        "timestamp": _milliseconds(entry.time.timestamp()),
+                        "step": entry.step,
+                    }
+                    for entry in part
+                    for name, value in entry.values.items()
+                ]
+                newest = [{"key": _EVENT, "value": str(part[-1].event_id)}]
+                self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": newest})
+            if states := [(entry, entry.state) for entry in batch.entries if entry.state is not None]:
+                entry, state = states[-1]
+                status: dict[str, Any] = {"run_id": run_id, "run_name": batch.job.name, "status": _STATUS[state]}
+                if status["status"] in ("FINISHED", "FAILED", "KILLED"):
+                    status["end_time"] = _milliseconds(entry.time.timestamp())
+                self._post("runs/update", status)
+                text = (entry.text or "")[:_LONGEST_VALUE]
+                self._post("runs/set-tag", {"run_id": run_id, "key": "boost.state", "value": text})
             experiment_id = run["info"]["experiment_id"]
             return {"run": run_id, "url": f"{self._uri}/#/experiments/{experiment_id}/runs/{run_id}"}
 
-    def _run(self, job: JobRecord, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, job: JobRecord, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job's run, creating it if needed; that takes several requests, any of which may be the last."""
-        if "run" in kept:
-            known: dict[str, Any] = self._get("runs/get", run_id=kept["run"])["run"]
+        if "run" in previous:
+            known: dict[str, Any] = (self._ask("GET", "runs/get", params={"run_id": previous["run"]}) or {})["run"]
             return known
-        experiment_id = self._experiment_id()
-        wanted = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
-        found: list[dict[str, Any]] = self._post("runs/search", wanted).get("runs", [])
-        run = found[0] if found else self._create(job, experiment_id)
-        there = _pairs(run["data"].get("params", []))
+        by_name = {"experiment_name": self._experiment}
+        answer = self._ask("GET", "experiments/get-by-name", params=by_name, absent="RESOURCE_DOES_NOT_EXIST")
+        if answer is None:
+            name = {"name": self._experiment}
+            created = self._ask("POST", "experiments/create", json=name, absent="RESOURCE_ALREADY_EXISTS")
+            answer = {"experiment": created} if created else self._ask("GET", "experiments/get-by-name", params=by_name)
+        experiment_id = str((answer or {})["experiment"]["experiment_id"])
+
+        query = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
+        runs: list[dict[str, Any]] = self._post("runs/search", query).get("runs", [])
+        run = runs[0] if runs else self._create(job, experiment_id)
+        present = _pairs(run["data"].get("params", []))
         missing = [
             {"key": key, "value": str(value)[:_LONGEST_VALUE]}
             for key, value in settings_of(job.spec).items()
-            if key not in there
+            if key not in present
         ]
         for start in range(0, len(missing), _PARAMETERS):
             params = missing[start : start + _PARAMETERS]
@@ -123,49 +146,14 @@ class Mlflow:
         }
         if self._page:
             tags["mlflow.note.content"] = f"[{job.id}]({self._page})"
-        wanted = {
+        content = {
             "experiment_id": experiment_id,
             "run_name": job.name,
             "start_time": _milliseconds(job.submitted_at.timestamp()),
             "tags": [{"key": key, "value": value} for key, value in tags.items()],
         }
-        run: dict[str, Any] = self._post("runs/create", wanted)["run"]
+        run: dict[str, Any] = self._post("runs/create", content)["run"]
         return run
-
-    def _experiment_id(self) -> str:
-        by_name = {"experiment_name": self._experiment}
-        found = self._ask("GET", "experiments/get-by-name", params=by_name, absent="RESOURCE_DOES_NOT_EXIST")
-        if found is None:
-            name = {"name": self._experiment}
-            made = self._ask("POST", "experiments/create", json=name, absent="RESOURCE_ALREADY_EXISTS")
-            found = {"experiment": made} if made else self._get("experiments/get-by-name", **by_name)
-        return str(found["experiment"]["experiment_id"])
-
-    def _log(self, run_id: str, entries: Sequence[Entry]) -> None:
-        metrics = [
-            {
-                "key": name,
-                "value": _number(value),
-                "timestamp": _milliseconds(entry.time.timestamp()),
-                "step": entry.step,
-            }
-            for entry in entries
-            for name, value in entry.values.items()
-        ]
-        tags = [{"key": _EVENT, "value": str(entries[-1].event_id)}]
-        self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": tags})
-
-    def _set_status(self, run_id: str, job: JobRecord, entry: Entry) -> None:
-        assert entry.state is not None
-        status: dict[str, Any] = {"run_id": run_id, "run_name": job.name, "status": _STATUS[entry.state]}
-        if status["status"] in ("FINISHED", "FAILED", "KILLED"):
-            status["end_time"] = _milliseconds(entry.time.timestamp())
-        self._post("runs/update", status)
-        text = (entry.text or "")[:_LONGEST_VALUE]
-        self._post("runs/set-tag", {"run_id": run_id, "key": "boost.state", "value": text})
-
-    def _get(self, path: str, **params: str) -> dict[str, Any]:
-        return self._ask("GET", path, params=params) or {}
 
     def _post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
         return self._ask("POST", path, json=content) or {}

@@ -1,10 +1,10 @@
 """Which trackers a job uses, and how each is created from its spec and the service's settings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from boost_core.config import JobSpec
-from boost_core.config.job import MlflowConfig, WandbConfig
-from boost_core.config.storage import StorageOptions
+from boost_core.config.job import MlflowConfig
 from service.jobs.model import JobRecord
 from service.models.problems import FieldError
 from service.security.secrets import SecretReference, SecretUnusable, read
@@ -16,52 +16,43 @@ from service.trackers.wandb import FOLDER as WANDB_FOLDER
 from service.trackers.wandb import OfflineWandb, Wandb, has_wandb
 
 TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
+# The files of a secret for a kind of tracker: those that it must have, and those that it may have.
+_SECRET_FILES = {
+    MLFLOW: (("tracking_uri",), ("token", "username", "password")),
+    WANDB: (("api_key",), ("base_url",)),
+}
 
 
 def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
     """Return the kinds of trackers for a new job."""
     default = settings.tensorboard if settings.tensorboard is not None else has_tensorboard()
-    wanted = spec.trackers.tensorboard if spec.trackers.tensorboard is not None else default
-    named = [(TENSORBOARD, wanted), (MLFLOW, spec.trackers.mlflow), (WANDB, spec.trackers.wandb)]
-    return [kind for kind, given in named if given]
+    tensorboard = spec.trackers.tensorboard if spec.trackers.tensorboard is not None else default
+    kinds = [(TENSORBOARD, tensorboard), (MLFLOW, spec.trackers.mlflow), (WANDB, spec.trackers.wandb)]
+    return [kind for kind, settings_of_kind in kinds if settings_of_kind]
 
 
 def tracker_errors(spec: JobSpec, settings: Settings, tenant: str) -> list[FieldError]:
     """Return what is wrong with a job's trackers, as far as can be told without contacting them."""
-    trackers, errors = spec.trackers, []
-    if trackers.tensorboard and not has_tensorboard():
-        problem = (
-            "TensorBoard is not installed where the service runs; leave it out, or ask the operator of the service"
-        )
-        errors.append(FieldError(field="trackers.tensorboard", message=problem))
-    if trackers.mlflow is not None:
-        errors += _mlflow_errors(trackers.mlflow, settings, tenant)
-    if trackers.wandb is not None:
-        errors += _wandb_errors(trackers.wandb, settings, tenant)
+    mlflow, wandb, errors = spec.trackers.mlflow, spec.trackers.wandb, []
+    remedy = "is not installed where the service runs; leave it out, or ask the operator of the service"
+    if spec.trackers.tensorboard and not has_tensorboard():
+        errors.append(FieldError(field="trackers.tensorboard", message=f"TensorBoard {remedy}"))
+    for kind, tracker in ((MLFLOW, mlflow), (WANDB, wandb)):
+        if tracker is None:
+            continue
+        if kind == WANDB and not has_wandb():
+            errors.append(FieldError(field="trackers.wandb", message=f"wandb {remedy}"))
+        if tracker.credentials is not None:
+            try:
+                _secret(kind, tracker.credentials, settings, tenant)
+            except SecretUnusable as error:
+                errors.append(FieldError(field=f"trackers.{kind}.credentials", message=str(error)))
+        elif isinstance(tracker, MlflowConfig) and not _may_name(tracker, settings):
+            uris, field = settings.tracking_uris, "trackers.mlflow.tracking_uri"
+            listed = f"use {' or '.join(uris)}" if uris else "the service allows none"
+            problem = f"is not a server that jobs may name; {listed}, or set credentials"
+            errors.append(FieldError(field=field, message=problem, value=tracker.tracking_uri))
     return errors
-
-
-def _mlflow_errors(mlflow: MlflowConfig, settings: Settings, tenant: str) -> Iterator[FieldError]:
-    if mlflow.credentials is not None:
-        try:
-            _of_secret(mlflow.credentials, settings, tenant)
-        except SecretUnusable as error:
-            yield FieldError(field="trackers.mlflow.credentials", message=str(error))
-    elif not _may_name(mlflow, settings):
-        listed = f"use {' or '.join(settings.tracking_uris)}" if settings.tracking_uris else "the service allows none"
-        problem = f"is not a server that jobs may name; {listed}, or set credentials"
-        yield FieldError(field="trackers.mlflow.tracking_uri", message=problem, value=mlflow.tracking_uri)
-
-
-def _wandb_errors(wandb: WandbConfig, settings: Settings, tenant: str) -> Iterator[FieldError]:
-    if not has_wandb():
-        problem = "wandb is not installed where the service runs; leave it out, or ask the operator of the service"
-        yield FieldError(field="trackers.wandb", message=problem)
-    if wandb.credentials is not None:
-        try:
-            _of_wandb_secret(wandb.credentials, settings, tenant)
-        except SecretUnusable as error:
-            yield FieldError(field="trackers.wandb.credentials", message=str(error))
 
 
 def place_of(kind: str, job: JobRecord) -> str:
@@ -75,15 +66,15 @@ def place_of(kind: str, job: JobRecord) -> str:
     return (mlflow.tracking_uri if mlflow else None) or ""
 
 
+@dataclass(frozen=True)
 class TrackerFactory:
     """Creates the tracker of a kind for a job.
 
-    Args:
+    Attributes:
         settings: The operator's settings.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    settings: Settings
 
     def __call__(self, kind: str, job: JobRecord) -> Tracker:
         """Create the tracker.
@@ -92,32 +83,21 @@ class TrackerFactory:
             SecretUnusable: The secret that the job names is missing or invalid.
             PermissionError: The operator no longer allows the server.
         """
-        if kind == MLFLOW and (mlflow := job.spec.trackers.mlflow) is not None:
-            return self._mlflow(mlflow, job)
-        if kind == WANDB and (wandb := job.spec.trackers.wandb) is not None:
-            return self._wandb(wandb, job)
-        return TensorBoard(job.checkpoint_url, self._storage_options(job))
-
-    def _wandb(self, wandb: WandbConfig, job: JobRecord) -> Tracker:
-        if wandb.credentials is None:
-            return OfflineWandb(wandb, job.checkpoint_url, self._storage_options(job), self._page(job))
-        values = _of_wandb_secret(wandb.credentials, self._settings, job.tenant)
-        return Wandb(wandb, values, self._page(job))
-
-    def _storage_options(self, job: JobRecord) -> StorageOptions:
-        return self._settings.access(job.tenant, job.spec.credentials).storage_options()
-
-    def _page(self, job: JobRecord) -> str | None:
-        return f"{self._settings.public_url}/jobs/{job.id}" if self._settings.public_url else None
-
-    def _mlflow(self, mlflow: MlflowConfig, job: JobRecord) -> Mlflow:
-        page = self._page(job)
-        if mlflow.credentials is not None:
-            values = _of_secret(mlflow.credentials, self._settings, job.tenant)
-            return Mlflow(values.pop("tracking_uri"), mlflow.experiment, values, page)
-        if mlflow.tracking_uri is None or not _may_name(mlflow, self._settings):
-            raise PermissionError(f"{mlflow.tracking_uri} is not a server that jobs may name")
-        return Mlflow(mlflow.tracking_uri, mlflow.experiment, {}, page)
+        settings, mlflow, wandb = self.settings, job.spec.trackers.mlflow, job.spec.trackers.wandb
+        page = f"{settings.public_url}/jobs/{job.id}" if settings.public_url else None
+        if kind == MLFLOW and mlflow is not None:
+            if mlflow.credentials is not None:
+                values = _secret(MLFLOW, mlflow.credentials, settings, job.tenant)
+                return Mlflow(values.pop("tracking_uri"), mlflow.experiment, values, page)
+            if mlflow.tracking_uri is None or not _may_name(mlflow, settings):
+                raise PermissionError(f"{mlflow.tracking_uri} is not a server that jobs may name")
+            return Mlflow(mlflow.tracking_uri, mlflow.experiment, {}, page)
+        if kind == WANDB and wandb is not None and wandb.credentials is not None:
+            return Wandb(wandb, _secret(WANDB, wandb.credentials, settings, job.tenant), page)
+        storage_options = settings.access(job.tenant, job.spec.credentials).storage_options()
+        if kind == WANDB and wandb is not None:
+            return OfflineWandb(wandb, job.checkpoint_url, storage_options, page)
+        return TensorBoard(job.checkpoint_url, storage_options)
 
 
 def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:
@@ -126,10 +106,5 @@ def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:
     return mlflow.tracking_uri in settings.tracking_uris
 
 
-def _of_secret(name: str, settings: Settings, tenant: str) -> dict[str, str]:
-    reference = SecretReference(str(settings.secrets_dir), tenant, name)
-    return read(reference, ("tracking_uri",), ("token", "username", "password"))
-
-
-def _of_wandb_secret(name: str, settings: Settings, tenant: str) -> dict[str, str]:
-    return read(SecretReference(str(settings.secrets_dir), tenant, name), ("api_key",), ("base_url",))
+def _secret(kind: str, name: str, settings: Settings, tenant: str) -> dict[str, str]:
+    return read(SecretReference(str(settings.secrets_dir), tenant, name), *_SECRET_FILES[kind])

@@ -21,11 +21,9 @@ from boost_core.config.storage import Disk, StorageOptions, giving_up_soon, opti
 from service.jobs.model import JobRecord
 from service.trackers.curves import Batch, Entry, NotYet, settings_of
 
-# The folder next to a job's checkpoints where a tracker writes its files, on a disk or in an object store.
-
 
 class TrackerFolder:
-    """The files of one tracker for one job.
+    """The files of one tracker for one job, next to its checkpoints, on a disk or in an object store.
 
     Args:
         checkpoint_url: Folder of the job's checkpoints.
@@ -52,7 +50,24 @@ class TrackerFolder:
         """
         path = f"{self._folder}/{name}"
         if isinstance(self._filesystem, Disk):
-            return _write_local(self._filesystem, path, at, content)
+            self._filesystem.makedirs(self._folder, exist_ok=True)
+            # A link would lead the service outside of what the job's tenant may use.
+            folder = self._filesystem.descriptor(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+                try:
+                    if os.fstat(file).st_size < at:
+                        return False
+                    while content:
+                        written = os.pwrite(file, content, at)
+                        content, at = content[written:], at + written
+                    os.ftruncate(file, at)  # what was written before may have been longer
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            finally:
+                os.close(folder)
+            return True
         before = b""
         if at:
             try:
@@ -63,28 +78,6 @@ class TrackerFolder:
             return False
         self._filesystem.pipe_file(path, before + content)
         return True
-
-
-def _write_local(disk: Disk, path: str, at: int, content: bytes) -> bool:
-    above, _, name = path.rpartition("/")
-    disk.makedirs(above, exist_ok=True)
-    # A link would lead the service outside of what the job's tenant may use.
-    folder = disk.descriptor(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-        try:
-            if os.fstat(file).st_size < at:
-                return False
-            while content:
-                written = os.pwrite(file, content, at)
-                content, at = content[written:], at + written
-            os.ftruncate(file, at)  # what was written before may have been longer
-            os.fsync(file)
-        finally:
-            os.close(file)
-    finally:
-        os.close(folder)
-    return True
 
 
 FOLDER = "tensorboard"
@@ -110,26 +103,26 @@ class TensorBoard:
     def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a batch to the newest file, or to a new one if that is large or gone.
 
         Raises:
             NotYet: The job has no folder and no step yet.
             OSError: The store or the disk refused it, for example because it is full.
         """
-        if not kept and not self._folder.may_begin(batch.job):
+        if not previous and not self._folder.may_begin(batch.job):
             if batch.job.finished:  # without a step: there is nothing to show
                 return {}
             raise NotYet
         first = batch.entries[0]
-        name, written = kept.get("file"), kept.get("bytes", 0)
+        name, written = previous.get("file"), previous.get("bytes", 0)
         if name is not None and written < _FILE_BYTES:
             records = b"".join(_records(batch.entries))
             if self._folder.write(name, written, records):
                 return {"file": name, "bytes": written + len(records)}
         # Readers take files in order of their names, which begin with ten digits of seconds.
         name = f"events.out.tfevents.{int(first.time.timestamp())}.{batch.job.id}.{first.event_id:012d}"
-        records = b"".join([*_head(batch, with_spec=not kept), *_records(batch.entries)])
+        records = b"".join([*_head(batch, with_spec=not previous), *_records(batch.entries)])
         self._folder.write(name, 0, records)
         return {"file": name, "bytes": len(records)}
 
@@ -153,19 +146,15 @@ def _head(batch: Batch, *, with_spec: bool) -> Iterator[bytes]:
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[bytes]:
-    for entry in entries:
-        if entry.values or entry.text:
-            yield _record_of(entry)
-
-
-def _record_of(entry: Entry) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
-    if entry.text:
-        values.append(_text("state", entry.text))
-    return _record(Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values)))
+    for entry in entries:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
+        if entry.text:
+            values.append(_text("state", entry.text))
+        if values:
+            yield _record(Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values)))
 
 
 def _text(tag: str, text: str) -> Any:

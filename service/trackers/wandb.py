@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,116 +29,9 @@ from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.security.redaction import redact, register_secrets
-from service.trackers.curves import Batch, Entry, NotYet
+from service.trackers.curves import Batch, NotYet
 from service.trackers.forwarder import BATCH
 from service.trackers.tensorboard import TrackerFolder
-
-# A process that logs one batch with Weights & Biases' own package, and ends.
-#
-# ``python -m service.trackers.wandb``. The package starts a server, installs handlers and blocks at
-# will, none of which the service's process can afford. What to log comes as JSON on stdin; the result is JSON on the
-# last line of stdout.
-
-INIT_SECONDS, FINISH_SECONDS = 30.0, 30.0
-PROCESS_SECONDS = 120  # for both, and for Python and the package to start on a busy machine
-
-# None of the service's own variables: those of the database and the stores contain passwords.
-_PASSED_ON = {
-    "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
-    "HTTPS_PROXY", "NO_PROXY",
-}  # fmt: skip
-
-
-class Given(TypedDict):
-    """What to log.
-
-    Attributes:
-        settings: Settings of the package, besides the fixed ones.
-        run: Arguments of ``wandb.init``.
-        rows: Event IDs, increasing, each with the values to log.
-        summary: Further fields of the run's summary.
-        exit_code: Exit code of the run, if it has ended.
-    """
-
-    settings: dict[str, Any]
-    run: dict[str, Any]
-    rows: list[tuple[int, dict[str, float]]]
-    summary: dict[str, str]
-    exit_code: int | None
-
-
-class Made(TypedDict):
-    """The result: the run's page, and its file."""
-
-    url: str | None
-    file: str
-
-
-def environment(folder: str) -> dict[str, str]:
-    """Return the process's environment: part of this one's, with its folder as its home."""
-    return {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON} | {"HOME": folder}
-
-
-def main() -> None:
-    """Log what is on stdin; an exception ends the process with its message in the last line of stderr."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    os.nice(10)  # the service, which answers requests, comes first
-    given: Given = json.load(sys.stdin)
-    folder = Path.cwd()
-    _set_environment(folder)
-    made = _log(given, folder)
-    sys.stdout.write(f"\n{json.dumps(made)}\n")
-
-
-def _end_with(service: int) -> None:
-    """Exit when the service does: the next one sends the batch again."""
-    while os.getppid() == service:
-        time.sleep(0.2)
-    os._exit(1)
-
-
-def _set_environment(folder: Path) -> None:
-    """Hide the operator's own use of the package from it, keep all files in the folder, and disable error reporting."""
-    for name in ("CACHE", "CONFIG", "DATA"):
-        os.environ[f"WANDB_{name}_DIR"] = str(folder)
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-
-
-def _log(given: Given, folder: Path) -> Made:
-    import wandb
-
-    logging.getLogger("wandb").setLevel(logging.ERROR)
-    settings = wandb.Settings(
-        root_dir=str(folder),
-        console="off",
-        silent=True,
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-        x_update_finish_state=given["exit_code"] is not None,
-        init_timeout=INIT_SECONDS,
-        finish_timeout=FINISH_SECONDS,
-        finish_timeout_raises=True,
-        **given["settings"],
-    )
-    run = wandb.init(**given["run"], resume="allow", settings=settings)
-    # The run's own step counts events, each of which is logged once; curves are drawn over the job's step.
-    run.define_metric("*", step_metric="step")
-    for event_id, row in given["rows"]:
-        run.log(row, step=event_id)
-    run.summary.update(given["summary"])
-    run.finish(exit_code=given["exit_code"] or 0)
-    file = next(folder.glob("wandb/*/*.wandb"))  # the only one, though a link leads to it as well
-    return {"url": run.url, "file": str(file)}
-
-
-if __name__ == "__main__":
-    main()
-
 
 BASE_URL = "https://api.wandb.ai"
 FOLDER = "offline-wandb"  # the prefix "offline-" tells `wandb sync` that it has not been sent
@@ -156,6 +49,40 @@ query RunResumeStatus($project: String, $entity: String, $name: String!) {
   model(name: $project, entityName: $entity) { bucket(name: $name, missingOk: true) { historyTail } }
 }
 """
+
+INIT_SECONDS, FINISH_SECONDS = 30.0, 30.0
+PROCESS_SECONDS = 120  # for both, and for Python and the package to start on a busy machine
+
+# None of the service's own variables: those of the database and the stores contain passwords.
+_PASSED_ON = {
+    "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY",
+}  # fmt: skip
+
+
+class Run(TypedDict):
+    """What a process is to log.
+
+    Attributes:
+        settings: Settings of the package, besides the fixed ones.
+        run: Arguments of ``wandb.init``.
+        rows: Event IDs, increasing, each with the values to log.
+        summary: Further fields of the run's summary.
+        exit_code: Exit code of the run, if it has ended.
+    """
+
+    settings: dict[str, Any]
+    run: dict[str, Any]
+    rows: list[tuple[int, dict[str, float]]]
+    summary: dict[str, str]
+    exit_code: int | None
+
+
+class LoggedRun(TypedDict):
+    """The result: the run's page, and its file."""
+
+    url: str | None
+    file: str
 
 
 class WandbRefused(RuntimeError):
@@ -182,7 +109,7 @@ class Wandb:
         register_secrets([base64.b64encode(f"api:{self._key}".encode()).decode()])  # in the form in which it is sent
         self._url = credentials.get("base_url", BASE_URL).rstrip("/")
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Log a batch. A run begins with the job's first point, or after a full batch without one.
 
         Raises:
@@ -191,32 +118,26 @@ class Wandb:
             TimeoutError: The package did not finish in time.
             WandbRefused: What was sent did not arrive.
         """
-        if not kept and not any(entry.values for entry in batch.entries):
+        if not previous and not any(entry.values for entry in batch.entries):
             if batch.job.finished:
                 return {}
             if len(batch.entries) < BATCH:  # otherwise what comes after a full one would never be read
                 raise NotYet
         known = self._last_event(batch.job)
-        given = _given(self._config, batch, self._page, after=known)
-        given["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
-        with _logged(given) as made:
-            last = max((event_id for event_id, _ in given["rows"]), default=known)
-            if (found := self._last_event(batch.job)) < last:
+        run = _run(self._config, batch, self._page, after=known)
+        run["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
+        with _logged(run) as logged:
+            last = max((event_id for event_id, _ in run["rows"]), default=known)
+            if (received := self._last_event(batch.job)) < last:
                 raise WandbRefused(
-                    f"{self._url} has points up to event {found}, but was sent points up to event {last}"
+                    f"{self._url} has points up to event {received}, but was sent points up to event {last}"
                 )
-            return {"url": made["url"]}
+            return {"url": logged["url"]}
 
     def _last_event(self, job: JobRecord) -> int:
         """Return the newest event that the server has of a job; 0 if none."""
         variables = {"project": self._config.project, "entity": self._config.entity, "name": job.id}
-        answer = self._ask({"query": _LAST_ROWS, "variables": variables})
-        run = ((answer.get("data") or {}).get("model") or {}).get("bucket") or {}
-        rows = json.loads(run.get("historyTail") or "[]")
-        return max((int(json.loads(row).get("_step", 0)) for row in rows), default=0)
-
-    def _ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
-        content = b""
+        query, content = {"query": _LAST_ROWS, "variables": variables}, b""
         try:
             # Redirects are not followed: what is sent is for this server only.
             with httpx.stream(
@@ -228,12 +149,15 @@ class Wandb:
                         raise WandbRefused(f"{self._url} answers with more than {_LARGEST_ANSWER} bytes")
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
+        answer = None
         with suppress(ValueError):
             answer = json.loads(content)
-            if response.is_success and isinstance(answer, dict) and not answer.get("errors"):
-                return answer
-        said = redact(content.decode(errors="replace"))[:_LONGEST_LINE]
-        raise WandbRefused(f"{self._url} answers {response.status_code} {said}".rstrip())
+        if not response.is_success or not isinstance(answer, dict) or answer.get("errors"):
+            text = redact(content.decode(errors="replace"))[:_LONGEST_LINE]
+            raise WandbRefused(f"{self._url} answers {response.status_code} {text}".rstrip())
+        run = ((answer.get("data") or {}).get("model") or {}).get("bucket") or {}
+        rows = json.loads(run.get("historyTail") or "[]")
+        return max((int(json.loads(row).get("_step", 0)) for row in rows), default=0)
 
 
 class OfflineWandb:
@@ -256,7 +180,7 @@ class OfflineWandb:
         self._config, self._page = config, page
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
-    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a full batch, or the last one, to a file.
 
         Raises:
@@ -268,15 +192,15 @@ class OfflineWandb:
         if len(batch.entries) < BATCH and not batch.job.finished:
             raise NotYet
         if not any(entry.values for entry in batch.entries) and not self._folder.may_begin(batch.job):
-            return dict(kept)
-        given = _given(self._config, batch, self._page, after=0)
-        given["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
-        with _logged(given) as made:
-            self._folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(made["file"]).read_bytes())
-        return dict(kept)
+            return dict(previous)
+        run = _run(self._config, batch, self._page, after=0)
+        run["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
+        with _logged(run) as logged:
+            self._folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(logged["file"]).read_bytes())
+        return dict(previous)
 
 
-def _given(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Given:
+def _run(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Run:
     job = batch.job
     states = [entry for entry in batch.entries if entry.state is not None]
     texts = [entry.text for entry in batch.entries if entry.text]
@@ -291,48 +215,100 @@ def _given(config: WandbConfig, batch: Batch, page: str | None, after: int) -> G
             "notes": page,
             "config": job.spec.model_dump(mode="json", exclude_none=True),
         },
-        "rows": [(each.event_id, _row(each)) for each in batch.entries if each.values and each.event_id > after],
+        "rows": [
+            (each.event_id, {**each.values, "step": each.step, "_timestamp": each.time.timestamp()})
+            for each in batch.entries
+            if each.values and each.event_id > after
+        ],
         "summary": {"state": texts[-1]} if texts else {},
         "exit_code": _EXIT_CODES.get(states[-1].state) if states and states[-1].state else None,
     }
 
 
-def _row(entry: Entry) -> dict[str, float]:
-    return {**entry.values, "step": entry.step, "_timestamp": entry.time.timestamp()}
-
-
 @contextmanager
-def _logged(given: Given) -> Iterator[Made]:
+def _logged(run: Run) -> Iterator[LoggedRun]:
     """Log in a separate process; the files that it makes exist until the block ends."""
     # The package's own server ends when it sees that this process has ended, and may write until then.
     with _room, TemporaryFolder("boost-wandb-") as folder:
+        environment = {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON}
         process = subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=folder, env=environment(str(folder)), start_new_session=True,
+            cwd=folder, env=environment | {"HOME": str(folder)}, start_new_session=True,
         )  # fmt: skip
         try:
-            said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)
+            output, complaints = process.communicate(json.dumps(run), timeout=PROCESS_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"wandb did not finish within {PROCESS_SECONDS} seconds") from error
         finally:
-            _kill(process)
+            with suppress(ProcessLookupError):  # the process and its group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
         if process.returncode:
-            raise WandbRefused(_last_line(complaints) or f"wandb exited with status {process.returncode}")
-        made: Made = json.loads(said.splitlines()[-1])
-        yield made
+            lines = [line for line in complaints.splitlines() if line.strip()]
+            last = redact(lines[-1])[:_LONGEST_LINE] if lines else ""
+            raise WandbRefused(last or f"wandb exited with status {process.returncode}")
+        logged: LoggedRun = json.loads(output.splitlines()[-1])
+        yield logged
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process and its group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream:
-            stream.close()
+def main() -> None:
+    """Log one batch with Weights & Biases' own package, and end: ``python -m service.trackers.wandb``.
+
+    The package starts a server, installs handlers and blocks at will, none of which the service's process can afford.
+    What to log comes as JSON on stdin; the result is JSON on the last line of stdout. An exception ends the process
+    with its message in the last line of stderr.
+    """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    os.nice(10)  # the service, which answers requests, comes first
+    batch: Run = json.load(sys.stdin)
+    folder = Path.cwd()
+    # Hide the operator's own use of the package from it, keep all files in the folder, and disable error reporting.
+    for name in ("CACHE", "CONFIG", "DATA"):
+        os.environ[f"WANDB_{name}_DIR"] = str(folder)
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+
+    import wandb
+
+    logging.getLogger("wandb").setLevel(logging.ERROR)
+    settings = wandb.Settings(
+        root_dir=str(folder),
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+        x_update_finish_state=batch["exit_code"] is not None,
+        init_timeout=INIT_SECONDS,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+        **batch["settings"],
+    )
+    run = wandb.init(**batch["run"], resume="allow", settings=settings)
+    # The run's own step counts events, each of which is logged once; curves are drawn over the job's step.
+    run.define_metric("*", step_metric="step")
+    for event_id, row in batch["rows"]:
+        run.log(row, step=event_id)
+    run.summary.update(batch["summary"])
+    run.finish(exit_code=batch["exit_code"] or 0)
+    file = next(folder.glob("wandb/*/*.wandb"))  # the only one, though a link leads to it as well
+    logged: LoggedRun = {"url": run.url, "file": str(file)}
+    sys.stdout.write(f"\n{json.dumps(logged)}\n")
 
 
-def _last_line(said: str) -> str:
-    lines: Sequence[str] = [line for line in said.splitlines() if line.strip()]
-    return redact(lines[-1])[:_LONGEST_LINE] if lines else ""
+def _end_with(service: int) -> None:
+    """Exit when the service does: the next one sends the batch again."""
+    while os.getppid() == service:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,8 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.messages import LogLine
 from service.jobs import database as database_module
-from service.jobs.database import migrate, open_engine
-from service.jobs.database_errors import fault_of
+from service.jobs.database import fault_of, migrate, open_engine
 from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

@@ -7,9 +7,9 @@ import pytest
 
 from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
 from service.jobs.patch import JobPatch
-from service.jobs.queries import UNFINISHED
+from service.jobs.queries import UNFINISHED, JobCache
 from service.jobs.states import JobState, Reason
-from service.jobs.store import JobCache, JobStore
+from service.jobs.store import JobStore
 from service.models.access import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec, a_step, numbered, start

@@ -15,7 +15,7 @@ from boost_core.plan.report import plan
 from boost_core.plan.resolve import predicted_communication, step_parts
 from service.client import Client
 from service.jobs.model import JobRecord, Owner
-from service.jobs.observations import Observations, keep, observation
+from service.jobs.observations import Observations, add, observation
 from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
 from service.jobs.tables import ObservationRow
@@ -164,7 +164,7 @@ def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, o
             row = observation(like, slower, datetime.now(UTC))
             assert row is not None
             with store.engine.begin() as connection:
-                keep(connection, [row])
+                add(connection, [row])
     for tenant, jobs, shapes in (("calm", 5 + 2, 1), ("another", 3, 0)):
         found = observations.for_job(CPU, None, None, tenant)
         assert found is not None

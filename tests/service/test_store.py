@@ -18,7 +18,7 @@ import service.accounts.tables  # noqa: F401  # its tables are among those expec
 from boost_core.config import DataParallelRange, Layout
 from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile
 from service.jobs.database import migrate, open_engine
-from service.jobs.model import JobFilter, new_job_id
+from service.jobs.model import JobFilter, new_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound, last_sequence
 from service.jobs.states import IllegalTransition, JobState, Reason
@@ -159,7 +159,7 @@ def test_the_spec_may_say_where_checkpoints_go(store: JobStore) -> None:
 
 
 def test_ids_sort_by_time() -> None:
-    ids = [new_job_id() for _ in range(1000)]
+    ids = [new_id("job") for _ in range(1000)]
     assert ids == sorted(ids)
     assert len(set(ids)) == 1000
     assert all(len(job_id) == 20 and job_id == job_id.lower() for job_id in ids)
@@ -174,7 +174,7 @@ def test_the_queue_does_not_follow_the_clock(store: JobStore, monkeypatch: pytes
 
     first = store.create(a_spec(), ROOT)
     with monkeypatch.context() as jumped:
-        for module in ("store", "writes", "ids"):
+        for module in ("store", "writes", "model"):
             jumped.setattr(f"service.jobs.{module}.datetime", JumpedClock, raising=False)
         second = store.create(a_spec(), ROOT)
         store.request_cancel(first.id)

@@ -219,7 +219,7 @@ def ordered(spec: JobSpec, gang: Gang | None, *cpus: float) -> Layout | None:
     state, reason = TRAINING if gang else (JobState.QUEUED, Reason.SUBMITTED)
     there = job("a", 1).model_copy(update={"spec": spec, "id": "a", "state": state, "reason": reason})
     total = nodes(*cpus)
-    free = [replace(node, free=node.free | {"CPU": 0.0}) for node in total[: gang.held]] if gang else []
+    free = [replace(node, free=node.free | {"CPU": 0.0}) for node in total[: gang.allocated]] if gang else []
     actions = decide([there], free + total[len(free) :], {"a": gang} if gang else {}, {"a": LONG}, READY)
     return next((action.layout for action in actions if isinstance(action, Launch | Resize)), None)
 

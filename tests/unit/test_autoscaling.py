@@ -15,7 +15,7 @@ from service.scheduler.autoscaling import (
     VERDICT_SECONDS,
     Autoscaling,
     ResourceRequest,
-    nodes_wanted,
+    requested_nodes,
 )
 from service.scheduler.demand import Demand
 from service.scheduler.quotas import Limits
@@ -55,7 +55,7 @@ def limited_to(cpus: float) -> Limits:
     ],
 )
 def test_who_asks_for_how_much(jobs: list[JobRecord], limits: Limits, held: int, waiting: dict[str, int]) -> None:
-    have, requests = nodes_wanted(jobs, limits)
+    have, requests = requested_nodes(jobs, limits)
     assert have == (Bundle({"CPU": 1}),) * held
     assert [(wish.job_id, len(wish.bundles)) for wish in requests] == list(waiting.items())
 
@@ -64,8 +64,8 @@ def test_a_job_that_may_be_smaller_than_its_own_shape_is_where_its_quota_is_smal
     elastic = job("j", 1, up_to=4)
     own = elastic.spec.parallelism.model_copy(update={"data_parallel_size": 4})
     elastic = elastic.model_copy(update={"spec": elastic.spec.model_copy(update={"parallelism": own})})
-    assert [len(wish.bundles) for wish in nodes_wanted([elastic], Limits())[1]] == [4]
-    assert [len(wish.bundles) for wish in nodes_wanted([elastic], limited_to(3))[1]] == [1]
+    assert [len(wish.bundles) for wish in requested_nodes([elastic], Limits())[1]] == [4]
+    assert [len(wish.bundles) for wish in requested_nodes([elastic], limited_to(3))[1]] == [1]
 
 
 def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> None:
@@ -74,13 +74,13 @@ def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> 
     elasticity = ElasticityConfig.model_validate(layouts)
     left = left.model_copy(update={"spec": left.spec.model_copy(update={"elasticity": elasticity})})
     with patch.object(Demand, "seconds", lambda _, layout: 1 / layout.world_size):
-        assert [len(wish.bundles) for wish in nodes_wanted([left], Limits())[1]] == [4]
-        assert [len(wish.bundles) for wish in nodes_wanted([left], limited_to(3))[1]] == [1]
+        assert [len(wish.bundles) for wish in requested_nodes([left], Limits())[1]] == [4]
+        assert [len(wish.bundles) for wish in requested_nodes([left], limited_to(3))[1]] == [1]
 
 
 def test_ranks_that_share_a_node_are_one_bundle_with_the_labels_of_their_job() -> None:
     labelled = job("j", 2, tensor=2, cpus=3, gpus=1, node_labels={"zone": "a"}, accelerator_type="H100")
-    _, (wish,) = nodes_wanted([labelled], Limits())
+    _, (wish,) = requested_nodes([labelled], Limits())
     labels = {"zone": "a", "ray.io/accelerator-type": "H100"}
     assert wish.bundles == (Bundle({"CPU": 6, "GPU": 2}, labels),) * 2
 

@@ -729,7 +729,7 @@ def test_a_job_that_only_keeps_its_state_leaves_its_resources_to_others(service:
     service.tick()
     service.gangs.now(job, GangPhase.SAVING, "disk full", layout=layout)
     service.tick()
-    assert (service.store.get(job.id).reason, service.store.get(job.id).held) == (Reason.WAITING_FOR_STORE, {})
+    assert (service.store.get(job.id).reason, service.store.get(job.id).allocated) == (Reason.WAITING_FOR_STORE, {})
     assert service.gangs.launched == [(job.id, 1), (other, 1)]
     assert [bundle.resources for bundle in service.gangs.asked[-1]] == [{"CPU": 2}], "nodes are asked for one of them"
 
@@ -746,7 +746,7 @@ def test_one_that_has_lost_the_state_that_it_kept_wants_them_again(service: Serv
     service.tick()
     assert service.reasons(job.id)[-3:] == [Reason.GANG_LOST, Reason.HEAD_OF_QUEUE, Reason.GANG_STARTING]
     assert service.store.get(job.id).attempt == 2
-    assert service.store.get(job.id).held == {"GPU": 0, "CPU": 2}
+    assert service.store.get(job.id).allocated == {"GPU": 0, "CPU": 2}
 
 
 def test_a_gang_grows_when_there_has_been_room_for_a_while(service: Service) -> None:

@@ -103,7 +103,7 @@ class Simulation:
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang], *others
     ) -> list[Action]:
         actions = self._decide(jobs, nodes, gangs, *others)
-        held = {job_id: gang.held for job_id, gang in gangs.items()}
+        held = {job_id: gang.allocated for job_id, gang in gangs.items()}
         targets = {job_id: gang.target for job_id, gang in gangs.items()}
         for action in actions:
             if isinstance(action, Launch | Resize):
@@ -114,7 +114,7 @@ class Simulation:
                 self.causes[action.cause] += 1
                 self.check_hysteresis(action, gangs[action.job.id].layout)
         self.check_targets(jobs, gangs, targets)
-        if any(ranks > (gangs[job_id].held if job_id in gangs else 0) for job_id, ranks in held.items()):
+        if any(ranks > (gangs[job_id].allocated if job_id in gangs else 0) for job_id, ranks in held.items()):
             self.check_sums(jobs, nodes, held)
         return actions
 

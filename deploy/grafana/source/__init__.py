@@ -1,7 +1,7 @@
-"""The dashboards' source: a file each, of parts that they share.
+"""The dashboards' source: a file each, and ``panels`` with what they share.
 
-``promql`` has what queries have in common, ``panels`` and ``tables`` the kinds of panels, ``variables``,
-``annotations`` and ``links`` what is chosen, marked and led to, and ``frame`` makes a dashboard of all that.
+That is what queries have in common, the kinds of panels, what is chosen, marked and led to, and ``frame``, which makes
+a dashboard of all that.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import annotations, links, panels
+from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
     JOBS,
     NAMES,
@@ -26,9 +26,10 @@ _LEGEND = "{{job_name}} {{job_id}}"
 def checkpoints() -> Dashboard:
     """The dashboard."""
     says = "How much of each job is saved, what saving costs, and whether the store accepts it."
-    board = frame("boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()])
-    board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
-    return board.annotation(annotations.restarts(JOBS)).link(links.to_service())
+    board = frame(
+        "boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()], ["tenant", "job_name"]
+    )
+    return board.annotation(panels.restarts(JOBS)).link(panels.to_service())
 
 
 def _of_jobs(metric: str) -> str:
@@ -39,23 +40,17 @@ def _each(title: str, says: str, unit: str, expr: str) -> timeseries.Panel:
     return time_series(title, says, unit, Query(expr, _LEGEND)).span(12)
 
 
-def _age() -> str:
-    return f"time() - {_of_jobs('checkpoint_timestamp_seconds')}"
-
-
-def _at_risk() -> str:
-    return f"{_of_jobs('step')} - {_of_jobs('checkpoint_step')}"
-
-
 def _safe() -> Row:
+    age = f"time() - {_of_jobs('checkpoint_timestamp_seconds')}"
+    at_risk = f"{_of_jobs('step')} - {_of_jobs('checkpoint_step')}"
     newest_ones = table(
         "Newest checkpoints",
         "Each job's newest checkpoint.",
         OF_JOBS,
         [
             Column("Step", "locale", _of_jobs("checkpoint_step")),
-            Column("Age", "s", _age()),
-            Column("Steps since", "locale", _at_risk()),
+            Column("Age", "s", age),
+            Column("Steps since", "locale", at_risk),
             Column("Size", "bytes", _of_jobs("checkpoint_bytes")),
             Column("Held training", "s", _of_jobs("checkpoint_seconds")),
             Column("Took to commit", "s", _of_jobs("checkpoint_commit_seconds")),
@@ -65,8 +60,8 @@ def _safe() -> Row:
         "What is safe",
         [
             newest_ones,
-            _each("Age", "Time since each job's newest checkpoint was committed.", "s", _age()),
-            stepped(_each("Steps since", "Steps that are not in a checkpoint yet.", "locale", _at_risk())),
+            _each("Age", "Time since each job's newest checkpoint was committed.", "s", age),
+            stepped(_each("Steps since", "Steps that are not in a checkpoint yet.", "locale", at_risk)),
         ],
     )
 

@@ -1,14 +1,15 @@
 """All jobs and the cluster at a glance: whether it is used, and used well, which jobs wait, and what is wrong."""
 
-from grafana_foundation_sdk.builders import bargauge, stat
-from grafana_foundation_sdk.builders import table as tables
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders import stat
+from grafana_foundation_sdk.builders.dashboard import Dashboard, TextBoxVariable
 
-from deploy.grafana.source import annotations, links, panels, queues
+from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
+    GPU_HOUR_PRICE,
     NAMES,
     OF_JOBS,
     TENANTS,
+    WAITING_JOBS,
     Column,
     Need,
     Query,
@@ -29,47 +30,27 @@ from deploy.grafana.source.panels import (
     time_series,
     total,
 )
-from deploy.grafana.source.queues import WAITING_JOBS
-
-# How everything stands now, in numbers, and what is wrong.
 
 _FIRING = 'ALERTS{alertname=~"Boost.*", alertstate="firing"}'
 
 
-def fleet_head_row() -> Row:
-    """Two lines of numbers, and the alerts."""
-    return Row("Now", [*_use(), *_trouble(), _alerts()])
+def fleet() -> Dashboard:
+    """The dashboard."""
+    rows = [_now(), _jobs(), _training(), _cluster(), _use(), _requests()]
+    board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
+    # What a GPU costs in an hour, in whichever currency; the chart sets it.
+    price = TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
+    board = board.with_variable(price)
+    return board.annotation(panels.restarts(TENANTS)).link(panels.to_service())
 
 
 def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
     return count(title, says, unit, Query(expr))
 
 
-def _use() -> list[stat.Panel]:
-    return [
-        _value("GPUs", "GPUs that the nodes have.", "none", _gpus("total")),
-        _value("Free GPUs", "GPUs that no gang holds.", "none", _gpus("free")),
-        _value("Running jobs", "Jobs that have a gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
-        _value("Waiting jobs", "Jobs that are queued or waiting for resources.", "none", WAITING_JOBS),
-        _value(
-            "Tokens",
-            "Tokens trained on per second, over all jobs.",
-            "si:tokens/s",
-            total(newest("boost_job_tokens_per_second", TENANTS, "job_id")),
-        ),
-        _value(
-            "Goodput",
-            "Share of the jobs' time, without waiting, that went into new steps.",
-            "percentunit",
-            goodput(TENANTS),
-        )
-        .no_value("–")
-        .thresholds(levels("red", (0.5, "yellow"), (0.7, "green"))),
-    ]
-
-
-def _trouble() -> list[stat.Panel]:
-    alerts = _value("Alerts", "Alerts that fire.", "none", f"count({_FIRING}) or vector(0)")
+def _now() -> Row:
+    """Two lines of numbers on how everything stands, and the alerts."""
+    firing = _value("Alerts", "Alerts that fire.", "none", f"count({_FIRING}) or vector(0)")
     failed = _value(
         "Failed jobs",
         "Jobs that have failed within the selected time range.",
@@ -92,66 +73,55 @@ def _trouble() -> list[stat.Panel]:
         "Draining nodes", "Nodes about to leave.", "none", newest("boost_cluster_nodes", 'condition="draining"')
     )
     replicas = _value("Replicas", "Processes of the API that Prometheus can reach.", "none", 'sum(up{job="boost-api"})')
-    return [
-        alerts.thresholds(levels("green", (1, "red"))),
+    labels = {"alertname": "Alert", "severity": "Severity", "job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
+    alerts = table(
+        "Firing",
+        "Firing alerts and what they are about; the runbook has a page for each.",
+        {**labels, "queue": "Queue", "rank": "Rank"},
+        [Column("", "none", f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})")],
+    )
+    shown = [
+        _value(
+            "GPUs",
+            "GPUs that the nodes have.",
+            "none",
+            newest("boost_cluster_resources", 'resource="GPU", condition="total"'),
+        ),
+        _value(
+            "Free GPUs",
+            "GPUs that no gang holds.",
+            "none",
+            newest("boost_cluster_resources", 'resource="GPU", condition="free"'),
+        ),
+        _value("Running jobs", "Jobs that have a gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
+        _value("Waiting jobs", "Jobs that are queued or waiting for resources.", "none", WAITING_JOBS),
+        _value(
+            "Tokens",
+            "Tokens trained on per second, over all jobs.",
+            "si:tokens/s",
+            total(newest("boost_job_tokens_per_second", TENANTS, "job_id")),
+        ),
+        _value(
+            "Goodput",
+            "Share of the jobs' time, without waiting, that went into new steps.",
+            "percentunit",
+            goodput(TENANTS),
+        )
+        .no_value("–")
+        .thresholds(levels("red", (0.5, "yellow"), (0.7, "green"))),
+        firing.thresholds(levels("green", (1, "red"))),
         failed.decimals(0).thresholds(levels("text", (1, "yellow"))),
         restarts.decimals(0).thresholds(levels("text", (1, "yellow"))),
         wait.thresholds(levels("text", (3600, "yellow"), (86400, "red"))),
         leaving.thresholds(levels("text", (1, "yellow"))),
         replicas.thresholds(levels("red", (1, "text"))),
+        alerts.height(5).no_value(Need.ALERT),
     ]
-
-
-def _alerts() -> tables.Panel:
-    says = "Firing alerts and what they are about; the runbook has a page for each."
-    labels = {"alertname": "Alert", "severity": "Severity", "job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
-    firing = f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})"
-    panel = table("Firing", says, {**labels, "queue": "Queue", "rank": "Rank"}, [Column("", "none", firing)])
-    return panel.height(5).no_value(Need.ALERT)
-
-
-def _gpus(condition: str) -> str:
-    return newest("boost_cluster_resources", f'resource="GPU", condition="{condition}"')
-
-
-# What the time that is looked at has cost: GPU-hours, and their price.
-
-
-def fleet_use_row() -> Row:
-    """By tenant and by queue."""
-    return Row("Use", [panel.span(6) for of in ("tenant", "queue") for panel in (_hours(of), _cost(of))])
-
-
-def _gpu_hours(of: str) -> str:
-    held = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of)
-    return f"sum_over_time({held}[$__range:1m]) / 60"  # a value a minute, and none where nobody looked
-
-
-def _hours(of: str) -> bargauge.Panel:
-    says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
-    return bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({_gpu_hours(of)})", f"{{{{{of}}}}}"))
-
-
-def _cost(of: str) -> bargauge.Panel:
-    says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
-    cost = f"sort_desc({_gpu_hours(of)} * $gpu_hour_price)"
-    return bars(f"Cost by {of}", says, "none", Query(cost, f"{{{{{of}}}}}")).decimals(2)
-
-
-def fleet() -> Dashboard:
-    """The dashboard."""
-    rows = [fleet_head_row(), _jobs(), _training(), _cluster(), fleet_use_row(), _requests()]
-    board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows)
-    board = board.with_variable(panels.tenants()).with_variable(panels.gpu_hour_price())
-    return board.annotation(annotations.restarts(TENANTS)).link(links.to_service())
+    return Row("Now", shown)
 
 
 def _of_jobs(metric: str, *by: str) -> str:
     return newest(f"boost_job_{metric}", TENANTS, *NAMES, *by)
-
-
-def _before(metric: str, *by: str) -> str:
-    return earlier(f"boost_job_{metric}", TENANTS, *NAMES, *by)
 
 
 def _jobs() -> Row:
@@ -176,7 +146,7 @@ def _jobs() -> Row:
         "none",
         Query(newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"),
     )
-    return Row("Jobs", [jobs, stepped(states), queues.waiting_jobs(), queues.longest_wait()])
+    return Row("Jobs", [jobs, stepped(states), panels.waiting_jobs(), panels.longest_wait()])
 
 
 def _training() -> Row:
@@ -192,13 +162,12 @@ def _training() -> Row:
         "s",
         Query(f"sort_desc({total(_of_jobs('goodput_seconds', 'kind'), 'kind')})", "{{kind}}"),
     )
+    before = earlier("boost_job_restarts_total", TENANTS, *NAMES, "cause")
     restarts = time_series(
         "Restarts by cause",
         "How often jobs resumed after each kind of interruption.",
         "none",
-        Query(
-            total(f"{_of_jobs('restarts_total', 'cause')} - {_before('restarts_total', 'cause')}", "cause"), "{{cause}}"
-        ),
+        Query(total(f"{_of_jobs('restarts_total', 'cause')} - {before}", "cause"), "{{cause}}"),
     )
     return Row("Training", [stacked(tokens), spent, counted(restarts)])
 
@@ -224,6 +193,20 @@ def _cluster() -> Row:
         Query(newest("boost_cluster_nodes", "", "condition"), "{{condition}}"),
     )
     return Row("Cluster", [stacked(gpus), stepped(cpus), stepped(nodes)])
+
+
+def _use() -> Row:
+    """What the time that is looked at has cost, by tenant and by queue: GPU-hours, and their price."""
+    shown = []
+    for of in ("tenant", "queue"):
+        held = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of)
+        hours = f"sum_over_time({held}[$__range:1m]) / 60"  # a value a minute, and none where nobody looked
+        says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
+        shown.append(bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({hours})", f"{{{{{of}}}}}")))
+        says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
+        cost = Query(f"sort_desc({hours} * $gpu_hour_price)", f"{{{{{of}}}}}")
+        shown.append(bars(f"Cost by {of}", says, "none", cost).decimals(2))
+    return Row("Use", [panel.span(6) for panel in shown])
 
 
 def _requests() -> Row:

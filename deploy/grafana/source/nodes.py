@@ -1,10 +1,9 @@
 """The cluster's machines, as other exporters see them: disks, networks, memory, the checkpoint volume."""
 
 from grafana_foundation_sdk.builders import timeseries
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.builders.dashboard import Dashboard, TextBoxVariable
 
-from deploy.grafana.source import links, panels
-from deploy.grafana.source.panels import Need, Query, Row, counted, frame, share, stepped, time_series
+from deploy.grafana.source.panels import Need, Query, Row, counted, frame, share, stepped, time_series, to_service
 
 _NODES = 'instance=~"$instance"'
 _DISKS = f'{_NODES}, fstype!~"tmpfs|overlay|squashfs|ramfs"'
@@ -15,7 +14,9 @@ def nodes() -> Dashboard:
     """The dashboard."""
     says = "Disks, networks and memory of the nodes, and the checkpoint volume."
     board = frame("boost-nodes", "Boost / Nodes", says, [_storage(), _networks(), _memory()])
-    return board.with_variable(panels.instances()).link(links.to_service())
+    # Some machines or all, as Prometheus calls node_exporter's targets.
+    instances = TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
+    return board.with_variable(instances).link(to_service())
 
 
 def _storage() -> Row:

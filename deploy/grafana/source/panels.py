@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders import table as tables
-from grafana_foundation_sdk.builders.dashboard import (
-    ConstantVariable,
-    DatasourceVariable,
-    QueryVariable,
-    TextBoxVariable,
-)
+from grafana_foundation_sdk.builders.dashboard import AnnotationQuery as Marks
+from grafana_foundation_sdk.builders.dashboard import ConstantVariable, DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.builders.dashboard import DashboardLink as Link
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.variants import Dataquery
@@ -22,9 +19,9 @@ from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models.common import DataSourceRef, SortOrder, TooltipDisplayMode
 from grafana_foundation_sdk.models.dashboard import (
     AnnotationQuery,
-    Dashboard,
     DashboardCursorSync,
     DashboardLink,
+    DashboardLinkType,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
@@ -37,21 +34,13 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
-from deploy.grafana.source import links
-
-# PromQL that all dashboards share.
-#
-# Several replicas of the API may be scraped, and each shows the same series of a job, so what comes from the API's
-# record
-# is read with ``max by``. A rank's series come from its one process and are summed.
+# PromQL that all dashboards share. Several replicas of the API may be scraped, and each shows the same series of a job,
+# so what comes from the API's record is read with ``max by``. A rank's series come from its one process and are summed.
 
 JOB = 'job_id="$job_id"'
 JOBS = 'tenant=~"$tenant", job_name=~"$job_name"'
 TENANTS = 'tenant=~"$tenant"'
 NAMES = ("job_id", "job_name", "tenant")
-
-_NEW_STEPS = 'kind="productive"'
-_NOT_WAITING = 'kind!="waiting"'
 
 
 def newest(metric: str, where: str = "", *by: str) -> str:
@@ -76,11 +65,9 @@ def total(expr: str, *by: str) -> str:
 
 def goodput(where: str, *by: str) -> str:
     """The share of jobs' time that went into new steps; the time in which they waited is left out."""
-
-    def seconds(kinds: str) -> str:
-        return total(newest("boost_job_goodput_seconds", f"{where}, {kinds}", *NAMES, "kind"), *by)
-
-    return f"{seconds(_NEW_STEPS)} / {seconds(_NOT_WAITING)}"
+    kinds = ('kind="productive"', 'kind!="waiting"')
+    seconds = (newest("boost_job_goodput_seconds", f"{where}, {kind}", *NAMES, "kind") for kind in kinds)
+    return " / ".join(total(expr, *by) for expr in seconds)
 
 
 def share(part: str, whole: str, *by: str) -> str:
@@ -91,11 +78,6 @@ def share(part: str, whole: str, *by: str) -> str:
 def a_step(metric: str, where: str = JOB, *by: str) -> str:
     """What a counter of ranks grows by in an optimizer step, the mean of the ranks."""
     return share(rate(metric, where, *by), rate("boost_rank_steps_total", JOB))
-
-
-def quantile(below: float, histogram: str, *by: str) -> str:
-    """The value that the share ``below`` of a histogram's observations do not exceed."""
-    return f"histogram_quantile({below}, {rate(f'{histogram}_bucket', '', 'le', *by)})"
 
 
 def _series(metric: str, where: str) -> str:
@@ -137,18 +119,13 @@ class Query(NamedTuple):
 
 def target(query: Query, place: int) -> prometheus.Dataquery:
     """A panel's query; the first ``place`` is 0."""
-    asked = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).datasource(PROMETHEUS)
-    return asked.editor_mode(QueryEditorMode.CODE).ref_id(chr(ord("A") + place))
+    result = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).datasource(PROMETHEUS)
+    return result.editor_mode(QueryEditorMode.CODE).ref_id(chr(ord("A") + place))
 
 
 def over_time(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
     """How they were over the time that is looked at."""
     return [target(query, place) for place, query in enumerate(queries)]
-
-
-def of_now(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
-    """How they are at its end."""
-    return [target(query, place).instant() for place, query in enumerate(queries)]
 
 
 def by_name() -> dashboard.FieldColor:
@@ -177,14 +154,17 @@ def curves(title: str, says: str, unit: str, *queries: Query) -> timeseries.Pane
     panel = timeseries.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).height(8).span(8)
     panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
-    panel = panel.color_scheme(by_name()).legend(_legend()).tooltip(tooltip())
+    legend = common.VizLegendOptions().show_legend(True).display_mode(looks.LegendDisplayMode.LIST)
+    legend = legend.placement(looks.LegendPlacement.BOTTOM)
+    panel = panel.color_scheme(by_name()).legend(legend).tooltip(tooltip())
     return panel.targets(over_time(queries))
 
 
 def quantiles(title: str, says: str, histogram: str) -> timeseries.Panel:
     """What half, nine of ten and 99 of 100 of a histogram's observations do not exceed, in seconds."""
-    shares = {"half": 0.5, "90 %": 0.9, "99 %": 0.99}
-    return time_series(title, says, "s", *(Query(quantile(below, histogram), name) for name, below in shares.items()))
+    shares, buckets = {"half": 0.5, "90 %": 0.9, "99 %": 0.99}, rate(f"{histogram}_bucket", "", "le")
+    queries = (Query(f"histogram_quantile({below}, {buckets})", name) for name, below in shares.items())
+    return time_series(title, says, "s", *queries)
 
 
 def stacked(panel: timeseries.Panel) -> timeseries.Panel:
@@ -202,14 +182,11 @@ def counted(panel: timeseries.Panel) -> timeseries.Panel:
     return stacked(panel).draw_style(looks.GraphDrawStyle.BARS)
 
 
-def _legend() -> common.VizLegendOptions:
-    legend = common.VizLegendOptions().show_legend(True).display_mode(looks.LegendDisplayMode.LIST)
-    return legend.placement(looks.LegendPlacement.BOTTOM)
-
-
 # Tables: a row for each combination of labels, a column for each label and each query.
 
 OF_JOBS = {"job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
+# A row's job, with the time that is looked at.
+_TO_JOB = "/d/boost-job?var-job_id=${__data.fields.job_id}&var-datasource=${datasource}&${__url_time_range}"
 
 
 class Column(NamedTuple):
@@ -231,39 +208,28 @@ def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Co
         columns: The queries.
     """
     panel = tables.Panel().title(title).description(says).datasource(PROMETHEUS).height(9).span(WIDTH)
-    fields = _fields(len(columns))
+    # What Grafana calls the values of the queries.
+    fields = ["Value"] if len(columns) == 1 else [f"Value #{chr(ord('A') + place)}" for place in range(len(columns))]
     for place, column in enumerate(columns):
         panel = panel.with_target(target(Query(column.expr), place).instant().format(PromQueryFormat.TABLE))
     hidden = [field for field, column in zip(fields, columns, strict=True) if not column.heading]
+    arranged = {
+        "excludeByName": dict.fromkeys(["Time", *hidden], True),
+        "indexByName": {field: place for place, field in enumerate([*labels, *fields])},
+        "renameByName": {},
+    }
     panel = panel.transformations(
-        [DataTransformerConfig("merge", options={}), _arranged([*labels, *fields], ["Time", *hidden])]
+        [DataTransformerConfig("merge", options={}), DataTransformerConfig("organize", options=arranged)]
     )
     for label, heading in labels.items():
-        panel = panel.override_by_name(label, [DynamicConfigValue("displayName", heading), *_link(label)])
+        options = [DynamicConfigValue("displayName", heading)]
+        if label == "job_name":
+            options.append(DynamicConfigValue("links", [{"title": "Look at this job", "url": _TO_JOB}]))
+        panel = panel.override_by_name(label, options)
     for field, column in zip(fields, columns, strict=True):
         shown = {"displayName": column.heading, "unit": column.unit}
         panel = panel.override_by_name(field, [DynamicConfigValue(*option) for option in shown.items()])
     return panel
-
-
-def _fields(queries: int) -> list[str]:
-    """What Grafana calls the values of so many queries."""
-    return ["Value"] if queries == 1 else [f"Value #{chr(ord('A') + place)}" for place in range(queries)]
-
-
-def _arranged(order: Sequence[str], hidden: Sequence[str]) -> DataTransformerConfig:
-    options = {
-        "excludeByName": dict.fromkeys(hidden, True),
-        "indexByName": {field: place for place, field in enumerate(order)},
-        "renameByName": {},
-    }
-    return DataTransformerConfig("organize", options=options)
-
-
-def _link(label: str) -> list[DynamicConfigValue]:
-    if label != "job_name":
-        return []
-    return [DynamicConfigValue("links", [{"title": "Look at this job", "url": links.TO_JOB}])]
 
 
 # Single values in large, and bars.
@@ -280,13 +246,7 @@ def number(title: str, says: str, unit: str, query: Query) -> stat.Panel:
 def count(title: str, says: str, unit: str, query: Query) -> stat.Panel:
     """The value of this moment in large; 0 where there is no series, because nothing is there to be counted."""
     panel = number(title, says, unit, query).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
-    return panel.targets(of_now([query]))
-
-
-def word(title: str, says: str, query: Query, otherwise: str) -> stat.Panel:
-    """What the only series of this moment is called, in large; ``otherwise`` where there is none."""
-    panel = count(title, says, "none", query).no_value(otherwise)
-    return panel.text_mode(looks.BigValueTextMode.NAME)
+    return panel.targets([target(query, 0).instant()])
 
 
 def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
@@ -294,7 +254,8 @@ def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
     panel = bargauge.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(by_name())
     panel = panel.display_mode(looks.BarGaugeDisplayMode.BASIC).orientation(looks.VizOrientation.HORIZONTAL)
-    return panel.reduce_options(_newest()).targets(of_now(queries))
+    targets = [target(query, place).instant() for place, query in enumerate(queries)]
+    return panel.reduce_options(_newest()).targets(list(targets))
 
 
 def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig:
@@ -309,59 +270,21 @@ def _newest() -> common.ReduceDataOptions:
 
 # What is chosen at the top of a dashboard, and filled into its queries and links.
 
-SERVICE_URL = "http://localhost:8900"
+SERVICE_URL = "http://localhost:8900"  # where people reach the service's page; the chart sets it
 GPU_HOUR_PRICE = "gpu_hour_price"
 
 _ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
-
-
-def datasource() -> DatasourceVariable:
-    """Which Prometheus."""
-    return DatasourceVariable("datasource").label("Prometheus").type("prometheus")
-
-
-def service_url() -> ConstantVariable:
-    """Where people reach the service's page; the chart sets it."""
-    return ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
-
-
-def gpu_hour_price() -> TextBoxVariable:
-    """What a GPU costs in an hour, in whichever currency; the chart sets it."""
-    return TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
-
-
-def instances() -> TextBoxVariable:
-    """Some machines or all, as Prometheus calls node_exporter's targets."""
-    return TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
-
-
-def tenants() -> QueryVariable:
-    """Some tenants or all."""
-    return _several("tenant", "Tenant", "label_values(boost_job_info, tenant)")
-
-
-def job_names() -> QueryVariable:
-    """Some jobs by name or all; several jobs may have one name."""
-    return _several("job_name", "Job", 'label_values(boost_job_info{tenant=~"$tenant"}, job_name)')
-
-
-def job_id() -> QueryVariable:
-    """One job."""
-    jobs = 'boost_job_info{tenant=~"$tenant", job_name=~"$job_name"}'
-    return _query("job_id", "Job id", f"label_values({jobs}, job_id)")
-
-
-def _several(name: str, label: str, query: str) -> QueryVariable:
-    return _query(name, label, query).multi(True).include_all(True).all_value(".*").current(_ALL)
-
-
-def _query(name: str, label: str, query: str) -> QueryVariable:
-    variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
-    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+# Some tenants or all, some jobs by name or all, and one job; several jobs may have one name.
+_VARIABLES = {
+    "tenant": ("Tenant", "label_values(boost_job_info, tenant)"),
+    "job_name": ("Job", 'label_values(boost_job_info{tenant=~"$tenant"}, job_name)'),
+    "job_id": ("Job id", 'label_values(boost_job_info{tenant=~"$tenant", job_name=~"$job_name"}, job_id)'),
+}
 
 
 # What all dashboards have in common, and their JSON.
 
+_TAG = "boost"
 _REFRESH = "15s"  # as often as the shipped Prometheus scrapes; the chart says how often its Prometheus does
 
 
@@ -372,11 +295,21 @@ class Row(NamedTuple):
     panels: Sequence[Builder[Panel]]
 
 
-def frame(uid: str, title: str, says: str, rows: Sequence[Row]) -> dashboard.Dashboard:
-    """A dashboard with its rows, to which variables, marks and links are still to be added."""
-    board = dashboard.Dashboard(title).uid(uid).description(says).tags([links.TAG]).timezone("browser")
+def frame(uid: str, title: str, says: str, rows: Sequence[Row], variables: Sequence[str] = ()) -> dashboard.Dashboard:
+    """A dashboard with its rows and these variables, to which others, marks and links are still to be added."""
+    board = dashboard.Dashboard(title).uid(uid).description(says).tags([_TAG]).timezone("browser")
     board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
-    board = board.variables([datasource(), service_url()]).link(links.to_all())
+    service_url = ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
+    board = board.variables([DatasourceVariable("datasource").label("Prometheus").type("prometheus"), service_url])
+    menu = Link("Dashboards").type(DashboardLinkType.DASHBOARDS).tags([_TAG])
+    board = board.link(menu.as_dropdown(True).include_vars(True).keep_time(True))
+    for name in variables:
+        label, query = _VARIABLES[name]
+        variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
+        variable = variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+        if name != "job_id":
+            variable = variable.multi(True).include_all(True).all_value(".*").current(_ALL)
+        board = board.with_variable(variable)
     for row in rows:
         board = board.with_row(dashboard.Row(row.title))
         for panel in row.panels:
@@ -398,10 +331,74 @@ class Encoder(JSONEncoder):
 def encode(board: dashboard.Dashboard) -> str:
     """A dashboard as Grafana imports it; the same text for the same source."""
     built = board.build()
-    _number(built)
+    for number, panel in enumerate(built.panels or (), start=1):
+        panel.id_val = number
     return Encoder(indent=2, sort_keys=True).encode(built) + "\n"
 
 
-def _number(board: Dashboard) -> None:
-    for number, panel in enumerate(board.panels or (), start=1):
-        panel.id_val = number
+# Ways from one dashboard to another, and to the service's own page of a job.
+
+
+def to_service(path: str = "/") -> Link:
+    """A page of the service; ``path`` may name variables."""
+    link = Link("Open in Boost").type(DashboardLinkType.LINK).icon("external link")
+    return link.url(f"${{service_url}}{path}").target_blank(True)
+
+
+def to_dashboard(title: str, uid: str) -> Link:
+    """Another dashboard of the same job and time."""
+    link = Link(title).type(DashboardLinkType.LINK).icon("dashboard").url(f"/d/{uid}")
+    return link.include_vars(True).keep_time(True)
+
+
+# Marks in all graphs of a dashboard: when a job was restarted, and when its gang changed its layout.
+
+_LAYOUT = {
+    "boost_job_workers": "workers",
+    "boost_job_tensor_parallel_size": "tensor parallel",
+    "boost_job_pipeline_parallel_size": "pipeline parallel",
+    "boost_job_context_parallel_size": "context parallel",
+    "boost_job_data_parallel_size": "data parallel",
+}
+
+
+def restarts(where: str) -> Marks:
+    """One mark a restart, with its cause."""
+    labels = ("boost_job_restarts_total", where, "job_name", "cause")
+    now, before = newest(*labels), earlier(*labels)
+    # A job's first restart for a cause may make the series: what was not there is taken for 0.
+    return _marks("Restarts", "semi-dark-red", f"{now} > ({before} or 0 * {now})", "{{job_name}} restarted: {{cause}}")
+
+
+def layouts(where: str) -> Marks:
+    """One mark a change of a job's workers or of an axis of its layout, with the new size."""
+    changes = []
+    for metric, axis in _LAYOUT.items():
+        changed = f"{newest(metric, where, 'job_name')} != {earlier(metric, where, 'job_name')}"
+        counted = f'count_values by (job_name) ("size", {changed})'
+        changes.append(f'label_replace({counted}, "axis", "{axis}", "", "")')
+    return _marks("Layout", "semi-dark-blue", " or ".join(changes), "{{job_name}}: {{axis}} {{size}}")
+
+
+def _marks(name: str, colour: str, expr: str, text: str) -> Marks:
+    marks = Marks().name(name).datasource(PROMETHEUS).enable(True).icon_color(colour)
+    return marks.expr(expr).step("15s").title_format(text)
+
+
+# What several dashboards show of queues.
+
+_WAITING = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
+WAITING_JOBS = total(_WAITING)
+
+
+def waiting_jobs() -> timeseries.Panel:
+    """How many wait."""
+    says = "Jobs of each queue that are queued or waiting for resources."
+    return stepped(time_series("Jobs that wait", says, "none", Query(total(_WAITING, "queue"), "{{queue}}")))
+
+
+def longest_wait() -> timeseries.Panel:
+    """For how long."""
+    says = "Waiting time of the job that has waited longest in each queue."
+    wait = newest("boost_queue_oldest_wait_seconds", "", "queue")
+    return time_series("Longest wait", says, "s", Query(wait, "{{queue}}"))

@@ -1,11 +1,11 @@
 """The ranks of one job's gang: which of them is slow, and the state of its process and its GPU."""
 
-from grafana_foundation_sdk.builders import common, dashboard, statetimeline, statushistory, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, statushistory, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common as looks
-from grafana_foundation_sdk.models.dashboard import FieldColorModeId, ValueMap, ValueMappingResult
+from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
-from deploy.grafana.source import annotations, links, panels
+from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
     JOB,
     PROMETHEUS,
@@ -25,88 +25,8 @@ from deploy.grafana.source.panels import (
     tooltip,
 )
 
-# What DCGM knows of a gang's GPUs and NVML does not tell the ranks: how hard they work, what slows or breaks them.
-
 _BY_RANK = f"max by (gpu, rank) (boost_rank_gpu_memory_total_bytes{{{JOB}}}) > bool 0"
-
-
-def gpus_row() -> Row:
-    """GPUs as NVIDIA's DCGM exporter sees them."""
-    tensor = _gpu_series(
-        "Tensor cores",
-        "Share of cycles in which the tensor cores were active.",
-        "percentunit",
-        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-    )
-    clock = _gpu_series(
-        "SM clock",
-        "Clock of the multiprocessors; a GPU below the others is throttled.",
-        "hertz",
-        "DCGM_FI_DEV_SM_CLOCK * 1e6",
-    )
-    nvlink = _gpu_series(
-        "NVLink",
-        "Traffic over all NVLinks of a GPU, both ways, in the exporter's unit.",
-        "suffix: /s",
-        _rate("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"),
-    )
-    slowed = _gpu_series(
-        "Throttling",
-        "Share of time in which heat or the power limit reduced the clock.",
-        "percentunit",
-        f"({_rate('DCGM_FI_DEV_THERMAL_VIOLATION')} + {_rate('DCGM_FI_DEV_POWER_VIOLATION')}) / 1e9",
-    )
-    xid = _gpu_series(
-        "XID", "Number of the newest error that the driver has reported.", "none", "DCGM_FI_DEV_XID_ERRORS > 0"
-    )
-    errors = _gpu_series(
-        "ECC errors",
-        "Memory errors detected, including corrected ones.",
-        "none",
-        f"{_increase('DCGM_FI_DEV_ECC_SBE_VOL_TOTAL')} + {_increase('DCGM_FI_DEV_ECC_DBE_VOL_TOTAL')}",
-    )
-    return Row("GPUs by DCGM", [tensor.max(1), clock, nvlink, slowed.max(1), stepped(xid), counted(errors)])
-
-
-def _rate(metric: str) -> str:
-    return f"rate({metric}[$__rate_interval])"
-
-
-def _increase(metric: str) -> str:
-    return f"increase({metric}[$__rate_interval])"
-
-
-def _gpu_series(title: str, says: str, unit: str, value: str) -> timeseries.Panel:
-    """A value of each GPU that the job's ranks have: the exporter names it by its UUID, as the ranks do."""
-    named = f'label_join(max by (UUID) ({value}), "gpu", "", "UUID")'
-    query = Query(f"max by (rank, gpu) ({named} * on (gpu) group_left (rank) ({_BY_RANK}))", "rank {{rank}}")
-    return time_series(title, says, unit, query).no_value(Need.DCGM)
-
-
-# A band for each series, whose colour says its value over time.
-
-# Of a heat map. Grafana draws none that has more columns than fit.
-_COLUMNS, _ROWS = 100, 64
-
-
-def heat(title: str, says: str, unit: str, query: Query, low: float, high: float) -> statushistory.Panel:
-    """A row of cells for each series, whose colour goes from blue at ``low`` to red at ``high``."""
-    panel = statushistory.Panel().title(title).description(says).datasource(PROMETHEUS)
-    panel = panel.unit(unit).min(low).max(high).height(10).span(WIDTH).show_value(looks.VisibilityMode.NEVER)
-    panel = panel.max_data_points(_COLUMNS).per_page(_ROWS)
-    colours = dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_YL_RD)
-    panel = panel.color_scheme(colours).legend(common.VizLegendOptions().show_legend(False)).tooltip(tooltip())
-    return panel.targets(over_time([query]))
-
-
-def states(title: str, says: str, query: Query, meanings: dict[str, tuple[str, str]]) -> statetimeline.Panel:
-    """A band for each series, which says what it is at each time; ``meanings``: value → text and colour."""
-    panel = statetimeline.Panel().title(title).description(says).datasource(PROMETHEUS).unit("none")
-    words = {value: ValueMappingResult(text, colour) for value, (text, colour) in meanings.items()}
-    panel = panel.height(8).span(8).mappings([ValueMap(words)]).tooltip(tooltip())
-    return panel.targets(over_time([query]))
-
-
+_COLUMNS, _ROWS = 100, 64  # Grafana draws no heat map that has more columns than fit
 _STEPS = rate("boost_rank_steps_total", JOB, "rank")
 _PARTS = "boost_rank_step_part_seconds_total"
 _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
@@ -115,22 +35,28 @@ _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
 def ranks() -> Dashboard:
     """The dashboard."""
     says = "The ranks of a job's gang compared: steps, waiting, memory and GPUs."
-    board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus(), gpus_row()])
-    board = board.with_variable(panels.tenants()).with_variable(panels.job_names())
-    board = board.with_variable(panels.job_id())
-    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))
-    return board.link(links.to_dashboard("Job", "boost-job")).link(links.to_service("/jobs/${job_id}"))
+    board = frame(
+        "boost-ranks",
+        "Boost / Ranks",
+        says,
+        [_pace(), _waiting(), _processes(), _gpus(), _dcgm()],
+        ["tenant", "job_name", "job_id"],
+    )
+    board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
+    return board.link(panels.to_dashboard("Job", "boost-job")).link(panels.to_service("/jobs/${job_id}"))
 
 
 def _pace() -> Row:
-    slow = heat(
-        "Against the others",
-        "A rank's own time in a step, as a multiple of that of the faster ranks of its stage; red is slow.",
-        "suffix: ×",
-        Query(f"rank:boost_rank_busy_seconds:ratio5m{{{JOB}}}", "rank {{rank}}"),
-        low=1,
-        high=_SLOW,
+    # A row of cells for each rank, whose colour goes from blue at 1 to red where BoostRankSlow fires.
+    slow = statushistory.Panel().title("Against the others").datasource(PROMETHEUS)
+    slow = slow.description(
+        "A rank's own time in a step, as a multiple of that of the faster ranks of its stage; red is slow."
     )
+    slow = slow.unit("suffix: ×").min(1).max(_SLOW).height(10).span(WIDTH).show_value(looks.VisibilityMode.NEVER)
+    slow = slow.max_data_points(_COLUMNS).per_page(_ROWS)
+    colours = dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_YL_RD)
+    slow = slow.color_scheme(colours).legend(common.VizLegendOptions().show_legend(False)).tooltip(tooltip())
+    slow = slow.targets(over_time([Query(f"rank:boost_rank_busy_seconds:ratio5m{{{JOB}}}", "rank {{rank}}")]))
     own = time_series(
         "Own time in a step",
         "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up.",
@@ -215,3 +141,53 @@ def _gpu(title: str, says: str, unit: str, value: str) -> timeseries.Panel:
 
 def _of_a_step(metric: str, where: str) -> str:
     return share(rate(metric, where, "rank"), _STEPS, "rank")
+
+
+def _dcgm() -> Row:
+    """What DCGM knows of a gang's GPUs and NVML does not tell: how hard they work, what slows or breaks them."""
+    tensor = _gpu_series(
+        "Tensor cores",
+        "Share of cycles in which the tensor cores were active.",
+        "percentunit",
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    )
+    clock = _gpu_series(
+        "SM clock",
+        "Clock of the multiprocessors; a GPU below the others is throttled.",
+        "hertz",
+        "DCGM_FI_DEV_SM_CLOCK * 1e6",
+    )
+    nvlink = _gpu_series(
+        "NVLink",
+        "Traffic over all NVLinks of a GPU, both ways, in the exporter's unit.",
+        "suffix: /s",
+        _rate("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"),
+    )
+    slowed = _gpu_series(
+        "Throttling",
+        "Share of time in which heat or the power limit reduced the clock.",
+        "percentunit",
+        f"({_rate('DCGM_FI_DEV_THERMAL_VIOLATION')} + {_rate('DCGM_FI_DEV_POWER_VIOLATION')}) / 1e9",
+    )
+    xid = _gpu_series(
+        "XID", "Number of the newest error that the driver has reported.", "none", "DCGM_FI_DEV_XID_ERRORS > 0"
+    )
+    errors = _gpu_series(
+        "ECC errors",
+        "Memory errors detected, including corrected ones.",
+        "none",
+        "increase(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL[$__rate_interval]) + "
+        "increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[$__rate_interval])",
+    )
+    return Row("GPUs by DCGM", [tensor.max(1), clock, nvlink, slowed.max(1), stepped(xid), counted(errors)])
+
+
+def _rate(metric: str) -> str:
+    return f"rate({metric}[$__rate_interval])"
+
+
+def _gpu_series(title: str, says: str, unit: str, value: str) -> timeseries.Panel:
+    """A value of each GPU that the job's ranks have: the exporter names it by its UUID, as the ranks do."""
+    named = f'label_join(max by (UUID) ({value}), "gpu", "", "UUID")'
+    query = Query(f"max by (rank, gpu) ({named} * on (gpu) group_left (rank) ({_BY_RANK}))", "rank {{rank}}")
+    return time_series(title, says, unit, query).no_value(Need.DCGM)

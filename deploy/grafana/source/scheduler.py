@@ -1,33 +1,38 @@
 """The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
 
-from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
 
-from deploy.grafana.source import links, queues
 from deploy.grafana.source.panels import (
     NAMES,
     OF_JOBS,
+    PROMETHEUS,
     Column,
     Query,
     Row,
     count,
     frame,
     levels,
+    longest_wait,
     newest,
+    over_time,
     quantiles,
     rate,
     stepped,
     table,
     time_series,
+    to_service,
+    tooltip,
+    waiting_jobs,
 )
-from deploy.grafana.source.ranks import states
 
 
 def scheduler() -> Dashboard:
     """The dashboard."""
     says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
     board = frame("boost-scheduler", "Boost / Scheduler", says, [_passes(), _waiting(), _limits()])
-    return board.link(links.to_service())
+    return board.link(to_service())
 
 
 def _passes() -> Row:
@@ -49,12 +54,14 @@ def _passes() -> Row:
         "s",
         Query(f"time() - {newest('boost_cluster_seen_timestamp_seconds')}"),
     )
-    leading = states(
-        "Who schedules",
-        "Which replica holds the lease.",
-        Query("max by (instance) (boost_scheduler_leading)", "{{instance}}"),
-        {"0": ("stands by", "semi-dark-blue"), "1": ("schedules", "semi-dark-green")},
-    )
+    # A band for each replica, whose colour says whether it schedules.
+    words = {
+        "0": ValueMappingResult("stands by", "semi-dark-blue"),
+        "1": ValueMappingResult("schedules", "semi-dark-green"),
+    }
+    leading = statetimeline.Panel().title("Who schedules").description("Which replica holds the lease.")
+    leading = leading.datasource(PROMETHEUS).unit("none").mappings([ValueMap(words)]).tooltip(tooltip())
+    leading = leading.targets(over_time([Query("max by (instance) (boost_scheduler_leading)", "{{instance}}")]))
     duration = quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
     outcomes = time_series(
         "Passes",
@@ -88,20 +95,19 @@ def _waiting() -> Row:
         OF_JOBS,
         [Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))],
     )
-    return Row("Waiting", [queues.waiting_jobs(), queues.longest_wait(), stepped(running), jobs])
+    return Row("Waiting", [waiting_jobs(), longest_wait(), stepped(running), jobs])
 
 
 def _limits() -> Row:
-    return Row("GPUs held", [_held("queue"), _held("tenant")])
-
-
-def _held(of: str) -> timeseries.Panel:
-    held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
-    panel = time_series(
-        f"By {of}",
-        f"GPUs that the gangs of each {of} hold, and its limit, if any.",
-        "suffix: GPUs",
-        Query(held, f"{{{{{of}}}}}"),
-        Query(limit, f"{{{{{of}}}}} limit"),
-    )
-    return stepped(panel).span(12)
+    shown = []
+    for of in ("queue", "tenant"):
+        held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
+        panel = time_series(
+            f"By {of}",
+            f"GPUs that the gangs of each {of} hold, and its limit, if any.",
+            "suffix: GPUs",
+            Query(held, f"{{{{{of}}}}}"),
+            Query(limit, f"{{{{{of}}}}} limit"),
+        )
+        shown.append(stepped(panel).span(12))
+    return Row("GPUs held", shown)

@@ -101,8 +101,7 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
 
     from service.accounts.keys import KeyNotFound
     from service.accounts.local import LocalKeys
-    from service.jobs.database import migrate
-    from service.jobs.database_errors import in_words
+    from service.jobs.database import in_words, migrate
 
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)

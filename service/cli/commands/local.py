@@ -267,8 +267,8 @@ def migrate() -> None:
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+    from service.jobs.database import in_words
     from service.jobs.database import migrate as bring_up_to_date
-    from service.jobs.database_errors import in_words
 
     settings = read_settings()
     try:

@@ -1,4 +1,4 @@
-{{/* Which of several installations in one Prometheus and one Grafana a rule or a dashboard is about: see deploy/scope.py. */}}
+{{/* Which of several installations in one Prometheus and one Grafana a rule or a dashboard is about: see deploy/build.py. */}}
 {{- define "boost.ofInstallation" -}}
 {{- $root := .root -}}
 {{- $name := printf "%s/%s" $root.Release.Namespace $root.Release.Name -}}
