@@ -1,9 +1,8 @@
-"""The blocking client."""
+"""The blocking client, the one for asyncio, and how both read a stream across connections."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -28,14 +27,9 @@ from service.client.calls import (
 )
 from service.jobs.model import JobEvent, JobRecord
 
-# How far a stream has been read, and what happens when it breaks off.
-
 
 class StreamEndedEarly(ConnectionError):
     """The service ended a stream before the job had ended, as it does when it stops."""
-
-    def __init__(self) -> None:
-        super().__init__("the stream ended early")
 
 
 class EventStreamReader:
@@ -105,7 +99,6 @@ class EventStreamReader:
 
 BROKEN_OFF = (httpx.TransportError, ServiceUnreachable, StreamEndedEarly, ApiError)
 
-
 _Answer = TypeVar("_Answer")
 
 
@@ -156,7 +149,11 @@ class Client(Api, Blocking):
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
-                return call.read(self._send(call))
+                try:
+                    response = self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._options.base_url, error) from error
+                return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
             time.sleep(pause)
@@ -167,34 +164,22 @@ class Client(Api, Blocking):
         reading.looked(self.perform(reading.look))
         while True:
             try:
-                yield from self._connection(reading)
+                with connect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        source.response.read()
+                        raise ApiError.of(source.response)
+                    for sent in source.iter_sse():
+                        if event := reading.take(sent):
+                            yield event
                 if reading.is_complete:
                     return
                 reading.looked(self.perform(reading.look))
                 if reading.is_complete:
                     continue
-                raise StreamEndedEarly
+                raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
                 pause = reading.pause_after(failure)
             time.sleep(pause)
-
-    def _connection(self, reading: EventStreamReader) -> Iterator[JobEvent]:
-        with connect_sse(self._http, **reading.request) as source:
-            if source.response.is_error:
-                source.response.read()
-                raise ApiError.of(source.response)
-            for sent in source.iter_sse():
-                if event := reading.take(sent):
-                    yield event
-
-    def _send(self, call: Call[_Answer]) -> httpx.Response:
-        try:
-            return self._http.request(**call.request)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(self._options.base_url, error) from error
-
-
-# The client for asyncio.
 
 
 class AsyncClient(Api, Awaiting):
@@ -240,7 +225,11 @@ class AsyncClient(Api, Awaiting):
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
-                return call.read(await self._send(call))
+                try:
+                    response = await self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._options.base_url, error) from error
+                return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
             await asyncio.sleep(pause)
@@ -251,30 +240,19 @@ class AsyncClient(Api, Awaiting):
         reading.looked(await self.perform(reading.look))
         while True:
             try:
-                async with aclosing(self._connection(reading)) as events:
-                    async for event in events:
-                        yield event
+                async with aconnect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        await source.response.aread()
+                        raise ApiError.of(source.response)
+                    async for sent in source.aiter_sse():
+                        if event := reading.take(sent):
+                            yield event
                 if reading.is_complete:
                     return
                 reading.looked(await self.perform(reading.look))
                 if reading.is_complete:
                     continue
-                raise StreamEndedEarly
+                raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
                 pause = reading.pause_after(failure)
             await asyncio.sleep(pause)
-
-    async def _connection(self, reading: EventStreamReader) -> AsyncGenerator[JobEvent, None]:
-        async with aconnect_sse(self._http, **reading.request) as source:
-            if source.response.is_error:
-                await source.response.aread()
-                raise ApiError.of(source.response)
-            async for sent in source.aiter_sse():
-                if event := reading.take(sent):
-                    yield event
-
-    async def _send(self, call: Call[_Answer]) -> httpx.Response:
-        try:
-            return await self._http.request(**call.request)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(self._options.base_url, error) from error
