@@ -1,4 +1,8 @@
-"""Following jobs: when each job's ``Feed`` reads more, and which streams may continue.
+"""Following jobs: the newest events of each followed job, when more are read, and which streams may continue.
+
+The newest events of a followed job are in its ``Feed``, read and encoded once for all streams that follow it. A stream
+that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a job's events
+increase in the order of commits, so no event is inserted later.
 
 A feed reads more whenever its job has been written to. This process is notified of its own writes directly and of other
 processes' by PostgreSQL; polling the versions of all followed jobs now and then finds what both have missed.
@@ -13,6 +17,8 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import filterfalse
 from typing import TypeVar
 
 import anyio
@@ -24,11 +30,6 @@ from service.accounts.keys import KeyStore, Principal
 from service.jobs.model import JobEvent
 from service.jobs.queries import EventFilter, Position
 from service.jobs.store import JobStore, can_listen, listening, send_probe
-
-# The newest events of a followed job, read and encoded once for all streams that follow it.
-#
-# A stream that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a
-# job's events increase in the order of commits, so no event is inserted later.
 
 BATCH = 100  # events read, or passed to a stream, at once
 
@@ -60,14 +61,6 @@ Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
 def read_events(store: JobStore, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
     """Read a job's next events from the record: a batch, or fewer if there are no more."""
     return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, wanted)]
-
-
-def read_on(store: JobStore, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
-    """Read a feed's next input: the job's position and then its next events, in this order so that none is missed."""
-    position = store.position(job_id)
-    if newest is None or position.newest <= newest:
-        return position, []
-    return position, read_events(store, job_id, newest, EventFilter())
 
 
 class Feed:
@@ -168,23 +161,21 @@ class Follower:
             if self._feed.newest is None:
                 await self._feed.changed()
             elif self.seen < self._feed.start:
-                if found := await self._catch_up(self._feed.newest):
-                    return found
+                newest = self._feed.newest
+                batch = await self._read(self._feed.job_id, self.seen, self._wanted)
+                # If there were no more, these include all wanted events up to what the feed had read before.
+                self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
+                if batch:
+                    return batch
             elif events := self._feed.after(self.seen):
                 self.seen = events[-1].event.id
-                if found := [each for each in events if self._wanted.matches(each.event)]:
-                    return found
+                if matching := [each for each in events if self._wanted.matches(each.event)]:
+                    return matching
             elif self._feed.finished:
                 break
             else:
                 await self._feed.changed()
         return []
-
-    async def _catch_up(self, newest: int) -> Sequence[EncodedEvent]:
-        found = await self._read(self._feed.job_id, self.seen, self._wanted)
-        # If there were no more, these include all wanted events up to what the feed had read before.
-        self.seen = max([self.seen if len(found) == BATCH else newest, *(each.event.id for each in found[-1:])])
-        return found
 
 
 KEPT_BYTES = 16 * 2**20  # of JSON, in all feeds together
@@ -229,7 +220,14 @@ class Feeds:
             wanted: Which events are wanted.
             after: Id of the event after which to start.
         """
-        feed = self._feeds.get(job_id) or self._open(job_id)
+        feed = self._feeds.get(job_id)
+        if feed is None:
+            if not self._feeds:
+                self._loop = asyncio.get_running_loop()
+                self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
+                self._watcher = asyncio.create_task(self._look_after())
+            feed = self._feeds[job_id] = Feed(job_id)
+            self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
         follower = Follower(feed, self.read, who, wanted, after)
         feed.followers.add(follower)
         feed.stale.set()
@@ -238,26 +236,14 @@ class Feeds:
         finally:
             feed.followers.remove(follower)
             if not feed.followers:
-                self._close(feed)
+                del self._feeds[job_id]
+                self._readers.pop(job_id).cancel()
+                if not self._feeds and self._watcher is not None:
+                    self._watcher.cancel()
 
     async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
         """Read the record in another thread; see ``read_events``."""
         return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
-
-    def _open(self, job_id: str) -> Feed:
-        if not self._feeds:
-            self._loop = asyncio.get_running_loop()
-            self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
-            self._watcher = asyncio.create_task(self._look_after())
-        feed = self._feeds[job_id] = Feed(job_id)
-        self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
-        return feed
-
-    def _close(self, feed: Feed) -> None:
-        del self._feeds[feed.job_id]
-        self._readers.pop(feed.job_id).cancel()
-        if not self._feeds and self._watcher is not None:
-            self._watcher.cancel()
 
     def _heard(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""
@@ -272,11 +258,18 @@ class Feeds:
 
     async def _keep_reading(self, feed: Feed) -> None:
         """Read a job's new events whenever there may be some."""
+
+        def read_on() -> tuple[Position, Sequence[EncodedEvent]]:
+            position = self._store.position(feed.job_id)  # before its events, so that none is missed
+            if feed.newest is None or position.newest <= feed.newest:
+                return position, []
+            return position, read_events(self._store, feed.job_id, feed.newest, EventFilter())
+
         while True:
             await feed.stale.wait()
             feed.stale.clear()
             try:
-                position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
+                position, events = await self._in_thread(read_on)
             except SQLAlchemyError:  # the next poll finds that there is more to read
                 self._look_soon()
             except Exception:
@@ -306,28 +299,22 @@ class Feeds:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                await self._check_keys()
+                senders = {follower.who for feed in self._feeds.values() for follower in feed.followers}
+                bad = await self._in_thread(partial(set, filterfalse(self._keys.is_good, senders)))
+                if bad:
+                    for feed in self._feeds.values():
+                        feed.end(bad.__contains__)
                 if time.monotonic() >= self._next_look:
-                    await self._look()
+                    self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
+                    followed = list(self._feeds)
+                    for job_id, version in (await self._in_thread(partial(self._store.versions, followed))).items():
+                        self._note(job_id, version)
                 is_away = False
             except Exception as error:
                 if not is_away:
                     _log.warning("event streams wait for the database: %s", error)
                 is_away = True
                 self._look_soon()
-
-    async def _check_keys(self) -> None:
-        asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
-        bad = await self._in_thread(lambda: {who for who in asked if not self._keys.is_good(who)})
-        if bad:
-            for feed in self._feeds.values():
-                feed.end(bad.__contains__)
-
-    async def _look(self) -> None:
-        self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
-        followed = list(self._feeds)
-        for job_id, version in (await self._in_thread(lambda: self._store.versions(followed))).items():
-            self._note(job_id, version)
 
     def _look_soon(self) -> None:
         self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
@@ -337,7 +324,14 @@ class Feeds:
         is_said = False
         while can_listen(self._store.engine):
             try:
-                await self._listen_once()
+                probe = uuid.uuid4().hex
+                async with listening(self._store.engine) as writes:
+                    await self._in_thread(partial(send_probe, self._store.engine, probe))
+                    async for job_id, version in writes:
+                        if job_id == probe:
+                            self._is_told = True
+                            self._next_look = 0.0  # to find earlier writes
+                        self._note(job_id, version)
             except Exception as error:
                 if self._is_told or not is_said:
                     _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
@@ -345,16 +339,6 @@ class Feeds:
             self._is_told = False
             self._look_soon()
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _listen_once(self) -> None:
-        probe = uuid.uuid4().hex
-        async with listening(self._store.engine) as writes:
-            await self._in_thread(lambda: send_probe(self._store.engine, probe))
-            async for job_id, version in writes:
-                if job_id == probe:
-                    self._is_told = True
-                    self._next_look = 0.0  # to find earlier writes
-                self._note(job_id, version)
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         return await anyio.to_thread.run_sync(work, limiter=self._threads)

@@ -1,4 +1,7 @@
-"""Rate limits. Counted in this process only: each replica allows as much."""
+"""What a client may use: rates of requests, open streams, reads of the record, threads for stores; retried requests.
+
+All of it is counted in this process only: each replica allows as much.
+"""
 
 import asyncio
 import hashlib
@@ -48,17 +51,15 @@ class _Window:
         """
         now = time.monotonic()
         if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
-            self._forget_old(now - self._seconds)
+            before = now - self._seconds
+            self._counted = {sender: times for sender, times in self._counted.items() if times[-1] > before}
+            if len(self._counted) >= _MOST_COUNTED:
+                self._counted.clear()
         times = self._counted.setdefault(who, deque(maxlen=self._most))
         until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
         if until_free > 0:
             raise RateLimited(self._what, math.ceil(until_free))
         times.append(now)  # which drops the oldest
-
-    def _forget_old(self, before: float) -> None:
-        self._counted = {who: times for who, times in self._counted.items() if times[-1] > before}
-        if len(self._counted) >= _MOST_COUNTED:
-            self._counted.clear()
 
 
 class RateLimits:
@@ -127,10 +128,10 @@ class RateLimits:
 def network_of(address: str | None) -> str:
     """A sender's address, or its /64 network with IPv6, all of which one sender may use."""
     try:
-        found = ipaddress.ip_address(address or "")
+        sender = ipaddress.ip_address(address or "")
     except ValueError:
         return "unknown"
-    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
+    return str(sender) if sender.version == 4 else str(ipaddress.ip_network((sender, 64), strict=False))
 
 
 # Reads of the record that are too short for a thread: handing one over and back takes several times as long.
@@ -213,17 +214,28 @@ class StoreAccess:
         Raises:
             StoreUnavailable: It took too long.
         """
-        began, release = time.monotonic(), None
+        began, has_slot, own = time.monotonic(), False, self._of_tenant[tenant]
+
+        def release() -> None:
+            own.release()
+            self._all.release()
+
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 self._waiting.add(deadline)
-                release = await self._place(tenant)
+                await own.acquire()
+                try:
+                    await self._all.acquire()
+                except asyncio.CancelledError:
+                    own.release()
+                    raise
+                has_slot = True
                 return await _in_thread(look, release)
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the function's own
             waited = f"within {time.monotonic() - began:.0f} s"
-            if release is None:
+            if not has_slot:
                 problem = f"{what} was not accessed {waited}: earlier requests wait for stores that do not respond"
             else:
                 problem = f"{what} did not respond {waited}"
@@ -237,22 +249,6 @@ class StoreAccess:
         for deadline in self._waiting:
             if not deadline.expired():
                 deadline.reschedule(min(soon, deadline.when() or soon))
-
-    async def _place(self, tenant: str) -> Callable[[], None]:
-        """Take a slot of the tenant's and one of all; return the function that releases them."""
-        own = self._of_tenant[tenant]
-        await own.acquire()
-        try:
-            await self._all.acquire()
-        except asyncio.CancelledError:
-            own.release()
-            raise
-
-        def release() -> None:
-            own.release()
-            self._all.release()
-
-        return release
 
 
 async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
