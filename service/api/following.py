@@ -300,7 +300,7 @@ class Feeds:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 senders = {follower.who for feed in self._feeds.values() for follower in feed.followers}
-                bad = await self._in_thread(partial(set, filterfalse(self._keys.is_good, senders)))
+                bad: set[Principal] = await self._in_thread(partial(set, filterfalse(self._keys.is_good, senders)))
                 if bad:
                     for feed in self._feeds.values():
                         feed.end(bad.__contains__)

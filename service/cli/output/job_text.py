@@ -67,7 +67,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
 
 
-def told(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
+def trackers_in_words(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
     """Yield the state of each of a job's trackers, with the tracker's kind."""
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
