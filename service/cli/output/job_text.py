@@ -1,4 +1,4 @@
-"""A job as text: what ``boost show`` and ``boost ls`` print."""
+"""A job as text: what ``boost show`` and ``boost ls`` print, and its events as readable lines."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -12,7 +12,6 @@ from boost_core.messages import (
     Report,
     Score,
     Scores,
-    ShapeReport,
     comparison_in_words,
     duration,
     layout_in_words,
@@ -22,7 +21,6 @@ from boost_core.messages import (
     validation_in_words,
 )
 from boost_core.plan.resolve import ChosenLayouts
-from service.jobs.history import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobEvent, JobRecord
 from service.models.jobs import JobEvaluation, TrackerState
@@ -36,7 +34,12 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     """Yield a job's facts, each with its name; the name is empty on continuation lines."""
     yield "id", job.id
     yield "name", job.name
-    yield "state", f"{job.state} ({job.reason}){_asked_for(job)}"
+    requested = ""
+    if job.cancel_requested and not job.finished:
+        requested = ", to be cancelled"
+    elif job.pause_requested and job.has_gang:
+        requested = ", to be paused"
+    yield "state", f"{job.state} ({job.reason}){requested}"
     yield "message", _as_of(job, job.message)
     if job.last_seen:
         yield "not seen", f"since {job.last_seen.astimezone():%Y-%m-%d %H:%M:%S}: {job.waiting_for}"
@@ -48,22 +51,41 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     if job.cloned_from:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
-    yield "layout", _layout(job.shape) if job.shape else _layout_to_come(job)
-    yield from _layouts_left(job)
+    if job.shape:
+        yield "layout", f"{layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"
+    else:
+        yield "layout", "not formed yet" if job.spec.leaves_layouts else f"{job.present_layout}; not formed yet"
+    elasticity = job.spec.elasticity
+    if elasticity is not None and elasticity.gpus is not None:  # the layouts of a job with ``layouts: auto``
+        gpus, layouts = elasticity.gpus, [str(layout) for layout in elasticity.chosen]
+        ranks = "GPUs" if job.spec.resources.gpus_per_worker else "workers"
+        yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} {ranks}:"
+        for first in range(0, len(layouts), _LAYOUTS_A_LINE):
+            yield "", ", ".join(layouts[first : first + _LAYOUTS_A_LINE])
     if job.spare is not None and job.spare_step is not None:
         yield "spare copy", f"of step {job.spare_step}, on node {job.spare.node}"
-    yield from _restarts(job)
-    yield "goodput", _goodput(as_of(job.goodput, datetime.now(UTC)))
+    causes = ", ".join(f"{count} {cause}" for cause, count in job.restart_counts.items())
+    yield "restarts", f"{sum(job.restart_counts.values())}" + (f" ({causes})" if causes else "")
+    for restart in job.restarts[-_SHOWN_RESTARTS:]:
+        yield "", f"{restart.time.astimezone():%H:%M:%S}  {restart_in_words(restart)}"
+    goodput = as_of(job.goodput, datetime.now(UTC))
+    seconds = goodput.total.total_seconds()
+    shares = [
+        f"{spent / seconds:.0%} {kind.replace('_', ' ')}"
+        for kind, spent in sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
+        if spent >= 0.005 * seconds > 0
+    ]
+    yield "goodput", f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"
     yield "step", step(job)
     if job.progress:
         yield "newest step", numbers_of(job.progress)
     if job.comparison:
         yield "versus plan", comparison_in_words(job.comparison)
     if job.evaluation:
-        found = job.evaluation
-        words = validation_in_words(found)
-        yield "validation", f"loss {words} at step {found.step}, unigram {found.unigram_entropy:.4f}"
-        yield from (("", f"{each.name} {validation_in_words(each)}") for each in found.sets)
+        newest = job.evaluation
+        words = validation_in_words(newest)
+        yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
+        yield from (("", f"{each.name} {validation_in_words(each)}") for each in newest.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
 
 
@@ -125,57 +147,6 @@ def _as_of(job: JobRecord, text: str) -> str:
     return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {text}" if job.last_seen else text
 
 
-def _asked_for(job: JobRecord) -> str:
-    if job.cancel_requested and not job.finished:
-        return ", to be cancelled"
-    return ", to be paused" if job.pause_requested and job.has_gang else ""
-
-
-def _layout(shape: ShapeReport) -> str:
-    return f"{layout_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
-
-
-def _layout_to_come(job: JobRecord) -> str:
-    return "not formed yet" if job.spec.leaves_layouts else f"{job.present_layout}; not formed yet"
-
-
-def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """Yield the layouts of a job with ``layouts: auto``, a few per line."""
-    elasticity = job.spec.elasticity
-    if elasticity is None or elasticity.gpus is None:
-        return
-    gpus, layouts = elasticity.gpus, [str(layout) for layout in elasticity.chosen]
-    ranks = "GPUs" if job.spec.resources.gpus_per_worker else "workers"
-    yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} {ranks}:"
-    for first in range(0, len(layouts), _LAYOUTS_A_LINE):
-        yield "", ", ".join(layouts[first : first + _LAYOUTS_A_LINE])
-
-
-def layouts_in_words(chosen: ChosenLayouts) -> str:
-    """Return which layouts were chosen for a job, and from how many."""
-    each = (f"{one.layout} ({one.step_seconds:.3g} s per step)" for one in chosen.layouts)
-    return f"layouts chosen from {chosen.timed} legal ones: {', '.join(each)}"
-
-
-def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:
-    counts = [f"{count} {cause}" for cause, count in job.restart_counts.items()]
-    yield "restarts", f"{sum(job.restart_counts.values())}" + (f" ({', '.join(counts)})" if counts else "")
-    for restart in job.restarts[-_SHOWN_RESTARTS:]:
-        yield "", f"{restart.time.astimezone():%H:%M:%S}  {restart_in_words(restart)}"
-
-
-def _goodput(goodput: Goodput) -> str:
-    """Return the kinds of time with their shares, largest first."""
-    seconds = goodput.total.total_seconds()
-    kinds = sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
-    shares = [
-        f"{spent / seconds:.0%} {kind.replace('_', ' ')}" for kind, spent in kinds if spent >= 0.005 * seconds > 0
-    ]
-    return f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"
-
-
-# A job's events as readable lines.
-
 _OF_THE_SERVICE = frozenset(
     {"state", "patch", "drill", "scores", "layouts"}
 )  # event kinds that are not reports of the trainer
@@ -193,30 +164,31 @@ def report_of(event: JobEvent) -> Report | None:
 
 def line_of(event: JobEvent) -> str:
     """Return one line that says what happened, with the local time."""
-    report = report_of(event)
-    text = _line_as_it_is(event) if report is None else messages.line_of(report)
+    data, report = event.data, report_of(event)
+    if report is not None:
+        text = messages.line_of(report)
+    else:
+        match event.kind:
+            case "patch":
+                changes = (
+                    f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
+                )
+                text = f"changed: {', '.join(changes)}"
+            case "drill":
+                when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
+                text = f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
+            case "scores":
+                listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
+                text = f"step {data['step']}  scores: {listed}"
+            case "layouts":
+                chosen = ChosenLayouts.model_validate(data)
+                each = (f"{one.layout} ({one.step_seconds:.3g} s per step)" for one in chosen.layouts)
+                text = f"layouts chosen from {chosen.timed} legal ones: {', '.join(each)}"
+            case "state":
+                text = f"{data['state']}: {data['message']}"
+            case _:
+                text = f"{event.kind}: {data.get('message', data)}"
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
-
-
-def _line_as_it_is(event: JobEvent) -> str:
-    data = event.data
-    match event.kind:
-        case "patch":
-            return "changed: " + ", ".join(
-                f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
-            )
-        case "drill":
-            when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
-            return f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
-        case "scores":
-            listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
-            return f"step {data['step']}  scores: {listed}"
-        case "layouts":
-            return layouts_in_words(ChosenLayouts.model_validate(data))
-        case "state":
-            return f"{data['state']}: {data['message']}"
-        case _:
-            return f"{event.kind}: {data.get('message', data)}"
 
 
 def _value(value: Any) -> str:
