@@ -166,11 +166,6 @@ class Settings(BaseSettings):
         3.0, ge=0, description="How long the command line retries when the service does not answer or is too busy."
     )
 
-    @property
-    def names_service(self) -> bool:
-        """Whether the environment tells the command line where the service is."""
-        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
-
     @field_validator("trusted_proxies", "cors_origins", "topology_labels", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:

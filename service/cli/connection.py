@@ -71,8 +71,8 @@ def open_client(url: str | None, **options: Any) -> Client:
     """
     settings = read_settings()
     login = read_login(settings.config)
-    named = url or (settings.url if settings.names_service else None)
-    address = named or (login.url if login else settings.url)
+    is_in_environment = not settings.model_fields_set.isdisjoint({"url", "host", "port"})
+    address = url or (login.url if login and not is_in_environment else settings.url)
     known: dict[str, Any] = {"retry_seconds": settings.retry_seconds}
     if login and login.url.rstrip("/") == address.rstrip("/"):  # never send a key to any other service
         known |= {"api_key": login.api_key.get_secret_value(), "verify": login.ca_file or True}

@@ -39,6 +39,9 @@ class EventStreamReader:
         stream: The stream to read.
         base_url: URL of the service.
         seconds: How long to keep trying while nothing arrives.
+
+    Attributes:
+        job_finished: Whether the job had ended before the present connection was opened.
     """
 
     def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
@@ -47,7 +50,7 @@ class EventStreamReader:
         self._seconds = seconds
         self._after = stream.after
         self._patience: RetryPolicy | None = None
-        self._job_finished = False
+        self.job_finished = False
 
     @property
     def look(self) -> Call[JobRecord]:
@@ -74,15 +77,11 @@ class EventStreamReader:
         self._after = event.id
         return event
 
-    def looked(self, job: JobRecord) -> None:
-        """Remember the job's state before a connection is opened."""
-        self._job_finished = job.finished
-
     @property
     def is_complete(self) -> bool:
         """Whether a connection that ended cleanly has delivered everything."""
         # A connection opened before the job ended may have been closed by a service that was stopping.
-        return self._job_finished or not self._stream.follow
+        return self.job_finished or not self._stream.follow
 
     def pause_after(self, failure: Exception) -> float:
         """Return how many seconds to wait before the next connection.
@@ -161,7 +160,7 @@ class Client(Api, Blocking):
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
         """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.looked(self.perform(reading.look))
+        reading.job_finished = self.perform(reading.look).finished
         while True:
             try:
                 with connect_sse(self._http, **reading.request) as source:
@@ -173,7 +172,7 @@ class Client(Api, Blocking):
                             yield event
                 if reading.is_complete:
                     return
-                reading.looked(self.perform(reading.look))
+                reading.job_finished = self.perform(reading.look).finished
                 if reading.is_complete:
                     continue
                 raise StreamEndedEarly("the stream ended early")
@@ -237,7 +236,7 @@ class AsyncClient(Api, Awaiting):
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
         """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.looked(await self.perform(reading.look))
+        reading.job_finished = (await self.perform(reading.look)).finished
         while True:
             try:
                 async with aconnect_sse(self._http, **reading.request) as source:
@@ -249,7 +248,7 @@ class AsyncClient(Api, Awaiting):
                             yield event
                 if reading.is_complete:
                     return
-                reading.looked(await self.perform(reading.look))
+                reading.job_finished = (await self.perform(reading.look)).finished
                 if reading.is_complete:
                     continue
                 raise StreamEndedEarly("the stream ended early")

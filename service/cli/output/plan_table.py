@@ -31,13 +31,11 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
         fastest = plan.shapes[plan.fastest]
-        parts = (
-            fastest.step_parts.model_dump()
-        )  # how a step's time is divided; those of at most one percent are left out
-        shares = {name: parts[name] / fastest.step_seconds for name in sorted(parts, key=lambda name: -parts[name])}
-        say(
-            f"step time of the fastest: {', '.join(f'{name} {part:.0%}' for name, part in shares.items() if part > 0.01)}"
-        )
+        shares = {name: part / fastest.step_seconds for name, part in fastest.step_parts.model_dump().items()}
+        shown = [
+            f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
+        ]
+        say(f"step time of the fastest: {', '.join(shown)}")
         _print_context(fastest.context)
     say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
     for note in plan.notes:
