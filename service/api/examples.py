@@ -36,13 +36,16 @@ from service.models.jobs import (
     Checkpoint,
     CheckpointList,
     CloneRequest,
+    JobExample,
+    JobExampleList,
     KeyRequest,
+    PlanAnswer,
+    PlanRequest,
     QueueSettings,
     TenantSettings,
     TrackerList,
     TrackerState,
 )
-from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError, Problem
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -58,9 +58,9 @@ class EncodedEvent:
 Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
 
 
-def read_events(store: JobStore, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
     """Read a job's next events from the record: a batch, or fewer if there are no more."""
-    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, wanted)]
+    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, selection)]
 
 
 class Feed:
@@ -86,7 +86,7 @@ class Feed:
         self.stale = asyncio.Event()
         self.stale.set()
         self.size = 0
-        self._kept: list[EncodedEvent] = []
+        self._events: list[EncodedEvent] = []
         self._changed = asyncio.Event()
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
@@ -94,7 +94,7 @@ class Feed:
         if self.newest is None:
             self.newest = self.start = position.newest
         if events:
-            self._kept += events
+            self._events += events
             self.size += sum(each.size for each in events)
             self.newest = events[-1].event.id
         if len(events) < BATCH:
@@ -106,18 +106,18 @@ class Feed:
     def after(self, seen: int) -> Sequence[EncodedEvent]:
         """Return the next events after a given one, which is not before the feed's start; a batch at most."""
         first = self._index(seen)
-        return self._kept[first : first + BATCH]
+        return self._events[first : first + BATCH]
 
     def trim(self, most: int) -> None:
         """Drop the events that all followers have seen, and the oldest others beyond ``most`` bytes."""
         dropped = self._index(min(follower.seen for follower in self.followers))
-        self.size -= sum(each.size for each in self._kept[:dropped])
+        self.size -= sum(each.size for each in self._events[:dropped])
         while self.size > most:
-            self.size -= self._kept[dropped].size
+            self.size -= self._events[dropped].size
             dropped += 1
         if dropped:
-            self.start = self._kept[dropped - 1].event.id
-            del self._kept[:dropped]
+            self.start = self._events[dropped - 1].event.id
+            del self._events[:dropped]
 
     def end(self, is_over: Callable[[Principal], bool]) -> None:
         """End the streams of some principals before the job has ended."""
@@ -134,7 +134,7 @@ class Feed:
         self._changed = asyncio.Event()
 
     def _index(self, seen: int) -> int:
-        return bisect_right(self._kept, seen, key=lambda kept: kept.event.id)
+        return bisect_right(self._events, seen, key=lambda each: each.event.id)
 
 
 class Follower:
@@ -144,32 +144,32 @@ class Follower:
         feed: The job's feed.
         read: Reads the record; see ``read_events``.
         who: Whose stream it is.
-        wanted: Which events are wanted.
+        selection: Which events to follow.
         seen: Id of the event after which it starts.
 
     Attributes:
         over: Set when the stream is to end before the job does.
     """
 
-    def __init__(self, feed: Feed, read: Read, who: Principal, wanted: EventFilter, seen: int) -> None:
+    def __init__(self, feed: Feed, read: Read, who: Principal, selection: EventFilter, seen: int) -> None:
         self.who, self.seen, self.over = who, seen, False
-        self._feed, self._read, self._wanted = feed, read, wanted
+        self._feed, self._read, self._selection = feed, read, selection
 
     async def next(self) -> Sequence[EncodedEvent]:
-        """Wait for the next wanted events and return them in order; none at the end of the stream."""
+        """Wait for the next selected events and return them in order; none at the end of the stream."""
         while not self.over:
             if self._feed.newest is None:
                 await self._feed.changed()
             elif self.seen < self._feed.start:
                 newest = self._feed.newest
-                batch = await self._read(self._feed.job_id, self.seen, self._wanted)
-                # If there were no more, these include all wanted events up to what the feed had read before.
+                batch = await self._read(self._feed.job_id, self.seen, self._selection)
+                # If there were no more, these include all selected events up to what the feed had read before.
                 self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
                 if batch:
                     return batch
             elif events := self._feed.after(self.seen):
                 self.seen = events[-1].event.id
-                if matching := [each for each in events if self._wanted.matches(each.event)]:
+                if matching := [each for each in events if self._selection.matches(each.event)]:
                     return matching
             elif self._feed.finished:
                 break
@@ -211,13 +211,13 @@ class Feeds:
         store.notifications.subscribe(self._heard)
 
     @contextmanager
-    def follow(self, job_id: str, who: Principal, wanted: EventFilter, after: int) -> Iterator[Follower]:
+    def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:
         """Follow a job.
 
         Args:
             job_id: The job.
             who: Whose stream it is; it ends when their key is revoked or expires.
-            wanted: Which events are wanted.
+            selection: Which events to follow.
             after: Id of the event after which to start.
         """
         feed = self._feeds.get(job_id)
@@ -228,7 +228,7 @@ class Feeds:
                 self._watcher = asyncio.create_task(self._look_after())
             feed = self._feeds[job_id] = Feed(job_id)
             self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
-        follower = Follower(feed, self.read, who, wanted, after)
+        follower = Follower(feed, self.read, who, selection, after)
         feed.followers.add(follower)
         feed.stale.set()
         try:
@@ -241,9 +241,9 @@ class Feeds:
                 if not self._feeds and self._watcher is not None:
                     self._watcher.cancel()
 
-    async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+    async def read(self, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
         """Read the record in another thread; see ``read_events``."""
-        return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
+        return await self._in_thread(lambda: read_events(self._store, job_id, after, selection))
 
     def _heard(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""

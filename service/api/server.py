@@ -51,15 +51,15 @@ _TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in ti
 def raise_descriptor_limit() -> None:
     """Raise this process's limit on open connections and files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def most_connections(wanted: int) -> int:
-    """The wanted number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
+def most_connections(limit: int) -> int:
+    """This number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(2, min(wanted, soft // 2))
+    return limit if soft == resource.RLIM_INFINITY else max(2, min(limit, soft // 2))
 
 
 class Notes:

@@ -23,13 +23,14 @@ from service.models.jobs import (
     CloneRequest,
     DryRun,
     EvaluationList,
+    JobExampleList,
     KeyRequest,
     MetricsHistory,
+    PlanAnswer,
     QueueSettings,
     TenantSettings,
     TrackerList,
 )
-from service.models.plans import JobExampleList, PlanAnswer
 
 
 class Api:
@@ -374,8 +375,8 @@ class Api:
     @operation
     def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
         """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
-        asked = {} if search is None else {"search": plain(search)}
-        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | asked, repeatable=True)
+        body = {} if search is None else {"search": plain(search)}
+        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
 
     @operation
     def presets(self) -> Call[PresetList]:

@@ -59,9 +59,9 @@ async def events(
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's past and future events: state changes, progress, evaluations, logs."""
-    wanted = EventFilter(frozenset(kind) or None, since)
+    selection = EventFilter(frozenset(kind) or None, since)
     async for event in _stream(
-        context, contexts, who, job, wanted, after if last_event_id is None else last_event_id, follow
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
     ):
         yield event
 
@@ -86,24 +86,30 @@ async def logs(
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the log lines of a job's ranks. They are kept after the gang has ended."""
-    wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
+    selection = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
     async for event in _stream(
-        context, contexts, who, job, wanted, after if last_event_id is None else last_event_id, follow
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
     ):
         yield event
 
 
 async def _stream(
-    context: Context, contexts: ExitStack, who: Principal, job: JobRecord, wanted: EventFilter, after: int, follow: bool
+    context: Context,
+    contexts: ExitStack,
+    who: Principal,
+    job: JobRecord,
+    selection: EventFilter,
+    after: int,
+    follow: bool,
 ) -> AsyncIterator[ServerSentEvent]:
     if follow and not job.finished:
-        follower = contexts.enter_context(context.feeds.follow(job.id, who, wanted, after))
+        follower = contexts.enter_context(context.feeds.follow(job.id, who, selection, after))
         while batch := await follower.next():
             for event in batch:
                 yield event.encoded
         return
     while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
-        batch = await context.feeds.read(job.id, after, wanted)
+        batch = await context.feeds.read(job.id, after, selection)
         for event in batch:
             yield event.encoded
         if len(batch) < BATCH:

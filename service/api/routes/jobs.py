@@ -43,10 +43,10 @@ from service.models.jobs import (
     EvaluationList,
     JobEvaluation,
     MetricsHistory,
+    PlanAnswer,
     TrackerList,
     TrackerState,
 )
-from service.models.plans import PlanAnswer
 from service.models.problems import FieldError
 from service.trackers.opening import kinds_of, place_of
 

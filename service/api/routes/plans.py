@@ -22,7 +22,7 @@ from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
 from service.jobs.seen_nodes import size_of_a_node
 from service.models.cluster import Versions
-from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
+from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
 
 _FOLDER = Path(__file__).parents[1] / "examples"  # job files that are installed with the service

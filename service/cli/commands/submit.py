@@ -19,7 +19,7 @@ from service.cli.output.printing import Terminal, print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
 from service.jobs.model import JobRecord
-from service.models.plans import PlanAnswer
+from service.models.jobs import PlanAnswer
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 
