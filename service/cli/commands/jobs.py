@@ -10,9 +10,19 @@ from boost_core.messages import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
 from service.cli.options import AsJson, Follow, JobId, Url, moment_before_now
-from service.cli.output.job_text import age, facts, line_of, loss, news, scores, step, trackers_in_words
+from service.cli.output.jobs import (
+    age,
+    exit_as,
+    facts,
+    follow_until_interrupted,
+    line_of,
+    loss,
+    news,
+    scores,
+    step,
+    trackers_in_words,
+)
 from service.cli.output.printing import Terminal, print_facts, print_json, print_table, say, say_unchanged
-from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import ApiError, Client
 from service.jobs.model import EVENT_KINDS, JobPage, JobRecord
 from service.jobs.states import JobState

@@ -20,9 +20,11 @@ from rich.console import Console
 from boost_core.messages import EvaluationReport, StepReport
 from service.cli.commands.trainer import run_trainer
 from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
-from service.cli.output.job_text import report_of
+from service.cli.output.jobs import (
+    follow,
+    report_of,
+)
 from service.cli.output.printing import Terminal, print_line, say, say_unchanged
-from service.cli.output.progress import follow
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
 from service.settings import Settings

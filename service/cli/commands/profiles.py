@@ -10,7 +10,7 @@ from boost_core.plan.machine import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_profile
 from service.cli.options import AsJson, JobId, Url
-from service.cli.output.job_text import line_of
+from service.cli.output.jobs import line_of
 from service.cli.output.printing import print_facts, print_json, print_list, say
 from service.jobs.model import EventKind
 from service.models.cluster import StoredProfile

@@ -14,9 +14,9 @@ from boost_core.plan.resolve import choose_layouts
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
+from service.cli.output.jobs import exit_as, follow_until_interrupted
 from service.cli.output.plan_table import print_chosen, print_plan, print_search, print_stored
 from service.cli.output.printing import Terminal, print_json, say
-from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
 from service.jobs.model import JobRecord
 from service.models.jobs import PlanAnswer

@@ -25,7 +25,7 @@ from service.cli.commands.jobs import evaluations_of
 from service.cli.connection import open_client
 from service.cli.failures import Failed
 from service.cli.options import JobOrCheckpoint, Tokenizer, Url, WhichStep
-from service.cli.output.job_text import value_in_words
+from service.cli.output.jobs import value_in_words
 from service.cli.output.printing import say
 from service.models.access import Scope
 from service.trainer import REMEDY, has_trainer

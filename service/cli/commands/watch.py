@@ -15,7 +15,7 @@ from boost_core.messages import duration, numbers_of
 from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
 from service.cli.options import Url, complete_job_ids
-from service.cli.output.job_text import loss, news, productive_share, step
+from service.cli.output.jobs import loss, news, productive_share, step
 from service.cli.output.printing import PlainTable, Terminal, print_line
 from service.client import ApiError, Client
 from service.jobs.model import JobRecord
