@@ -32,8 +32,14 @@ from service.settings import Settings
 
 WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
 
+THREADS_PER_TENANT = 4  # that wait for stores
+THREADS = 64
+
 _MOST_COUNTED = 5_000  # addresses, which bounds the memory
 _STREAM_RETRY_SECONDS = 5
+_STOPPING_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 class _Window:
@@ -134,14 +140,10 @@ def network_of(address: str | None) -> str:
     return str(sender) if sender.version == 4 else str(ipaddress.ip_network((sender, 64), strict=False))
 
 
-# Reads of the record that are too short for a thread: handing one over and back takes several times as long.
-
-T = TypeVar("T")
-
-
 class ShortReads:
     """Reads a SQLite file in the event loop, and any other database in a thread. Used from the event loop only.
 
+    The reads are too short for a thread: handing one over and back takes several times as long.
     A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait
     for the disk, as it does wherever it opens a file.
 
@@ -179,19 +181,12 @@ class ShortReads:
             self._in_loop.close()
 
 
-# Threads for accessing stores and files, which may never respond: a few per tenant, and none that others need.
-#
-# A thread that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long
-# after the request was answered: the number of hung threads is bounded, and only their tenant is affected.
-
-THREADS_PER_TENANT = 4
-THREADS = 64
-
-_STOPPING_SECONDS = 2.0
-
-
 class StoreAccess:
     """Runs functions that access stores and files. Used from the server's event loop only.
+
+    Stores may never respond, so they get threads of their own: a few per tenant, and none that others need. A thread
+    that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long after
+    the request was answered: the number of hung threads is bounded, and only their tenant is affected.
 
     Args:
         seconds: How long a request waits, for a thread and for its result.
@@ -282,8 +277,6 @@ async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
     return await outcome
 
 
-# Requests that carry an Idempotency-Key.
-
 _Key = Annotated[
     str | None,
     Header(
@@ -295,6 +288,7 @@ _Key = Annotated[
 
 
 async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
+    """The request's identity, if it carries an Idempotency-Key."""
     if key is None:
         return None
     who: Principal = http.state.principal  # admitted by the route

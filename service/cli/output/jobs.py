@@ -46,6 +46,8 @@ _PLAIN_SECONDS = 5.0  # between two lines about steps
 
 _View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events until it is closed
 
+# Kinds of events that are not reports of the trainer.
+_OF_THE_SERVICE = frozenset({"state", "patch", "drill", "scores", "layouts"})
 # All but the frequent ones, which feed curves and gauges, and those of newer services.
 _SHOWN = EVENT_KINDS - {"ranks", "spare"}
 
@@ -165,11 +167,6 @@ def productive_share(job: JobRecord) -> str:
 
 def _as_of(job: JobRecord, text: str) -> str:
     return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {text}" if job.last_seen else text
-
-
-_OF_THE_SERVICE = frozenset(
-    {"state", "patch", "drill", "scores", "layouts"}
-)  # event kinds that are not reports of the trainer
 
 
 def report_of(event: JobEvent) -> Report | None:
