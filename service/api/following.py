@@ -181,7 +181,7 @@ class Follower:
 KEPT_BYTES = 16 * 2**20  # of JSON, in all feeds together
 WATCH_SECONDS = 0.5  # until streams end if their key was revoked or has expired, or their server stops
 LOOK_SECONDS = 1.0
-LOOK_SECONDS_WHEN_TOLD = 5.0
+LOOK_SECONDS_WHEN_NOTIFIED = 5.0
 RETRY_SECONDS = 1.0
 
 _THREADS = 4  # for reading events; other requests have their own
@@ -206,9 +206,9 @@ class Feeds:
         self._watcher: asyncio.Task[None] | None = None  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._is_told = False  # by the database, of other processes' writes
+        self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
-        store.notifications.subscribe(self._heard)
+        store.notifications.subscribe(self._on_write)
 
     @contextmanager
     def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:
@@ -224,7 +224,7 @@ class Feeds:
         if feed is None:
             if not self._feeds:
                 self._loop = asyncio.get_running_loop()
-                self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
+                self._is_notified, self._next_look = False, time.monotonic() + LOOK_SECONDS
                 self._watcher = asyncio.create_task(self._look_after())
             feed = self._feeds[job_id] = Feed(job_id)
             self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
@@ -245,7 +245,7 @@ class Feeds:
         """Read the record in another thread; see ``read_events``."""
         return await self._in_thread(lambda: read_events(self._store, job_id, after, selection))
 
-    def _heard(self, job_id: str, version: int) -> None:
+    def _on_write(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""
         if job_id in self._feeds and self._loop is not None:
             with suppress(RuntimeError):  # the loop has just ended
@@ -305,7 +305,9 @@ class Feeds:
                     for feed in self._feeds.values():
                         feed.end(bad.__contains__)
                 if time.monotonic() >= self._next_look:
-                    self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
+                    self._next_look = time.monotonic() + (
+                        LOOK_SECONDS_WHEN_NOTIFIED if self._is_notified else LOOK_SECONDS
+                    )
                     followed = list(self._feeds)
                     for job_id, version in (await self._in_thread(partial(self._store.versions, followed))).items():
                         self._note(job_id, version)
@@ -321,7 +323,7 @@ class Feeds:
 
     async def _listen(self) -> None:
         """Listen for other processes' writes, if the database can notify of them."""
-        is_said = False
+        is_logged = False
         while can_listen(self._store.engine):
             try:
                 probe = uuid.uuid4().hex
@@ -329,14 +331,14 @@ class Feeds:
                     await self._in_thread(partial(send_probe, self._store.engine, probe))
                     async for job_id, version in writes:
                         if job_id == probe:
-                            self._is_told = True
+                            self._is_notified = True
                             self._next_look = 0.0  # to find earlier writes
                         self._note(job_id, version)
             except Exception as error:
-                if self._is_told or not is_said:
+                if self._is_notified or not is_logged:
                     _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
-                is_said = True
-            self._is_told = False
+                is_logged = True
+            self._is_notified = False
             self._look_soon()
             await asyncio.sleep(RETRY_SECONDS)
 

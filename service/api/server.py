@@ -39,13 +39,13 @@ _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _log = logging.getLogger(__name__)
 
 
-def _last_words(status: str, why: str) -> bytes:
+def _closing_response(status: str, why: str) -> bytes:
     headers = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(why)}\r\nRetry-After: 5"
     return f"HTTP/1.1 {status}\r\n{headers}\r\nConnection: close\r\n\r\n{why}".encode("ascii")
 
 
-_TOO_MANY = _last_words("503 Service Unavailable", "the service has too many connections; try again")
-_TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in time; send it faster")
+_TOO_MANY = _closing_response("503 Service Unavailable", "the service has too many connections; try again")
+_TOO_SLOW = _closing_response("408 Request Timeout", "the request did not arrive in time; send it faster")
 
 
 def raise_descriptor_limit() -> None:
