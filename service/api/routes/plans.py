@@ -25,7 +25,7 @@ from service.models.cluster import Versions
 from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
 
-_FOLDER = Path(__file__).parents[1] / "examples"  # job files that are installed with the service
+_FOLDER = Path(__file__).parents[2] / "examples"  # job files that are installed with the service
 
 
 @cache
