@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import socket
-from typing import TYPE_CHECKING
 
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -33,9 +32,6 @@ from service.trackers.forwarder import Forwarder
 from service.trackers.opening import TrackerFactory
 from service.trainer import REMEDY, has_trainer
 
-if TYPE_CHECKING:
-    from service.telemetry.tracing import Tracing
-
 _log = logging.getLogger(__name__)
 
 
@@ -59,23 +55,26 @@ def run(settings: Settings) -> None:
         )
     write_logs(settings.log_format)
     raise_descriptor_limit()
-    with contextlib.closing(_listen(settings.host, settings.port)) as listener:
+    host, port = settings.host, settings.port
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise SystemExit(
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set BOOST_PORT to another port"
+        ) from error
+    with contextlib.closing(listener):
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             migrate(settings.database_url)
         except DatabaseTooNew as error:
             raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
         with contextlib.closing(JobStore(settings.database_url, seconds=settings.database_seconds)) as store:
-            _say_how_to_begin(settings, store)
+            if settings.auth and KeyStore(store.engine).empty():
+                _log.warning(
+                    "there is no API key yet; create one on this machine: boost keys create NAME --tenant TENANT "
+                    "--scope admin --direct"
+                )
             _serve(settings, store, listener)
-
-
-def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
-    if settings.auth and KeyStore(store.engine).empty():
-        _log.warning(
-            "there is no API key yet; create one on this machine: boost keys create NAME --tenant TENANT --scope admin "
-            "--direct"
-        )
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
@@ -89,6 +88,13 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         settings.public_url,
         settings.prefixes(),
     )
+    metrics = ProcessMetrics()
+    if settings.otlp_endpoint is None:
+        tracing = None
+    else:
+        from service.telemetry.tracing import Tracing  # not imported where tracing is off
+
+        tracing = Tracing.to(settings.otlp_endpoint)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -116,7 +122,6 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
 
         return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
 
-    metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))
     server = ApiServer(create_app(store, settings, loop.outlook, metrics, tracing), settings)
@@ -132,20 +137,3 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         loop.stop()
         if tracing:
             tracing.close()
-
-
-def _tracing(settings: Settings) -> "Tracing | None":
-    if settings.otlp_endpoint is None:
-        return None
-    from service.telemetry.tracing import Tracing  # not imported where tracing is off
-
-    return Tracing.to(settings.otlp_endpoint)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listen(host, port)
-    except OSError as error:
-        raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set BOOST_PORT to another port"
-        ) from error

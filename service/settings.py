@@ -41,7 +41,7 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 
 
 def _under_home(template: str) -> Any:
-    return Field(default_factory=lambda given: template.format(home=given.get("home", "")))
+    return Field(default_factory=lambda values: template.format(home=values.get("home", "")))
 
 
 class Settings(BaseSettings):
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
         "statement of PostgreSQL; a list or a job is answered with 503 after twice as long at the latest.",
     )
     secrets_dir: Path = Field(
-        default_factory=lambda given: given.get("home", Path()) / "secrets",
+        default_factory=lambda values: values.get("home", Path()) / "secrets",
         description="Folder <tenant>/<name>/ of the secrets that jobs name as credentials, the same on all nodes.",
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     )
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     ray_token_file: Path = Field(
-        default_factory=lambda given: given.get("home", Path()) / "ray-token",
+        default_factory=lambda values: values.get("home", Path()) / "ray-token",
         description="File with the token of the Ray cluster; created for an embedded Ray.",
     )
     ray_dashboard_url: WebAddress | None = Field(
@@ -151,8 +151,8 @@ class Settings(BaseSettings):
         "no tracing.",
     )
     url: str = Field(
-        default_factory=lambda given: (
-            f"{'https' if given.get('tls_cert') else 'http'}://{given.get('host')}:{given.get('port')}"
+        default_factory=lambda values: (
+            f"{'https' if values.get('tls_cert') else 'http'}://{values.get('host')}:{values.get('port')}"
         ),
         description="URL of the service for the command line.",
     )
@@ -165,11 +165,6 @@ class Settings(BaseSettings):
     retry_seconds: float = Field(
         3.0, ge=0, description="How long the command line retries when the service does not answer or is too busy."
     )
-
-    @property
-    def names_service(self) -> bool:
-        """Whether the environment tells the command line where the service is."""
-        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
 
     @field_validator("trusted_proxies", "cors_origins", "topology_labels", mode="before")
     @classmethod

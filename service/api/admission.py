@@ -86,20 +86,43 @@ async def admitted(
     """
 
     def completed_or_done() -> tuple[Completed, T | None]:
-        job = _completed(spec, context, tenant, original)
-        if _looks_at_stores(job.spec):
+        full = with_datasets(spec, context, tenant, original)
+        stored = context.profiles.for_job(full)
+        profile = stored.for_record if stored else None
+        nodes = size_of_a_node(full, context.store, autoscaling=context.settings.autoscaling)
+        fitted = context.observations.for_job(full, profile.profile if profile else None, nodes.gpus, tenant)
+        full, chosen = with_layouts(full, context, tenant, basis_of(profile, fitted, *nodes))
+        job = Completed(full, chosen, profile, fitted, nodes)
+
+        # Stores, users' files and secrets may be slow; without them, the checks read only the service's own files.
+        trackers = [each for each in (full.trackers.mlflow, full.trackers.wandb) if each is not None]
+        names_secret = any(name is not None for name in (full.credentials, *(each.credentials for each in trackers)))
+        if names_secret or any(named_places(full)):
             return job, None
-        _refuse_unfit(job, context, tenant)  # reads no store, and no files but the service's own
+        _refuse_unfit(job, context, tenant)
         return job, then(job)
 
     job, done = await run_in_threadpool(completed_or_done)  # one thread for everything: a switch costs as much again
     if done is not None:
         return done
-    await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job, context, tenant))
+
+    data = job.spec.data  # named without the credentials, which may be the secret itself
+    sources = [*(source for source, _ in data.sources), *data.validation]
+    paths = [path for source in sources for path in source.paths]
+    if data.tokenizer not in (None, BYTES):
+        paths.append(data.tokenizer)
+    named = ", ".join(map(repr, paths[:_MOST_NAMED])) + (" and others" if len(paths) > _MOST_NAMED else "")
+    what = f"data: {named or 'the standard library'}"
+    await context.stores.run(tenant, what, partial(_refuse_unfit, job, context, tenant))
+
     if (origin := job.spec.checkpoint.origin) is not None:
-        field, url = origin
-        refuse = partial(_refuse_unfit_origin, job, context, tenant, f"checkpoint.{field}")
-        await context.stores.run(tenant, f"checkpoint.{field} {url!r}", refuse)
+        field, url = f"checkpoint.{origin[0]}", origin[1]
+
+        def refuse_checkpoint() -> None:
+            with _refusals(field):
+                refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
+
+        await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
     return await run_in_threadpool(then, job)
 
 
@@ -115,13 +138,6 @@ def planned(job: JobSpec, machine: Machine) -> Plan:
         raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
 
 
-def _looks_at_stores(spec: JobSpec) -> bool:
-    """Whether checking a job reads anything that may be slow: stores, users' files, secrets."""
-    trackers = [each for each in (spec.trackers.mlflow, spec.trackers.wandb) if each is not None]
-    names_secret = any(name is not None for name in (spec.credentials, *(each.credentials for each in trackers)))
-    return names_secret or any(named_places(spec))
-
-
 async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
     """Check a dataset before it is built: its paths, files, tokenizer and secret.
 
@@ -129,29 +145,29 @@ async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str
         InvalidDataset: It could not be built; names the fields at fault.
         StoreUnavailable: The store of its data does not respond.
     """
+
+    def refuse_unfit() -> None:
+        places = [(f"source.paths[{number}]", path) for number, path in enumerate(request.source.paths)]
+        places += [("tokenizer", request.tokenizer)] if request.tokenizer != BYTES else []
+        places += [("url", request.url)] if request.url is not None else []
+        if errors := refused_places(places, context.settings.prefixes(), tenant):
+            raise InvalidDataset(errors)
+        field = "credentials"
+        try:
+            options = giving_up_soon(context.settings.access(tenant, request.credentials).storage_options())
+            field = "source.paths"
+            files = list_files(request.source, options)
+            if request.on_error == "fail":
+                refuse_damaged(request.source, files, options)
+            field = "tokenizer"
+            tokenizer_vocabulary(request.tokenizer, options)
+        except ValueError as error:
+            raise InvalidDataset([FieldError(field=field, message=redact(str(error)))]) from error
+        except Exception as error:  # the clients of object stores raise types of their own
+            raise InvalidDataset([_unreachable(field, error)]) from error
+
     named = ", ".join(map(repr, request.source.paths[:_MOST_NAMED])) or "the standard library"
-    await context.stores.run(tenant, f"data: {named}", partial(_refuse_unfit_dataset, request, context, tenant))
-
-
-def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str) -> None:
-    places = [(f"source.paths[{number}]", path) for number, path in enumerate(request.source.paths)]
-    places += [("tokenizer", request.tokenizer)] if request.tokenizer != BYTES else []
-    places += [("url", request.url)] if request.url is not None else []
-    if errors := refused_places(places, context.settings.prefixes(), tenant):
-        raise InvalidDataset(errors)
-    field = "credentials"
-    try:
-        options = giving_up_soon(context.settings.access(tenant, request.credentials).storage_options())
-        field = "source.paths"
-        files = list_files(request.source, options)
-        if request.on_error == "fail":
-            refuse_damaged(request.source, files, options)
-        field = "tokenizer"
-        tokenizer_vocabulary(request.tokenizer, options)
-    except ValueError as error:
-        raise InvalidDataset([FieldError(field=field, message=redact(str(error)))]) from error
-    except Exception as error:  # the clients of object stores raise types of their own
-        raise InvalidDataset([_unreachable(field, error)]) from error
+    await context.stores.run(tenant, f"data: {named}", refuse_unfit)
 
 
 def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
@@ -205,16 +221,6 @@ def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpe
     return spec.model_copy(update={"data": data.model_copy(update=update)})
 
 
-def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:
-    spec = with_datasets(spec, context, tenant, original)
-    stored = context.profiles.for_job(spec)
-    profile = stored.for_record if stored else None
-    nodes = size_of_a_node(spec, context.store, autoscaling=context.settings.autoscaling)
-    fitted = context.observations.for_job(spec, profile.profile if profile else None, nodes.gpus, tenant)
-    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted, *nodes))
-    return Completed(spec, chosen, profile, fitted, nodes)
-
-
 def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> tuple[JobSpec, ChosenLayouts | None]:
     """Choose a job's layouts if it leaves them to the service, and say why they were chosen; may take seconds.
 
@@ -232,16 +238,6 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
         return spec, None
     chosen = context.searches.layouts(spec, tenant, basis)
     return spec.with_layouts(chosen.sizes), chosen
-
-
-def _data_of(spec: JobSpec) -> str:
-    """A job's data, for messages."""
-    sources = [*(source for source, _ in spec.data.sources), *spec.data.validation]
-    paths = [path for source in sources for path in source.paths]
-    if spec.data.tokenizer not in (None, BYTES):
-        paths.append(spec.data.tokenizer)
-    named = ", ".join(map(repr, paths[:_MOST_NAMED])) + (" and others" if len(paths) > _MOST_NAMED else "")
-    return f"data: {named or 'the standard library'}"  # without the credentials, which may be the secret itself
 
 
 def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
@@ -265,7 +261,8 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
     if errors := tracker_errors(spec, context.settings, tenant):
         raise InvalidJob(errors)
-    _refuse_absent_data(spec, options)
+    with _refusals("data"):
+        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
 
 
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:
@@ -275,17 +272,6 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
         SecretUnusable: The secret that the job names is missing or malformed.
     """
     return context.settings.access(tenant, spec.credentials).storage_options()
-
-
-def _refuse_absent_data(spec: JobSpec, options: StorageOptions) -> None:
-    with _refusals("data"):
-        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
-
-
-def _refuse_unfit_origin(job: Completed, context: Context, tenant: str, field: str) -> None:
-    """Refuse a job that could not start from the checkpoint that it names."""
-    with _refusals(field):
-        refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
 
 
 @contextmanager

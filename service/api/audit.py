@@ -70,30 +70,33 @@ class Audit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and record it as soon as its status is known."""
-        action = _action_of(scope) if scope["type"] == "http" else None
+        action = None
+        if scope["type"] == "http":
+            # Not taken from the routes, because a request may be refused before it gets there.
+            named = (
+                each for method, path, each in _PATTERNS if method == scope["method"] and path.match(scope["path"])
+            )
+            action = next(named, None)
         if action is None:
             await self._app(scope, receive, send)
             return
 
-        state = scope["state"]
+        state: dict[str, Any] = scope["state"]
         state["action"] = action
 
         async def record_and_send(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] != state.get("recorded"):
-                await self._record(Request(scope), message["status"])
+                status = message["status"]
+                without_key = status == _UNAUTHORIZED and not state.get("came_with_key", True)
+                if status != _TOO_MANY and not without_key:
+                    event = _event_of(Request(scope), status)
+                    try:
+                        await run_in_threadpool(self._audit.record, event)
+                    except SQLAlchemyError as error:  # carried out by now; the process's log is the next best place
+                        _log.error("cannot be stored in the audit log: %s (%s)", event, error)
             await send(message)
 
         await self._app(scope, receive, record_and_send)
-
-    async def _record(self, request: Request, status: int) -> None:
-        state: dict[str, Any] = request.scope["state"]
-        if status == _TOO_MANY or (status == _UNAUTHORIZED and not state.get("came_with_key", True)):
-            return
-        deed = _deed(request, status)
-        try:
-            await run_in_threadpool(self._audit.record, deed)
-        except SQLAlchemyError as error:  # it has been carried out by now; the process's log is the next best place
-            _log.error("cannot be stored in the audit log: %s (%s)", deed, error)
 
 
 def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[Connection], None]:
@@ -113,7 +116,7 @@ def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[C
     def record(connection: Connection) -> None:
         request.state.recorded = None
         try:
-            audit.write(connection, _deed(request, status))
+            audit.write(connection, _event_of(request, status))
         except SQLAlchemyError as error:
             raise NotRecorded from error
         request.state.recorded = status
@@ -121,15 +124,9 @@ def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[C
     return record
 
 
-def _deed(request: Request, status: int) -> AuditEvent:
+def _event_of(request: Request, status: int) -> AuditEvent:
     state: dict[str, Any] = request.scope["state"]
     address = request.client.host if request.client else None
     return AuditEvent(
         state.get("principal"), state["action"], quote(request.scope["path"]), status, address, state["request_id"]
     )
-
-
-def _action_of(scope: Scope) -> str | None:
-    """A request's name in the log; not taken from the routes, because it may be refused before it gets there."""
-    found = (action for method, path, action in _PATTERNS if method == scope["method"] and path.match(scope["path"]))
-    return next(found, None)

@@ -1,9 +1,12 @@
-"""Who may call a route: each has one of ``Reader``, ``Submitter`` and ``Admin`` as a parameter or dependency.
+"""Who a request comes from, and who may call a route.
+
+The gate identifies the sender of a request before its body is read, and refuses requests that may not enter. It stands
+between the error handlers and the routes, so that its exceptions are answered as problems, and requires a key for
+everything under ``/v1``. The routes then require scopes: each has one of ``Reader``, ``Submitter`` and ``Admin`` as a
+parameter or dependency.
 
     @router.get("/v1/things")
     def things(principal: Reader) -> ThingList: ...
-
-By then the gate (``service.api.auth``) has identified the sender.
 """
 
 import logging
@@ -90,11 +93,6 @@ _KEY = re.compile(r"boost_[0-9a-z]+_[\w-]+")
 _NAME = re.compile(r"[a-z_]{1,32}")  # of a parameter
 
 
-def holds_key(query: str) -> bool:
-    """Whether the query of a URL contains an API key."""
-    return _KEY.search(unquote(query)) is not None
-
-
 def without_values(target: str) -> str:
     """A request's path and the parameter names of its query."""
     path, mark, query = target.partition("?")
@@ -114,12 +112,6 @@ def _without_values(record: logging.LogRecord) -> bool:
             record.args = (client, method, without_values(target), *rest)
     return True
 
-
-# The gate: identifies the sender of a request before its body is read, and refuses requests that may not enter.
-#
-# It stands between the error handlers and the routes, so that its exceptions are answered as problems. It requires a
-# key
-# for everything under ``/v1``; the routes then require scopes (``service.api.auth``).
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -155,27 +147,36 @@ class Gate:
         """
         if scope["type"] == "http":
             request = Request(scope)
-            refuse_oversized(request)
-            refuse_ambiguous(request)
-            if self._settings.auth:
-                request.state.principal = await self._admit(request)
-            else:
-                request.state.principal = self._admit_local(request)
+            request.state.principal = await self._admit(request)
         await self._app(scope, receive, send)
 
-    def _admit_local(self, request: Request) -> Principal:
-        """Without authentication, admit only this machine's programs and pages, as one user with all rights."""
-        host = request.headers.get("host", "")
-        if not is_loopback(_PORT.sub("", host)):
-            # DNS rebinding: a page under a name that resolves to this machine would pass as one of its own.
-            raise Forbidden(
-                f"without authentication, only requests to localhost or 127.0.0.1 are answered, not to {host[:100]!r}"
-            )
-        refuse_foreign_page(request, self._settings.cors_origins)
-        return ANONYMOUS
-
     async def _admit(self, request: Request) -> Principal | None:
-        if holds_key(request.scope["query_string"].decode("latin-1")):
+        # The server limits the sum of both.
+        if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
+        if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+        # Of a header with several values where one would be read, a proxy might read another one.
+        names = [name for name, _ in request.headers.raw]
+        if len(set(names)) < len(names):
+            for name in _SINGLE:
+                if len(set(request.headers.getlist(name))) > 1:
+                    raise AmbiguousHeader(f"the request has several {name} headers, and they differ; send one")
+
+        if not self._settings.auth:
+            # Only this machine's programs and pages, as one user with all rights. DNS rebinding: a page under a name
+            # that resolves to this machine would pass as one of its own.
+            host = request.headers.get("host", "")
+            if not is_loopback(_PORT.sub("", host)):
+                raise Forbidden(
+                    "without authentication, only requests to localhost or 127.0.0.1 are answered, not to "
+                    f"{host[:100]!r}"
+                )
+            refuse_foreign_page(request, self._settings.cors_origins)
+            return ANONYMOUS
+
+        if _KEY.search(unquote(request.scope["query_string"].decode("latin-1"))):
             raise Unauthenticated(
                 "there is an API key in the query, which logs and histories keep: revoke it, and send another one as "
                 "Authorization: Bearer boost_…"
@@ -186,7 +187,13 @@ class Gate:
         if not needs_key(path):
             self._limits.count_address(address)
             return None
-        presented, by_cookie = _presented(request)
+
+        header = request.headers.get("authorization")
+        if header is None:
+            presented = request.cookies.get(COOKIE)
+        else:
+            scheme, _, key = header.partition(" ")
+            presented = key.strip() if scheme.lower() == "bearer" else ""
         request.state.came_with_key = presented is not None
         if presented is None:
             self._limits.count_address(address)
@@ -197,16 +204,12 @@ class Gate:
             raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
         request.state.principal = principal  # known from here on, even if this request is refused
         self._limits.count(principal)
-        if by_cookie:
-            self._refuse_unless_own_page(request)
-        return principal
-
-    def _refuse_unless_own_page(self, request: Request) -> None:
-        """Browsers send the cookie with requests from any page; only the service's own page may change things."""
-        if request.method not in SAFE_METHODS and not _from_own_page(request):
+        # Browsers send the cookie with requests from any page; only the service's own page may change things.
+        if header is None and request.method not in SAFE_METHODS and not _from_own_page(request):
             raise Forbidden(
                 "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
             )
+        return principal
 
 
 def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None:
@@ -224,41 +227,6 @@ def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None
         return
     if request.headers.get("origin") not in allowed:
         raise Forbidden("in a browser, only the service's own page may change things")
-
-
-def refuse_oversized(request: Request) -> None:
-    """Refuse an excessive path and query, or headers; the server limits the sum of both.
-
-    Raises:
-        HTTPException: They are longer than ``MOST_TARGET_BYTES``, or ``MOST_HEADER_BYTES``.
-    """
-    if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
-        raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
-    if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
-        raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-
-
-def refuse_ambiguous(request: Request) -> None:
-    """Refuse a request that gives a header several values where one would be read: a proxy might read another.
-
-    Raises:
-        AmbiguousHeader: It does.
-    """
-    names = [name for name, _ in request.headers.raw]
-    if len(set(names)) == len(names):  # as in nearly all requests
-        return
-    for name in _SINGLE:
-        if len(set(request.headers.getlist(name))) > 1:
-            raise AmbiguousHeader(f"the request has several {name} headers, and they differ; send one")
-
-
-def _presented(request: Request) -> tuple[str | None, bool]:
-    """The key that a request carries, and whether in its cookie."""
-    header = request.headers.get("authorization")
-    if header is None:
-        return request.cookies.get(COOKIE), True
-    scheme, _, key = header.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else "", False
 
 
 def _from_own_page(request: Request) -> bool:

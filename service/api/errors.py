@@ -1,7 +1,6 @@
-"""Errors as problem+json (RFC 9457): the possible responses, and how exceptions map to them."""
+"""Errors as problem+json (RFC 9457): for what the API refuses a request, and how exceptions map to responses."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
@@ -19,10 +18,10 @@ from sqlalchemy.exc import (
     TimeoutError,  # noqa: A004
 )
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
+from service.api.middleware import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
@@ -31,8 +30,6 @@ from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
 from service.models.problems import FieldError, Problem, field_error, job_errors
-
-# Reasons for which the API refuses a request before looking at its content.
 
 
 class Unauthenticated(PermissionError):
@@ -57,42 +54,6 @@ class RateLimited(RuntimeError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(f"{message}; try again in {retry_after} s")
         self.retry_after = retry_after
-
-
-# HEAD wherever there is GET: the same response without the body.
-
-_STREAM = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
-
-
-def is_stream(path: str) -> bool:
-    """Whether GET returns a stream of events.
-
-    Args:
-        path: The path of a request, or of a route.
-    """
-    return _STREAM.fullmatch(path) is not None
-
-
-class Heads:
-    """An ASGI middleware that answers HEAD like GET.
-
-    Args:
-        app: The app behind it, which only sees GET.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] != "http" or scope["method"] != "HEAD" or is_stream(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 MEDIA_TYPE = "application/problem+json"
@@ -242,7 +203,16 @@ def _answer(
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
-    fields = [found for entry in faults[:_MOST_FAULTS] for found in _request_errors(request, entry)]
+    fields: list[FieldError] = []
+    for entry in faults[:_MOST_FAULTS]:
+        place, *path = entry["loc"]
+        if entry["type"] == "json_invalid":
+            fields.append(FieldError(field="body", message=entry["ctx"]["error"]))
+        elif place == "body":
+            expected = request.scope["route"].body_field.field_info.annotation
+            fields += job_errors([{**entry, "loc": tuple(path)}], expected)
+        else:
+            fields.append(field_error(tuple(path), entry))
     return _refused(request, "invalid-request", fields, left_out=len(faults) - len(fields))
 
 
@@ -257,16 +227,6 @@ def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out
     if left_out:
         detail += f"; and {left_out} more (fix these first)"
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, errors=fields)
-
-
-def _request_errors(request: Request, entry: Mapping[str, Any]) -> list[FieldError]:
-    place, *path = entry["loc"]
-    if entry["type"] == "json_invalid":
-        return [FieldError(field="body", message=entry["ctx"]["error"])]
-    if place == "body":
-        expected = request.scope["route"].body_field.field_info.annotation
-        return job_errors([{**entry, "loc": tuple(path)}], expected)
-    return [field_error(tuple(path), entry)]
 
 
 async def _known_problem(request: Request, error: Exception) -> Response:
@@ -294,20 +254,16 @@ async def _database_unavailable(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, detail = _HTTP_PROBLEMS.get(error.status_code, (f"http-{error.status_code}", error.detail))
-    headers = _allowed(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else None
-    return _answer(request, error.status_code, code, detail, headers=headers or error.headers)
-
-
-def _allowed(request: Request) -> dict[str, str] | None:
-    """All methods of the requested path; Starlette names only those of the first route with this path."""
-    path = getattr(request.scope.get("route"), "path", None)
-    operations = request.app.openapi()["paths"].get(path)
-    if path is None or not operations:
-        return None
-    methods = {method.upper() for method in operations}
-    if "GET" in methods and not is_stream(path):
-        methods.add("HEAD")
-    return {"Allow": ", ".join(sorted(methods))}
+    headers, methods = error.headers, set[str]()
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # All methods of the requested path; Starlette names only those of the first route with this path.
+        path = getattr(request.scope.get("route"), "path", "")
+        methods = {method.upper() for method in request.app.openapi()["paths"].get(path, ())}
+        if "GET" in methods and not is_stream(path):
+            methods.add("HEAD")
+    if methods:
+        headers = {"Allow": ", ".join(sorted(methods))}
+    return _answer(request, error.status_code, code, detail, headers=headers)
 
 
 # Written out, because the phrases of HTTPStatus differ between Python versions.

@@ -36,13 +36,16 @@ from service.models.jobs import (
     Checkpoint,
     CheckpointList,
     CloneRequest,
+    JobExample,
+    JobExampleList,
     KeyRequest,
+    PlanAnswer,
+    PlanRequest,
     QueueSettings,
     TenantSettings,
     TrackerList,
     TrackerState,
 )
-from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError, Problem
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -71,7 +74,25 @@ def document_examples(openapi: dict[str, Any]) -> None:
 
 def examples_of_models() -> list[Any]:
     """One example of each model that has examples."""
-    job = _job()
+    step = StepReport(
+        step=412, steps=10_000, loss=3.412, learning_rate=0.003, gradient_norm=0.41, tokens=216_006_656,
+        tokens_per_second=655_000, step_seconds=0.8, communication_seconds=0.21, exposed_communication_seconds=0.05,
+        communication_bytes=176_000_000, model_flops_per_second=9.3e14, eta_seconds=7670, data_seconds=0.01,
+        forward_seconds=0.24, backward_seconds=0.46, optimizer_seconds=0.03, model_flops_utilization=0.12,
+        hardware_flops_utilization=0.12,
+    )  # fmt: skip
+    shape = ShapeReport(
+        tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, nodes=["6f0c"] * 8,
+        metrics_endpoints=[f"10.0.0.5:{9400 + rank}" for rank in range(8)],
+    )  # fmt: skip
+    saved = CheckpointReport(step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, seconds=0.3)
+    job = JobRecord(
+        id=_JOB_ID, tenant="lab", submitted_by="alice", queue="research", name="cola-350m",
+        spec=JobSpec.model_validate(SPEC), state=JobState.RUNNING, reason=Reason.GANG_STARTED,
+        message="tp 4 × pp 1 × dp 2: 8 workers are training", attempt=1, cancel_requested=False, checkpoint_url=_FOLDER,
+        submitted_at=_TIME, queued_at=_TIME, started_at=_TIME, finished_at=None, progress=step, evaluation=None,
+        checkpoint=saved, shape=shape, version=830,
+    )  # fmt: skip
     checkpoint = Checkpoint(
         step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, saved_at=_TIME, pinned=False,
         tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, samples=204_800,
@@ -99,7 +120,26 @@ def examples_of_models() -> list[Any]:
         task_hash="0123456789abcdef",
     )  # fmt: skip
     scores = Scores(step=400, evaluated_by="lm-eval 0.4.13", scores=(score,))
-    dataset, profile = _dataset(), _profile()
+    spec = DatasetRequest(
+        name="corpus-v3", source=SourceConfig(kind="parquet", paths=("s3://corpus/*.parquet",)),
+        tokenizer="s3://corpus/tokenizer.json", filters=(QualityFilter(measure="words", min=50),), exact_dedup=True,
+        near_dedup=NearDedup(),
+    )  # fmt: skip
+    dataset = DatasetDetail(
+        name=spec.name, id="dataset-1k0skwwex4yq1zy2", tenant="lab", submitted_by="alice", state=DatasetState.BUILDING,
+        message="is being built", url="s3://checkpoints/lab/datasets/dataset-1k0skwwex4yq1zy2", spec=spec,
+        progress=DatasetProgress(stage="files", done=12, of=64, documents=91_000, bytes=402_000_000, seconds=61.5),
+        counts=None, fingerprint=None, lineage=None, created_at=_TIME, finished_at=None,
+    )  # fmt: skip
+    link = MeasuredLink(ranks=8, base_seconds=3.1e-5, bytes_per_second=3.6e11, overlap=0.8, symmetric_memory=None)
+    between = MeasuredLink(ranks=4, base_seconds=5.2e-5, bytes_per_second=4.1e10, overlap=0.7, symmetric_memory=None)
+    measured = MeasuredProfile(
+        device="NVIDIA H100 80GB HBM3", commit="8f2b6f0c1d3e", torch_version="2.9.1", triton_version="3.5.1",
+        measured_at=_TIME, precision="bf16", cores=16, cases=("dense, fullrank: 1.031 of its work's time",),
+        product_flops=6.9e14, attention_flops=4.1e14, bandwidth=2.4e12, start_seconds=4e-6, block_seconds=4.2e-4,
+        correction=1.06, spread=0.05, host_bandwidth=5.2e10, link=link, between_nodes=between,
+    )  # fmt: skip
+    profile = StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=measured)
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -145,51 +185,3 @@ def examples_of_models() -> list[Any]:
             detail=f"{fault.field}: {fault.message}", instance="/v1/jobs", errors=[fault],
         ),
     ]  # fmt: skip
-
-
-def _dataset() -> DatasetDetail:
-    spec = DatasetRequest(
-        name="corpus-v3", source=SourceConfig(kind="parquet", paths=("s3://corpus/*.parquet",)),
-        tokenizer="s3://corpus/tokenizer.json", filters=(QualityFilter(measure="words", min=50),), exact_dedup=True,
-        near_dedup=NearDedup(),
-    )  # fmt: skip
-    return DatasetDetail(
-        name=spec.name, id="dataset-1k0skwwex4yq1zy2", tenant="lab", submitted_by="alice", state=DatasetState.BUILDING,
-        message="is being built", url="s3://checkpoints/lab/datasets/dataset-1k0skwwex4yq1zy2", spec=spec,
-        progress=DatasetProgress(stage="files", done=12, of=64, documents=91_000, bytes=402_000_000, seconds=61.5),
-        counts=None, fingerprint=None, lineage=None, created_at=_TIME, finished_at=None,
-    )  # fmt: skip
-
-
-def _profile() -> StoredProfile:
-    link = MeasuredLink(ranks=8, base_seconds=3.1e-5, bytes_per_second=3.6e11, overlap=0.8, symmetric_memory=None)
-    between = MeasuredLink(ranks=4, base_seconds=5.2e-5, bytes_per_second=4.1e10, overlap=0.7, symmetric_memory=None)
-    profile = MeasuredProfile(
-        device="NVIDIA H100 80GB HBM3", commit="8f2b6f0c1d3e", torch_version="2.9.1", triton_version="3.5.1",
-        measured_at=_TIME, precision="bf16", cores=16, cases=("dense, fullrank: 1.031 of its work's time",),
-        product_flops=6.9e14, attention_flops=4.1e14, bandwidth=2.4e12, start_seconds=4e-6, block_seconds=4.2e-4,
-        correction=1.06, spread=0.05, host_bandwidth=5.2e10, link=link, between_nodes=between,
-    )  # fmt: skip
-    return StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=profile)
-
-
-def _job() -> JobRecord:
-    step = StepReport(
-        step=412, steps=10_000, loss=3.412, learning_rate=0.003, gradient_norm=0.41, tokens=216_006_656,
-        tokens_per_second=655_000, step_seconds=0.8, communication_seconds=0.21, exposed_communication_seconds=0.05,
-        communication_bytes=176_000_000, model_flops_per_second=9.3e14, eta_seconds=7670, data_seconds=0.01,
-        forward_seconds=0.24, backward_seconds=0.46, optimizer_seconds=0.03, model_flops_utilization=0.12,
-        hardware_flops_utilization=0.12,
-    )  # fmt: skip
-    shape = ShapeReport(
-        tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, nodes=["6f0c"] * 8,
-        metrics_endpoints=[f"10.0.0.5:{9400 + rank}" for rank in range(8)],
-    )  # fmt: skip
-    saved = CheckpointReport(step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, seconds=0.3)
-    return JobRecord(
-        id=_JOB_ID, tenant="lab", submitted_by="alice", queue="research", name="cola-350m",
-        spec=JobSpec.model_validate(SPEC), state=JobState.RUNNING, reason=Reason.GANG_STARTED,
-        message="tp 4 × pp 1 × dp 2: 8 workers are training", attempt=1, cancel_requested=False, checkpoint_url=_FOLDER,
-        submitted_at=_TIME, queued_at=_TIME, started_at=_TIME, finished_at=None, progress=step, evaluation=None,
-        checkpoint=saved, shape=shape, version=830,
-    )  # fmt: skip

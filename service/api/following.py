@@ -1,4 +1,8 @@
-"""Following jobs: when each job's ``Feed`` reads more, and which streams may continue.
+"""Following jobs: the newest events of each followed job, when more are read, and which streams may continue.
+
+The newest events of a followed job are in its ``Feed``, read and encoded once for all streams that follow it. A stream
+that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a job's events
+increase in the order of commits, so no event is inserted later.
 
 A feed reads more whenever its job has been written to. This process is notified of its own writes directly and of other
 processes' by PostgreSQL; polling the versions of all followed jobs now and then finds what both have missed.
@@ -13,6 +17,8 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import filterfalse
 from typing import TypeVar
 
 import anyio
@@ -24,11 +30,6 @@ from service.accounts.keys import KeyStore, Principal
 from service.jobs.model import JobEvent
 from service.jobs.queries import EventFilter, Position
 from service.jobs.store import JobStore, can_listen, listening, send_probe
-
-# The newest events of a followed job, read and encoded once for all streams that follow it.
-#
-# A stream that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a
-# job's events increase in the order of commits, so no event is inserted later.
 
 BATCH = 100  # events read, or passed to a stream, at once
 
@@ -57,17 +58,9 @@ class EncodedEvent:
 Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
 
 
-def read_events(store: JobStore, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
     """Read a job's next events from the record: a batch, or fewer if there are no more."""
-    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, wanted)]
-
-
-def read_on(store: JobStore, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
-    """Read a feed's next input: the job's position and then its next events, in this order so that none is missed."""
-    position = store.position(job_id)
-    if newest is None or position.newest <= newest:
-        return position, []
-    return position, read_events(store, job_id, newest, EventFilter())
+    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, selection)]
 
 
 class Feed:
@@ -93,7 +86,7 @@ class Feed:
         self.stale = asyncio.Event()
         self.stale.set()
         self.size = 0
-        self._kept: list[EncodedEvent] = []
+        self._events: list[EncodedEvent] = []
         self._changed = asyncio.Event()
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
@@ -101,7 +94,7 @@ class Feed:
         if self.newest is None:
             self.newest = self.start = position.newest
         if events:
-            self._kept += events
+            self._events += events
             self.size += sum(each.size for each in events)
             self.newest = events[-1].event.id
         if len(events) < BATCH:
@@ -113,18 +106,18 @@ class Feed:
     def after(self, seen: int) -> Sequence[EncodedEvent]:
         """Return the next events after a given one, which is not before the feed's start; a batch at most."""
         first = self._index(seen)
-        return self._kept[first : first + BATCH]
+        return self._events[first : first + BATCH]
 
     def trim(self, most: int) -> None:
         """Drop the events that all followers have seen, and the oldest others beyond ``most`` bytes."""
         dropped = self._index(min(follower.seen for follower in self.followers))
-        self.size -= sum(each.size for each in self._kept[:dropped])
+        self.size -= sum(each.size for each in self._events[:dropped])
         while self.size > most:
-            self.size -= self._kept[dropped].size
+            self.size -= self._events[dropped].size
             dropped += 1
         if dropped:
-            self.start = self._kept[dropped - 1].event.id
-            del self._kept[:dropped]
+            self.start = self._events[dropped - 1].event.id
+            del self._events[:dropped]
 
     def end(self, is_over: Callable[[Principal], bool]) -> None:
         """End the streams of some principals before the job has ended."""
@@ -141,7 +134,7 @@ class Feed:
         self._changed = asyncio.Event()
 
     def _index(self, seen: int) -> int:
-        return bisect_right(self._kept, seen, key=lambda kept: kept.event.id)
+        return bisect_right(self._events, seen, key=lambda each: each.event.id)
 
 
 class Follower:
@@ -151,46 +144,44 @@ class Follower:
         feed: The job's feed.
         read: Reads the record; see ``read_events``.
         who: Whose stream it is.
-        wanted: Which events are wanted.
+        selection: Which events to follow.
         seen: Id of the event after which it starts.
 
     Attributes:
         over: Set when the stream is to end before the job does.
     """
 
-    def __init__(self, feed: Feed, read: Read, who: Principal, wanted: EventFilter, seen: int) -> None:
+    def __init__(self, feed: Feed, read: Read, who: Principal, selection: EventFilter, seen: int) -> None:
         self.who, self.seen, self.over = who, seen, False
-        self._feed, self._read, self._wanted = feed, read, wanted
+        self._feed, self._read, self._selection = feed, read, selection
 
     async def next(self) -> Sequence[EncodedEvent]:
-        """Wait for the next wanted events and return them in order; none at the end of the stream."""
+        """Wait for the next selected events and return them in order; none at the end of the stream."""
         while not self.over:
             if self._feed.newest is None:
                 await self._feed.changed()
             elif self.seen < self._feed.start:
-                if found := await self._catch_up(self._feed.newest):
-                    return found
+                newest = self._feed.newest
+                batch = await self._read(self._feed.job_id, self.seen, self._selection)
+                # If there were no more, these include all selected events up to what the feed had read before.
+                self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
+                if batch:
+                    return batch
             elif events := self._feed.after(self.seen):
                 self.seen = events[-1].event.id
-                if found := [each for each in events if self._wanted.matches(each.event)]:
-                    return found
+                if matching := [each for each in events if self._selection.matches(each.event)]:
+                    return matching
             elif self._feed.finished:
                 break
             else:
                 await self._feed.changed()
         return []
 
-    async def _catch_up(self, newest: int) -> Sequence[EncodedEvent]:
-        found = await self._read(self._feed.job_id, self.seen, self._wanted)
-        # If there were no more, these include all wanted events up to what the feed had read before.
-        self.seen = max([self.seen if len(found) == BATCH else newest, *(each.event.id for each in found[-1:])])
-        return found
-
 
 KEPT_BYTES = 16 * 2**20  # of JSON, in all feeds together
 WATCH_SECONDS = 0.5  # until streams end if their key was revoked or has expired, or their server stops
 LOOK_SECONDS = 1.0
-LOOK_SECONDS_WHEN_TOLD = 5.0
+LOOK_SECONDS_WHEN_NOTIFIED = 5.0
 RETRY_SECONDS = 1.0
 
 _THREADS = 4  # for reading events; other requests have their own
@@ -215,22 +206,29 @@ class Feeds:
         self._watcher: asyncio.Task[None] | None = None  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._is_told = False  # by the database, of other processes' writes
+        self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
-        store.notifications.subscribe(self._heard)
+        store.notifications.subscribe(self._on_write)
 
     @contextmanager
-    def follow(self, job_id: str, who: Principal, wanted: EventFilter, after: int) -> Iterator[Follower]:
+    def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:
         """Follow a job.
 
         Args:
             job_id: The job.
             who: Whose stream it is; it ends when their key is revoked or expires.
-            wanted: Which events are wanted.
+            selection: Which events to follow.
             after: Id of the event after which to start.
         """
-        feed = self._feeds.get(job_id) or self._open(job_id)
-        follower = Follower(feed, self.read, who, wanted, after)
+        feed = self._feeds.get(job_id)
+        if feed is None:
+            if not self._feeds:
+                self._loop = asyncio.get_running_loop()
+                self._is_notified, self._next_look = False, time.monotonic() + LOOK_SECONDS
+                self._watcher = asyncio.create_task(self._look_after())
+            feed = self._feeds[job_id] = Feed(job_id)
+            self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
+        follower = Follower(feed, self.read, who, selection, after)
         feed.followers.add(follower)
         feed.stale.set()
         try:
@@ -238,28 +236,16 @@ class Feeds:
         finally:
             feed.followers.remove(follower)
             if not feed.followers:
-                self._close(feed)
+                del self._feeds[job_id]
+                self._readers.pop(job_id).cancel()
+                if not self._feeds and self._watcher is not None:
+                    self._watcher.cancel()
 
-    async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+    async def read(self, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
         """Read the record in another thread; see ``read_events``."""
-        return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
+        return await self._in_thread(lambda: read_events(self._store, job_id, after, selection))
 
-    def _open(self, job_id: str) -> Feed:
-        if not self._feeds:
-            self._loop = asyncio.get_running_loop()
-            self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
-            self._watcher = asyncio.create_task(self._look_after())
-        feed = self._feeds[job_id] = Feed(job_id)
-        self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
-        return feed
-
-    def _close(self, feed: Feed) -> None:
-        del self._feeds[feed.job_id]
-        self._readers.pop(feed.job_id).cancel()
-        if not self._feeds and self._watcher is not None:
-            self._watcher.cancel()
-
-    def _heard(self, job_id: str, version: int) -> None:
+    def _on_write(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""
         if job_id in self._feeds and self._loop is not None:
             with suppress(RuntimeError):  # the loop has just ended
@@ -272,11 +258,18 @@ class Feeds:
 
     async def _keep_reading(self, feed: Feed) -> None:
         """Read a job's new events whenever there may be some."""
+
+        def read_on() -> tuple[Position, Sequence[EncodedEvent]]:
+            position = self._store.position(feed.job_id)  # before its events, so that none is missed
+            if feed.newest is None or position.newest <= feed.newest:
+                return position, []
+            return position, read_events(self._store, feed.job_id, feed.newest, EventFilter())
+
         while True:
             await feed.stale.wait()
             feed.stale.clear()
             try:
-                position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
+                position, events = await self._in_thread(read_on)
             except SQLAlchemyError:  # the next poll finds that there is more to read
                 self._look_soon()
             except Exception:
@@ -306,9 +299,18 @@ class Feeds:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                await self._check_keys()
+                senders = {follower.who for feed in self._feeds.values() for follower in feed.followers}
+                bad: set[Principal] = await self._in_thread(partial(set, filterfalse(self._keys.is_good, senders)))
+                if bad:
+                    for feed in self._feeds.values():
+                        feed.end(bad.__contains__)
                 if time.monotonic() >= self._next_look:
-                    await self._look()
+                    self._next_look = time.monotonic() + (
+                        LOOK_SECONDS_WHEN_NOTIFIED if self._is_notified else LOOK_SECONDS
+                    )
+                    followed = list(self._feeds)
+                    for job_id, version in (await self._in_thread(partial(self._store.versions, followed))).items():
+                        self._note(job_id, version)
                 is_away = False
             except Exception as error:
                 if not is_away:
@@ -316,45 +318,29 @@ class Feeds:
                 is_away = True
                 self._look_soon()
 
-    async def _check_keys(self) -> None:
-        asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
-        bad = await self._in_thread(lambda: {who for who in asked if not self._keys.is_good(who)})
-        if bad:
-            for feed in self._feeds.values():
-                feed.end(bad.__contains__)
-
-    async def _look(self) -> None:
-        self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
-        followed = list(self._feeds)
-        for job_id, version in (await self._in_thread(lambda: self._store.versions(followed))).items():
-            self._note(job_id, version)
-
     def _look_soon(self) -> None:
         self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
 
     async def _listen(self) -> None:
         """Listen for other processes' writes, if the database can notify of them."""
-        is_said = False
+        is_logged = False
         while can_listen(self._store.engine):
             try:
-                await self._listen_once()
+                probe = uuid.uuid4().hex
+                async with listening(self._store.engine) as writes:
+                    await self._in_thread(partial(send_probe, self._store.engine, probe))
+                    async for job_id, version in writes:
+                        if job_id == probe:
+                            self._is_notified = True
+                            self._next_look = 0.0  # to find earlier writes
+                        self._note(job_id, version)
             except Exception as error:
-                if self._is_told or not is_said:
+                if self._is_notified or not is_logged:
                     _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
-                is_said = True
-            self._is_told = False
+                is_logged = True
+            self._is_notified = False
             self._look_soon()
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _listen_once(self) -> None:
-        probe = uuid.uuid4().hex
-        async with listening(self._store.engine) as writes:
-            await self._in_thread(lambda: send_probe(self._store.engine, probe))
-            async for job_id, version in writes:
-                if job_id == probe:
-                    self._is_told = True
-                    self._next_look = 0.0  # to find earlier writes
-                self._note(job_id, version)
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         return await anyio.to_thread.run_sync(work, limiter=self._threads)

@@ -1,4 +1,7 @@
-"""Rate limits. Counted in this process only: each replica allows as much."""
+"""What a client may use: rates of requests, open streams, reads of the record, threads for stores; retried requests.
+
+All of it is counted in this process only: each replica allows as much.
+"""
 
 import asyncio
 import hashlib
@@ -30,8 +33,14 @@ from service.settings import Settings
 
 WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
 
+THREADS_PER_TENANT = 4  # that wait for stores
+THREADS = 64
+
 _MOST_COUNTED = 5_000  # addresses, which bounds the memory
 _STREAM_RETRY_SECONDS = 5
+_STOPPING_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 class _Window:
@@ -49,17 +58,15 @@ class _Window:
         """
         now = time.monotonic()
         if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
-            self._forget_old(now - self._seconds)
+            before = now - self._seconds
+            self._counted = {sender: times for sender, times in self._counted.items() if times[-1] > before}
+            if len(self._counted) >= _MOST_COUNTED:
+                self._counted.clear()
         times = self._counted.setdefault(who, deque(maxlen=self._most))
         until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
         if until_free > 0:
             raise RateLimited(self._what, math.ceil(until_free))
         times.append(now)  # which drops the oldest
-
-    def _forget_old(self, before: float) -> None:
-        self._counted = {who: times for who, times in self._counted.items() if times[-1] > before}
-        if len(self._counted) >= _MOST_COUNTED:
-            self._counted.clear()
 
 
 class RateLimits:
@@ -128,20 +135,16 @@ class RateLimits:
 def network_of(address: str | None) -> str:
     """A sender's address, or its /64 network with IPv6, all of which one sender may use."""
     try:
-        found = ipaddress.ip_address(address or "")
+        sender = ipaddress.ip_address(address or "")
     except ValueError:
         return "unknown"
-    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
-
-
-# Reads of the record that are too short for a thread: handing one over and back takes several times as long.
-
-T = TypeVar("T")
+    return str(sender) if sender.version == 4 else str(ipaddress.ip_network((sender, 64), strict=False))
 
 
 class ShortReads:
     """Reads a SQLite file in the event loop, and any other database in a thread. Used from the event loop only.
 
+    The reads are too short for a thread: handing one over and back takes several times as long.
     A read that would wait for a lock, or turns out long, is interrupted and done again in a thread. The loop does wait
     for the disk, as it does wherever it opens a file.
 
@@ -179,19 +182,12 @@ class ShortReads:
             self._in_loop.close()
 
 
-# Threads for accessing stores and files, which may never respond: a few per tenant, and none that others need.
-#
-# A thread that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long
-# after the request was answered: the number of hung threads is bounded, and only their tenant is affected.
-
-THREADS_PER_TENANT = 4
-THREADS = 64
-
-_STOPPING_SECONDS = 2.0
-
-
 class StoreAccess:
     """Runs functions that access stores and files. Used from the server's event loop only.
+
+    Stores may never respond, so they get threads of their own: a few per tenant, and none that others need. A thread
+    that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long after
+    the request was answered: the number of hung threads is bounded, and only their tenant is affected.
 
     Args:
         seconds: How long a request waits, for a thread and for its result.
@@ -214,17 +210,28 @@ class StoreAccess:
         Raises:
             StoreUnavailable: It took too long.
         """
-        began, release = time.monotonic(), None
+        began, has_slot, own = time.monotonic(), False, self._of_tenant[tenant]
+
+        def release() -> None:
+            own.release()
+            self._all.release()
+
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 self._waiting.add(deadline)
-                release = await self._place(tenant)
+                await own.acquire()
+                try:
+                    await self._all.acquire()
+                except asyncio.CancelledError:
+                    own.release()
+                    raise
+                has_slot = True
                 return await _in_thread(look, release)
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the function's own
             waited = f"within {time.monotonic() - began:.0f} s"
-            if release is None:
+            if not has_slot:
                 problem = f"{what} was not accessed {waited}: earlier requests wait for stores that do not respond"
             else:
                 problem = f"{what} did not respond {waited}"
@@ -238,22 +245,6 @@ class StoreAccess:
         for deadline in self._waiting:
             if not deadline.expired():
                 deadline.reschedule(min(soon, deadline.when() or soon))
-
-    async def _place(self, tenant: str) -> Callable[[], None]:
-        """Take a slot of the tenant's and one of all; return the function that releases them."""
-        own = self._of_tenant[tenant]
-        await own.acquire()
-        try:
-            await self._all.acquire()
-        except asyncio.CancelledError:
-            own.release()
-            raise
-
-        def release() -> None:
-            own.release()
-            self._all.release()
-
-        return release
 
 
 async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
@@ -287,8 +278,6 @@ async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
     return await outcome
 
 
-# Requests that carry an Idempotency-Key.
-
 _Key = Annotated[
     str | None,
     Header(
@@ -300,6 +289,7 @@ _Key = Annotated[
 
 
 async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
+    """The request's identity, if it carries an Idempotency-Key."""
     if key is None:
         return None
     who: Principal = http.state.principal  # admitted by the route

@@ -47,7 +47,17 @@ class StrictRequest(Request):
         """
         body = await self.body()
         try:
-            return _read_json(body)
+            content = json.loads(
+                body.decode("utf-8-sig"),
+                object_pairs_hook=_without_doubles,
+                parse_constant=_refuse_constant,
+                parse_float=_finite,
+                parse_int=_not_endless,
+            )
+            if is_too_deep(content):
+                raise RecursionError
+            json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs
+            return content
         except json.JSONDecodeError as error:
             raise json.JSONDecodeError(f"is not JSON: {error.msg} at character {error.pos}", "", 0) from error
         except UnicodeDecodeError as error:
@@ -72,20 +82,6 @@ class StrictRoute(APIRoute):
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
-
-
-def _read_json(body: bytes) -> Any:
-    content = json.loads(
-        body.decode("utf-8-sig"),
-        object_pairs_hook=_without_doubles,
-        parse_constant=_refuse_constant,
-        parse_float=_finite,
-        parse_int=_not_endless,
-    )
-    if is_too_deep(content):
-        raise RecursionError
-    json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs
-    return content
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Turns:
                 self._tenants.discard(tenant)
 
 
-class Found(Generic[Answer]):
+class LatestResults(Generic[Answer]):
     """Results of the latest searches.
 
     Args:
@@ -96,15 +96,15 @@ class Searches:
 
     def __init__(self) -> None:
         self.for_plans, self.for_layouts = Turns(), Turns()
-        self._plans: Found[SearchReport] = Found(_REMEMBERED_PLANS)
-        self._layouts: Found[ChosenLayouts] = Found(_REMEMBERED_LAYOUTS)
+        self._plans: LatestResults[SearchReport] = LatestResults(_REMEMBERED_PLANS)
+        self._layouts: LatestResults[ChosenLayouts] = LatestResults(_REMEMBERED_LAYOUTS)
 
-    def plans(self, job: JobSpec, asked: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
+    def plans(self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
         """Return the best ways to train a job, without a search if the same was requested before.
 
         Args:
             job: The job.
-            asked: The requested search.
+            requested: The search.
             tenant: The job's tenant.
             fitted: Correction by earlier jobs of predictions by the requested profile.
 
@@ -112,20 +112,17 @@ class Searches:
             InvalidJob: The search takes too long or fails.
             RateLimited: The tenant has a search under way, or too many others have.
         """
-        key = _digest(
-            _without_what_does_not_matter(job).model_copy(update={"elasticity": None}),
-            asked,
-            *([fitted] if fitted else []),
-        )
-        if known := self._plans.get(key):
-            return known
+        shape = _without_what_does_not_matter(job).model_copy(update={"elasticity": None})
+        key = _digest(shape, requested, *([fitted] if fitted else []))
+        if remembered := self._plans.get(key):
+            return remembered
         with self.for_plans.of(tenant):
             try:
-                found = search_apart(job, asked, _SECONDS, fitted)
+                report = search_apart(job, requested, _SECONDS, fitted)
             except (TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="search", message=str(error))]) from error
-        self._plans.add(key, found)
-        return found
+        self._plans.add(key, report)
+        return report
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.
@@ -139,17 +136,17 @@ class Searches:
             InvalidJob: No layout is legal and fits, or choosing takes too long or fails.
             RateLimited: The tenant has a search under way, or too many others have.
         """
-        asked = _without_what_does_not_matter(spec)
-        key = _digest(asked, basis)
-        if known := self._layouts.get(key):
-            return known
+        requested = _without_what_does_not_matter(spec)
+        key = _digest(requested, basis)
+        if remembered := self._layouts.get(key):
+            return remembered
         with self.for_layouts.of(tenant):
             try:
-                found = layouts_apart(asked, _SECONDS, basis)
+                chosen = layouts_apart(requested, _SECONDS, basis)
             except (ValueError, TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
-        self._layouts.add(key, found)
-        return found
+        self._layouts.add(key, chosen)
+        return chosen
 
 
 def _digest(*parts: Config) -> bytes:

@@ -1,4 +1,8 @@
-"""The server that the API runs in."""
+"""The server that the API runs in.
+
+It limits clients' use of it: the number of connections, and how long one may stay idle mid-request. Event streams stay
+open as long as somebody reads them.
+"""
 
 import asyncio
 import errno
@@ -8,7 +12,7 @@ import resource
 import socket
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +27,6 @@ from service.api.deps import Context
 from service.api.limits import network_of
 from service.settings import Settings
 
-# Limits clients' use of the server: the number of connections, and how long one may stay idle mid-request.
-#
-# Event streams stay open as long as somebody reads them.
-
 HEAD_SECONDS = 10.0  # from the beginning of a connection, or of a later request on it, to the last header
 BODY_SECONDS = 30.0
 READ_SECONDS, READ_BYTES = 30.0, 16 * 2**10  # a client must read this much of a pending response in this time
@@ -39,27 +39,27 @@ _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _log = logging.getLogger(__name__)
 
 
-def _last_words(status: str, why: str) -> bytes:
+def _closing_response(status: str, why: str) -> bytes:
     headers = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(why)}\r\nRetry-After: 5"
     return f"HTTP/1.1 {status}\r\n{headers}\r\nConnection: close\r\n\r\n{why}".encode("ascii")
 
 
-_TOO_MANY = _last_words("503 Service Unavailable", "the service has too many connections; try again")
-_TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in time; send it faster")
+_TOO_MANY = _closing_response("503 Service Unavailable", "the service has too many connections; try again")
+_TOO_SLOW = _closing_response("408 Request Timeout", "the request did not arrive in time; send it faster")
 
 
 def raise_descriptor_limit() -> None:
     """Raise this process's limit on open connections and files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def most_connections(wanted: int) -> int:
-    """The wanted number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
+def most_connections(limit: int) -> int:
+    """This number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(2, min(wanted, soft // 2))
+    return limit if soft == resource.RLIM_INFINITY else max(2, min(limit, soft // 2))
 
 
 class Notes:
@@ -118,7 +118,10 @@ class Listener(socket.socket):
     ) -> None:
         super().__init__(fileno=listening.detach())
         self._most, self._most_of_one = most, most // 2
-        self._proxies = list(_networks(proxies))
+        self._proxies: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        for proxy in ("0.0.0.0/0", "::/0") if "*" in proxies else proxies:
+            with suppress(ValueError):  # uvicorn also trusts names, but TCP peers have none
+                self._proxies.append(ipaddress.ip_network(proxy, strict=False))
         self._encrypted, self._notes = encrypted, notes
         self._open: Counter[str] = Counter()
 
@@ -133,7 +136,9 @@ class Listener(socket.socket):
         connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
         if self._open.total() >= self._most:
             self._turn_away(connection, f"refused, because all {self._most} were in use")
-        if self._open[sender] >= self._most_of_one and not self._is_proxy(address[0]):
+        if self._open[sender] >= self._most_of_one and not any(
+            ipaddress.ip_address(address[0]) in network for network in self._proxies
+        ):
             self._turn_away(connection, f"refused, because their address had {self._most_of_one} open")
         self._open[sender] += 1
         connection.when_closed = weakref.finalize(connection, self._forget, sender)
@@ -147,19 +152,10 @@ class Listener(socket.socket):
                 connection.send(_TOO_MANY)
         raise BlockingIOError
 
-    def _is_proxy(self, address: str) -> bool:
-        return any(ipaddress.ip_address(address) in network for network in self._proxies)
-
     def _forget(self, sender: str) -> None:
         self._open[sender] -= 1
         if not self._open[sender]:
             del self._open[sender]
-
-
-def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    for proxy in ("0.0.0.0/0", "::/0") if "*" in proxies else proxies:
-        with suppress(ValueError):  # uvicorn also trusts names, but TCP peers have none
-            yield ipaddress.ip_network(proxy, strict=False)
 
 
 class _Requests(h11.Connection):
@@ -235,10 +231,23 @@ class Watch:
         self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
         for connection, clocks in self._clocks.items():
             self._look_at_request(connection, clocks, now)
-            self._look_at_answer(connection, clocks, now)
+
+            unread = connection.transport.get_write_buffer_size()
+            if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
+                clocks.unread, clocks.unread_since = unread, now
+                continue
+            clocks.unread = max(unread, clocks.unread)
+            if now - clocks.unread_since >= READ_SECONDS:
+                self._notes.add(f"cut off, because an answer was not read for {READ_SECONDS:g} s")
+                connection.transport.abort()
 
     def _look_at_request(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
-        part = _arriving(connection)
+        # The part of a request that the server waits for; none between requests, and while it reads no more.
+        state, part = connection.conn.their_state, None
+        if state is h11.IDLE and connection.timeout_keep_alive_task is None:
+            part = "head", connection.cycle
+        elif state is h11.SEND_BODY and not connection.flow.read_paused:
+            part = "body", connection.cycle
         if part != clocks.part:
             clocks.part, clocks.part_since = part, now
         if part is None or connection.transport.is_closing():
@@ -249,31 +258,6 @@ class Watch:
             if connection.cycle is None or not connection.cycle.response_started:
                 connection.transport.write(_TOO_SLOW)
             connection.transport.close()
-
-    def _look_at_answer(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
-        unread = connection.transport.get_write_buffer_size()
-        if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
-            clocks.unread, clocks.unread_since = unread, now
-            return
-        clocks.unread = max(unread, clocks.unread)
-        if now - clocks.unread_since >= READ_SECONDS:
-            self._notes.add(f"cut off, because an answer was not read for {READ_SECONDS:g} s")
-            connection.transport.abort()
-
-
-def _arriving(connection: H11Protocol) -> tuple[str, object] | None:
-    """The part of a request that the server is waiting for; ``None`` between requests, and while it reads no more."""
-    state = connection.conn.their_state
-    if state is h11.IDLE and connection.timeout_keep_alive_task is None:
-        return "head", connection.cycle
-    if state is h11.SEND_BODY and not connection.flow.read_paused:
-        return "body", connection.cycle
-    return None
-
-
-def is_out_of_descriptors(error: object) -> bool:
-    """Whether an error is due to a lack of descriptors."""
-    return isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS
 
 
 GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
@@ -347,7 +331,8 @@ class ApiServer(uvicorn.Server):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log errors of the loop; it retries every second to accept connections without a free descriptor."""
-        if is_out_of_descriptors(context.get("exception")):
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
             self._notes.add("attempts to accept one failed, because this process has no file descriptor left")
         else:
             loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""Which service the command line talks to, and with which key."""
+"""Which service the command line talks to, and with which key: its login is one file that only its owner can read."""
 
 import stat
 from pathlib import Path
@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_se
 
 from service.cli.failures import BadInput, read_settings
 from service.client import Client
-
-# The login of the command line: one file that only its owner can read.
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -27,10 +25,6 @@ class Login(BaseModel):
     @field_serializer("api_key", when_used="json")
     def _shown(self, key: SecretStr) -> str:
         return key.get_secret_value()
-
-    def is_at(self, url: str) -> bool:
-        """Whether the key is for the service at ``url``."""
-        return self.url.rstrip("/") == url.rstrip("/")
 
 
 def read_login(path: Path) -> Login | None:
@@ -77,14 +71,14 @@ def open_client(url: str | None, **options: Any) -> Client:
     """
     settings = read_settings()
     login = read_login(settings.config)
-    named = url or (settings.url if settings.names_service else None)
-    address = named or (login.url if login else settings.url)
-    found: dict[str, Any] = {"retry_seconds": settings.retry_seconds}
-    if login and login.is_at(address):  # never send a key to any other service
-        found |= {"api_key": login.api_key.get_secret_value(), "verify": login.ca_file or True}
+    is_in_environment = not settings.model_fields_set.isdisjoint({"url", "host", "port"})
+    address = url or (login.url if login and not is_in_environment else settings.url)
+    known: dict[str, Any] = {"retry_seconds": settings.retry_seconds}
+    if login and login.url.rstrip("/") == address.rstrip("/"):  # never send a key to any other service
+        known |= {"api_key": login.api_key.get_secret_value(), "verify": login.ca_file or True}
     if settings.api_key:
-        found["api_key"] = settings.api_key.get_secret_value()
-    return client_of(address, **found | options)
+        known["api_key"] = settings.api_key.get_secret_value()
+    return client_of(address, **known | options)
 
 
 def client_of(address: str, **options: Any) -> Client:

@@ -62,27 +62,26 @@ class ReadableErrors(TyperGroup):
         """Run the command."""
         try:
             try:
-                return self._invoke(ctx)
+                with stores_in_words():
+                    return super().invoke(ctx)
+            except ServiceUnreachable as error:
+                raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
+            except ApiError as error:
+                lines = _field_lines(error.errors) or [error.detail]
+                if error.status == HTTPStatus.UNAUTHORIZED:
+                    lines = [error.detail, "sign in with `boost login`, or set BOOST_API_KEY"]
+                raise _exit(lines, _STATUSES.get(error.status, ExitStatus.FAILED)) from error
+            except BadInput as error:
+                raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+            except (Failed, StoreUnusable) as error:
+                raise _exit([str(error)], ExitStatus.FAILED) from error
             finally:
-                sys.stdout.flush()  # here, where a failure can be told
+                sys.stdout.flush()  # here, where a failure can be reported
         except BrokenPipeError as error:
             _discard_output()
             raise typer.Exit(ExitStatus.OUTPUT_CLOSED) from error
         except OSError as error:
             _discard_output()
-            raise _exit([str(error)], ExitStatus.FAILED) from error
-
-    def _invoke(self, ctx: Any) -> Any:
-        try:
-            with stores_in_words():
-                return super().invoke(ctx)
-        except ServiceUnreachable as error:
-            raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
-        except ApiError as error:
-            raise _exit(_lines_of(error), _STATUSES.get(error.status, ExitStatus.FAILED)) from error
-        except BadInput as error:
-            raise _exit(error.args, ExitStatus.BAD_INPUT) from error
-        except (Failed, StoreUnusable) as error:
             raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
@@ -94,7 +93,7 @@ def read_foreign_config(path: Path) -> Imported:
     """
     try:
         imported = import_config(path)
-        JobSpec.model_validate({section: given for section, given in imported.job.items() if section != "data"})
+        JobSpec.model_validate({section: fields for section, fields in imported.job.items() if section != "data"})
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
     except (OSError, ValueError) as error:
@@ -114,8 +113,8 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
     """
     try:
         spec = load_job(path)
-        given = {field: value for field, value in (changes or {}).items() if value is not None}
-        return JobSpec.model_validate(spec.model_dump(mode="json") | given) if given else spec
+        replaced = {field: value for field, value in (changes or {}).items() if value is not None}
+        return JobSpec.model_validate(spec.model_dump(mode="json") | replaced) if replaced else spec
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
     except (OSError, ValueError) as error:
@@ -154,27 +153,21 @@ def read_network(path: Path) -> NetworkConfig:
     return _read_yaml_as(NetworkConfig, path)
 
 
-def read_settings(**given: Any) -> Settings:
+def read_settings(**options: Any) -> Settings:
     """Read the settings from the environment.
 
     Args:
-        **given: Settings given on the command line, which take precedence.
+        **options: Settings given on the command line, which take precedence.
 
     Raises:
         BadInput: A variable has an invalid value.
     """
     try:
-        return Settings(**given)
+        return Settings(**options)
     except ValidationError as error:
         # A default derived from an invalid variable is not an error of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
-
-
-def _lines_of(error: ApiError) -> list[str]:
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        return [error.detail, "sign in with `boost login`, or set BOOST_API_KEY"]
-    return _field_lines(error.errors) or [error.detail]
 
 
 def _read_yaml_as(model: type[Model], path: Path) -> Model:

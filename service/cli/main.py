@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import ckpt, datasets, jobs, keys, local, login, profiles, queues, submit, trainer, watch
+from service.cli.commands import access, ckpt, datasets, jobs, local, profiles, queues, submit, trainer, watch
 from service.cli.failures import ReadableErrors
 
 _JOBS = "Jobs"
@@ -42,8 +42,8 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "eval": trainer.evaluate,
     },
     _CLUSTER: {"nodes": queues.nodes},
-    _ACCOUNT: {"login": login.login, "logout": login.logout, "whoami": login.whoami},
-    _OPERATORS: {"audit": keys.audit, "migrate": local.migrate},
+    _ACCOUNT: {"login": access.login, "logout": access.logout, "whoami": access.whoami},
+    _OPERATORS: {"audit": access.audit, "migrate": local.migrate},
     _HERE: {"serve": local.serve, "demo": local.demo, "import-config": local.import_configuration},
 }
 
@@ -58,7 +58,7 @@ app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_JOBS)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=_JOBS)
 app.add_typer(queues.app, name="queues", rich_help_panel=_CLUSTER)
 app.add_typer(profiles.app, name="profiles", rich_help_panel=_CLUSTER)
-app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATORS)
+app.add_typer(access.app, name="keys", rich_help_panel=_OPERATORS)
 app.add_typer(queues.tenants_app, name="tenants", rich_help_panel=_OPERATORS)
 
 if __name__ == "__main__":

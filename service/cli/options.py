@@ -1,10 +1,31 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share: their completion, and times as written on a command line."""
 
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from service.cli.completion import complete_job_ids
+from service.cli.connection import open_client
+from service.cli.failures import BadInput
+
+_COMPLETION_SECONDS = 1.0
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
+
+
+def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest jobs' IDs that start with what was typed, with descriptions; none if the service is slow.
+
+    Completion must be quick and never print an error.
+    """
+    try:
+        with open_client(context.params.get("url"), timeout=_COMPLETION_SECONDS, retry_seconds=0) as client:
+            jobs = client.list().jobs
+    except Exception:  # whatever it is, it cannot be reported during completion
+        return []
+    return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]
+
 
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Job ID; `boost ls` lists them.", autocompletion=complete_job_ids)
@@ -32,3 +53,40 @@ IdempotencyKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job."),
 ]
+
+
+def moment_before_now(text: str) -> datetime:
+    """Parse a past time: ``10m`` is ten minutes ago; otherwise a date and time, local unless it names a time zone.
+
+    Raises:
+        BadInput: The text is neither.
+    """
+    return _moment(text, -1)
+
+
+def moment_from_now(text: str) -> datetime:
+    """Parse a future time: ``90d`` is in ninety days; otherwise a date and time, local unless it names a time zone.
+
+    Raises:
+        BadInput: The text is neither, or the time is not in the future.
+    """
+    moment = _moment(text, 1)
+    if moment <= datetime.now(UTC):
+        raise BadInput(f"{text} is not in the future; give a later time, such as 90d")
+    return moment
+
+
+def _moment(text: str, sign: int) -> datetime:
+    if match := _SPAN.fullmatch(text):
+        span = sign * timedelta(**{_UNITS[match[2]]: int(match[1])})
+        try:
+            return datetime.now(UTC) + span
+        except OverflowError:
+            problem = f"{span.days} days are beyond the calendar's range; give a shorter span, such as 90d"
+            raise BadInput(problem) from None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise BadInput(
+            f"{text!r} is not a time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
+        ) from None

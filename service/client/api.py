@@ -23,19 +23,20 @@ from service.models.jobs import (
     CloneRequest,
     DryRun,
     EvaluationList,
+    JobExampleList,
     KeyRequest,
     MetricsHistory,
+    PlanAnswer,
     QueueSettings,
     TenantSettings,
     TrackerList,
 )
-from service.models.plans import JobExampleList, PlanAnswer
-
-# Operations on jobs.
 
 
-class JobCalls:
-    """Operations on jobs."""
+class Api:
+    """The methods of both clients: all operations of the API, by resource."""
+
+    # Jobs.
 
     @operation
     def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[JobRecord]:
@@ -219,12 +220,7 @@ class JobCalls:
         params = {"rank": rank, "level": levels, "since": since.astimezone().isoformat() if since else None}
         return Stream(job_id, "logs", after, follow, params)
 
-
-# Operations on identity, keys and the audit log.
-
-
-class AccountCalls:
-    """Operations on identities, keys and the audit log."""
+    # Identities, keys and the audit log.
 
     @operation
     def whoami(self) -> Call[Identity]:
@@ -262,12 +258,7 @@ class AccountCalls:
         """
         return get(path_of("audit"), AuditPage, tenant=tenant, after=after, limit=limit)
 
-
-# Operations on a job's checkpoints.
-
-
-class CheckpointCalls:
-    """Operations on a job's checkpoints."""
+    # A job's checkpoints.
 
     @operation
     def checkpoints(self, job_id: str) -> Call[CheckpointList]:
@@ -294,12 +285,7 @@ class CheckpointCalls:
         """Delete a checkpoint that is neither pinned nor needed by its job."""
         return Call("DELETE", path_of("jobs", job_id, "checkpoints", step), NoneType, repeatable=True)
 
-
-# Operations on queues, tenants, profiles and nodes.
-
-
-class ClusterCalls:
-    """Operations on what jobs share."""
+    # What jobs share: queues, tenants, nodes and profiles.
 
     @operation
     def queues(self) -> Call[QueueList]:
@@ -357,12 +343,7 @@ class ClusterCalls:
         params = {"precision": precision}
         return Call("DELETE", path_of("profiles", kind), NoneType, params=params, repeatable=True)
 
-
-# Operations on datasets.
-
-
-class DatasetCalls:
-    """Operations on datasets."""
+    # Datasets.
 
     @operation
     def create_dataset(self, request: DatasetRequest | Mapping[str, Any]) -> Call[Dataset]:
@@ -389,18 +370,13 @@ class DatasetCalls:
         """Forget a dataset that no active job names; its files stay."""
         return Call("DELETE", path_of("datasets", name), NoneType, repeatable=True)
 
-
-# Operations that help before a job is submitted.
-
-
-class PlanningCalls:
-    """What a job would need, and what to build one from."""
+    # What helps before a job is submitted.
 
     @operation
     def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
         """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
-        asked = {} if search is None else {"search": plain(search)}
-        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | asked, repeatable=True)
+        body = {} if search is None else {"search": plain(search)}
+        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
 
     @operation
     def presets(self) -> Call[PresetList]:
@@ -416,7 +392,3 @@ class PlanningCalls:
     def versions(self) -> Call[Versions]:
         """Return the versions of the service and of what it runs on."""
         return get(path_of("versions"), Versions)
-
-
-class Api(JobCalls, CheckpointCalls, DatasetCalls, ClusterCalls, PlanningCalls, AccountCalls):
-    """The methods of both clients."""

@@ -12,6 +12,7 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,8 +29,6 @@ from boost_core import __version__
 from service.jobs.model import JobEvent
 from service.models.problems import FieldError, Problem
 from service.proxies import proxy_of
-
-# The errors that a client raises.
 
 _CODES = "urn:boost:problem:"
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -64,7 +63,15 @@ class ApiError(RuntimeError):
     @classmethod
     def of(cls, response: httpx.Response) -> "ApiError":
         """Build the error from an error response that has been read."""
-        retry_after = _seconds(response.headers.get("Retry-After"))
+        retry_after = None
+        if (sent := response.headers.get("Retry-After")) is not None:
+            # A number of seconds or a date; anything else is ignored.
+            try:
+                retry_after = max(0.0, float(sent))
+            except ValueError:
+                with suppress(ValueError):
+                    at = parsedate_to_datetime(sent).astimezone(UTC)
+                    retry_after = max(0.0, (at - datetime.now(UTC)).total_seconds())
         try:
             problem = Problem.model_validate_json(response.content)
         except ValidationError:
@@ -84,7 +91,11 @@ class ServiceUnreachable(ConnectionError):
 
     def __init__(self, base_url: str, cause: Exception) -> None:
         self.was_sent = not isinstance(cause, _NEVER_SENT)
-        self.is_final = any(isinstance(error, ssl.SSLCertVerificationError) for error in _chain(cause))
+        self.is_final = False
+        error: BaseException | None = cause
+        while error is not None:
+            self.is_final |= isinstance(error, ssl.SSLCertVerificationError)
+            error = error.__cause__ or error.__context__
         remedy = (
             "give the CA file that its certificate is signed with: verify= or `boost login --ca-file`"
             if self.is_final
@@ -93,27 +104,6 @@ class ServiceUnreachable(ConnectionError):
         proxy = proxy_of(base_url)
         way = f" through the proxy {proxy.url.host}:{proxy.url.port}" if proxy else ""
         super().__init__(f"no service answers at {base_url}{way} ({cause or type(cause).__name__}); {remedy}")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Parse the header Retry-After, a number of seconds or a date."""
-    if retry_after is None:
-        return None
-    try:
-        return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
-        at = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
 
 
 _KEY = re.compile(r"[!-~]{1,255}")
@@ -314,15 +304,14 @@ class RetryPolicy:
         pause = self._longest * random.uniform(0.5, 1.0)
         if isinstance(failure, ApiError) and failure.retry_after is not None:
             pause += failure.retry_after
-        if not self._may_repeat(failure) or time.monotonic() + pause > self._deadline:
+        if isinstance(failure, ApiError):
+            may_repeat = self._repeatable and failure.status in _FOR_NOW
+        else:
+            may_repeat = not failure.is_final and (self._repeatable or not failure.was_sent)
+        if not may_repeat or time.monotonic() + pause > self._deadline:
             raise failure
         self._longest = min(2 * self._longest, _LONGEST_PAUSE_SECONDS)
         return pause
-
-    def _may_repeat(self, failure: ApiError | ServiceUnreachable) -> bool:
-        if isinstance(failure, ApiError):
-            return self._repeatable and failure.status in _FOR_NOW
-        return not failure.is_final and (self._repeatable or not failure.was_sent)
 
 
 # What both clients are created with.
@@ -352,7 +341,7 @@ class Options:
             httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
             raise ValueError(f"{self.base_url!r} is not the URL of a service: {error}") from error
-        if self.api_key is not None and not _is_visible_ascii(self.api_key):
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             raise ValueError("the API key contains characters that no key has; give it as it was shown")
 
     @property
@@ -361,25 +350,21 @@ class Options:
         headers = {"User-Agent": f"boost-client/{__version__}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
+        trusted: bool | ssl.SSLContext
+        if not self.base_url.startswith("https://"):
+            trusted = False  # otherwise httpx would load all system certificates, which takes longer than most requests
+        elif isinstance(self.verify, bool):
+            trusted = httpx.create_ssl_context(self.verify)
+        else:
+            try:
+                trusted = ssl.create_default_context(cafile=self.verify)
+            except OSError as error:  # includes ssl.SSLError
+                raise ValueError(f"{self.verify} cannot be used as a CA bundle: {error}") from error
         return {
             "base_url": self.base_url,
             "timeout": self.timeout,
             "headers": headers,
-            "verify": self._trusted(),
+            "verify": trusted,
             "proxy": proxy_of(self.base_url),
             "trust_env": False,  # of the environment, httpx would read proxies in its own way
         }
-
-    def _trusted(self) -> bool | ssl.SSLContext:
-        if not self.base_url.startswith("https://"):
-            return False  # otherwise httpx would load all system certificates, which takes longer than most requests
-        if isinstance(self.verify, bool):
-            return httpx.create_ssl_context(self.verify)
-        try:
-            return ssl.create_default_context(cafile=self.verify)
-        except OSError as error:  # includes ssl.SSLError
-            raise ValueError(f"{self.verify} cannot be used as a CA bundle: {error}") from error
-
-
-def _is_visible_ascii(text: str) -> bool:
-    return bool(text) and all("!" <= character <= "~" for character in text)

@@ -1,9 +1,8 @@
-"""The blocking client."""
+"""The blocking client, the one for asyncio, and how both read a stream across connections."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -28,14 +27,9 @@ from service.client.calls import (
 )
 from service.jobs.model import JobEvent, JobRecord
 
-# How far a stream has been read, and what happens when it breaks off.
-
 
 class StreamEndedEarly(ConnectionError):
     """The service ended a stream before the job had ended, as it does when it stops."""
-
-    def __init__(self) -> None:
-        super().__init__("the stream ended early")
 
 
 class EventStreamReader:
@@ -45,6 +39,9 @@ class EventStreamReader:
         stream: The stream to read.
         base_url: URL of the service.
         seconds: How long to keep trying while nothing arrives.
+
+    Attributes:
+        job_finished: Whether the job had ended before the present connection was opened.
     """
 
     def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
@@ -53,7 +50,7 @@ class EventStreamReader:
         self._seconds = seconds
         self._after = stream.after
         self._patience: RetryPolicy | None = None
-        self._job_finished = False
+        self.job_finished = False
 
     @property
     def look(self) -> Call[JobRecord]:
@@ -80,15 +77,11 @@ class EventStreamReader:
         self._after = event.id
         return event
 
-    def looked(self, job: JobRecord) -> None:
-        """Remember the job's state before a connection is opened."""
-        self._job_finished = job.finished
-
     @property
     def is_complete(self) -> bool:
         """Whether a connection that ended cleanly has delivered everything."""
         # A connection opened before the job ended may have been closed by a service that was stopping.
-        return self._job_finished or not self._stream.follow
+        return self.job_finished or not self._stream.follow
 
     def pause_after(self, failure: Exception) -> float:
         """Return how many seconds to wait before the next connection.
@@ -104,7 +97,6 @@ class EventStreamReader:
 
 
 BROKEN_OFF = (httpx.TransportError, ServiceUnreachable, StreamEndedEarly, ApiError)
-
 
 _Answer = TypeVar("_Answer")
 
@@ -156,7 +148,11 @@ class Client(Api, Blocking):
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
-                return call.read(self._send(call))
+                try:
+                    response = self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._options.base_url, error) from error
+                return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
             time.sleep(pause)
@@ -164,37 +160,25 @@ class Client(Api, Blocking):
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
         """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.looked(self.perform(reading.look))
+        reading.job_finished = self.perform(reading.look).finished
         while True:
             try:
-                yield from self._connection(reading)
+                with connect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        source.response.read()
+                        raise ApiError.of(source.response)
+                    for sent in source.iter_sse():
+                        if event := reading.take(sent):
+                            yield event
                 if reading.is_complete:
                     return
-                reading.looked(self.perform(reading.look))
+                reading.job_finished = self.perform(reading.look).finished
                 if reading.is_complete:
                     continue
-                raise StreamEndedEarly
+                raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
                 pause = reading.pause_after(failure)
             time.sleep(pause)
-
-    def _connection(self, reading: EventStreamReader) -> Iterator[JobEvent]:
-        with connect_sse(self._http, **reading.request) as source:
-            if source.response.is_error:
-                source.response.read()
-                raise ApiError.of(source.response)
-            for sent in source.iter_sse():
-                if event := reading.take(sent):
-                    yield event
-
-    def _send(self, call: Call[_Answer]) -> httpx.Response:
-        try:
-            return self._http.request(**call.request)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(self._options.base_url, error) from error
-
-
-# The client for asyncio.
 
 
 class AsyncClient(Api, Awaiting):
@@ -240,7 +224,11 @@ class AsyncClient(Api, Awaiting):
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
-                return call.read(await self._send(call))
+                try:
+                    response = await self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._options.base_url, error) from error
+                return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
             await asyncio.sleep(pause)
@@ -248,33 +236,22 @@ class AsyncClient(Api, Awaiting):
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
         """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.looked(await self.perform(reading.look))
+        reading.job_finished = (await self.perform(reading.look)).finished
         while True:
             try:
-                async with aclosing(self._connection(reading)) as events:
-                    async for event in events:
-                        yield event
+                async with aconnect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        await source.response.aread()
+                        raise ApiError.of(source.response)
+                    async for sent in source.aiter_sse():
+                        if event := reading.take(sent):
+                            yield event
                 if reading.is_complete:
                     return
-                reading.looked(await self.perform(reading.look))
+                reading.job_finished = (await self.perform(reading.look)).finished
                 if reading.is_complete:
                     continue
-                raise StreamEndedEarly
+                raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
                 pause = reading.pause_after(failure)
             await asyncio.sleep(pause)
-
-    async def _connection(self, reading: EventStreamReader) -> AsyncGenerator[JobEvent, None]:
-        async with aconnect_sse(self._http, **reading.request) as source:
-            if source.response.is_error:
-                await source.response.aread()
-                raise ApiError.of(source.response)
-            async for sent in source.aiter_sse():
-                if event := reading.take(sent):
-                    yield event
-
-    async def _send(self, call: Call[_Answer]) -> httpx.Response:
-        try:
-            return await self._http.request(**call.request)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(self._options.base_url, error) from error

@@ -1,4 +1,4 @@
-"""Who a request comes from, and what its sender may do."""
+"""Who calls, as the API shows it: identities and their scopes, keys, the audit log, tenants."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -32,9 +32,6 @@ class Identity(BaseModel):
     scopes: list[Scope] = Field(description="Scopes of the key.")
 
 
-# API keys, as the API shows them. The key itself is shown only once, when it is created.
-
-
 class _KeyFacts(BaseModel):
     id: str = Field(description="ID of the key: its second part, which is not secret.")
     name: str = Field(description="Its name in job records and the audit log.")
@@ -65,9 +62,7 @@ class KeyList(BaseModel):
     keys: list[Key] = Field(description="Newest first.")
 
 
-# The audit log, as the API shows it to operators.
-
-# Names of requests in the log. They never change.
+# Names of requests in the audit log. They never change.
 ACTIONS = (
     "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
     "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
@@ -96,9 +91,6 @@ class AuditPage(BaseModel):
 
     entries: list[AuditEntry] = Field(description="Ordered by ID.")
     next_after: int | None = Field(description="Pass as after to get later entries; null if there are none.")
-
-
-# Tenants and their quotas, as the API shows them to operators.
 
 
 class Tenant(BaseModel):

@@ -1,4 +1,4 @@
-"""The cluster's nodes and their jobs, as the API shows them."""
+"""What jobs share, as the API shows it: nodes, queues, scrape targets, versions, and profiles of kinds of GPU."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -48,8 +48,6 @@ class NodeList(BaseModel):
     nodes: list[Node] = Field(description="Ordered by ID.")
 
 
-# Queues, as the API shows them.
-
 DEFAULT_QUEUE = "default"
 
 QueueName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -73,9 +71,6 @@ class QueueList(BaseModel):
     queues: list[Queue] = Field(description="Ordered by name.")
 
 
-# Where Prometheus finds the ranks, in the format of its HTTP service discovery.
-
-
 class TargetLabels(BaseModel):
     """Labels that distinguish the series of a rank."""
 
@@ -97,9 +92,6 @@ class TargetGroup(BaseModel):
     labels: TargetLabels
 
 
-# What a service consists of.
-
-
 class Versions(BaseModel):
     """Versions of the service and its dependencies; null for what is not installed where the API runs."""
 
@@ -110,9 +102,6 @@ class Versions(BaseModel):
     torch: str | None = Field(description="Version of PyTorch.")
     ray_dashboard_url: str | None = Field(None, description="URL of the Ray cluster's dashboard, if configured.")
     database: Literal["sqlite", "postgresql"] = Field(description="Kind of database that the jobs are kept in.")
-
-
-# Profiles of kinds of GPU, as the API shows them.
 
 
 class StoredProfile(BaseModel):

@@ -1,4 +1,7 @@
-"""Request bodies, and the answer to a dry run."""
+"""Jobs, as the API takes and shows them: requests, plans, evaluations, checkpoints, curves and trackers.
+
+Also the requests for keys and for settings of queues and tenants.
+"""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,7 +13,7 @@ from boost_core.config.base import Config
 from boost_core.config.reading import Moment
 from boost_core.messages import Scores
 from boost_core.plan.machine import Fitted
-from boost_core.plan.report import Plan
+from boost_core.plan.report import Plan, PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.models.access import Scope, TenantName
 from service.models.cluster import StoredProfile
@@ -59,6 +62,46 @@ class DryRun(BaseModel):
     )
 
 
+class PlanRequest(JobSpec):
+    """A job, and a search to run for it."""
+
+    search: PlanSearch | None = Field(None, description="Search for the best ways to train it; default: no search.")
+
+    @property
+    def job(self) -> JobSpec:
+        """The job without the search."""
+        return JobSpec.model_construct(**{name: getattr(self, name) for name in JobSpec.model_fields})
+
+
+class PlanAnswer(Plan):
+    """A job's plan, and the best ways to train it if requested."""
+
+    chosen: ChosenLayouts | None = Field(
+        None, description="The layouts of a job with layouts=auto, and why; null for others."
+    )
+    search: SearchReport | None = Field(None, description="Result of the search; null if none was requested.")
+    profile: StoredProfile | None = Field(
+        None, description="Stored profile used for the predicted times; null if there is none, or one was given."
+    )
+    fitted: Fitted | None = Field(
+        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
+    )
+
+
+class JobExample(BaseModel):
+    """An example job file."""
+
+    name: str = Field(description="Name of its file, without the suffix.")
+    description: str = Field(description="What it shows.")
+    text: str = Field(description="The file: YAML with comments.")
+
+
+class JobExampleList(BaseModel):
+    """All examples; those that need no GPU come first."""
+
+    examples: list[JobExample]
+
+
 class KeyRequest(Config):
     """A request for a new key."""
 
@@ -83,9 +126,6 @@ class TenantSettings(Config):
     cpus: float | None = Field(None, ge=0, description="Maximum number of CPUs that its jobs may hold; null: no limit.")
 
 
-# Evaluations of a job's checkpoints on tasks, as the API shows them.
-
-
 class JobEvaluation(Scores):
     """An evaluation of one of a job's checkpoints."""
 
@@ -98,9 +138,6 @@ class EvaluationList(BaseModel):
     """A job's evaluations on tasks."""
 
     evaluations: list[JobEvaluation] = Field(description="The newest 50, newest first.")
-
-
-# A job's checkpoints, as the API shows them.
 
 
 class Checkpoint(BaseModel):
@@ -152,9 +189,6 @@ class CheckpointList(BaseModel):
     damaged: list[DamagedCheckpoint] = Field(
         [], description="Checkpoints whose manifest or files are missing, truncated or changed, newest first."
     )
-
-
-# A job's step metrics over its whole length.
 
 
 class MetricsSample(BaseModel):
@@ -215,9 +249,6 @@ class MetricsHistory(BaseModel):
     samples: list[MetricsSample] = Field(description="In order of steps.")
     evaluations: list[EvaluationPoint] = Field(description="In order of steps.")
     ranks: list[RankTimes] = Field(description="In order of steps; empty if nothing was measured by rank.")
-
-
-# The progress of a job's trackers, as the API shows it.
 
 
 class TrackerState(BaseModel):

@@ -44,7 +44,28 @@ def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = Job
         errors: Pydantic's list.
         model: The model that was validated.
     """
-    return [_model_error(tuple(error["loc"]), error, model) for error in errors]
+    fields: list[FieldError] = []
+    for error in errors:
+        path: tuple[str | int, ...] = tuple(error["loc"])
+        if not path:
+            required = ", ".join(name for name, field in model.model_fields.items() if field.is_required())
+            at_least = f" with at least {required}" if required else ""
+            message = f"must be a JSON object{at_least} (Content-Type: application/json)"
+            fields.append(FieldError(field="body", message=message))
+            continue
+        problem = field_error(path, error)
+        if error["type"] == "extra_forbidden":
+            name, section = str(path[-1])[:_LONGEST_VALUE], model
+            for part in path[:-1]:
+                field = section.model_fields.get(str(part))  # ``None`` for an index
+                section = (field and _section_in(field.annotation)) or section
+            known = list(section.model_fields)
+            likely = [place for place in _places(model) if place.split(".")[-1] == name]
+            likely += difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {likely[0]}?" if likely else f"known here: {', '.join(known)}"
+            problem = problem.model_copy(update={"message": f"there is no such field; {remedy}"})
+        fields.append(problem)
+    return fields
 
 
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
@@ -52,30 +73,11 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
     value = None if hidden else _shown(error.get("input"))
     shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
-    return FieldError(field=_dotted(path), message=in_words(error, shown=shown), value=value)
-
-
-def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:
-    if not path:
-        return FieldError(
-            field="body", message=f"must be a JSON object{_at_least(model)} (Content-Type: application/json)"
-        )
-    problem = field_error(path, error)
-    if error["type"] != "extra_forbidden":
-        return problem
-    return problem.model_copy(update={"message": _unknown_field(path, model)})
-
-
-def _at_least(model: type[BaseModel]) -> str:
-    required = [name for name, field in model.model_fields.items() if field.is_required()]
-    return f" with at least {', '.join(required)}" if required else ""
-
-
-def _unknown_field(path: tuple[str | int, ...], model: type[BaseModel]) -> str:
-    name, known = str(path[-1])[:_LONGEST_VALUE], list(_section_at(path[:-1], model).model_fields)
-    likely = [place for place in _places(model) if place.split(".")[-1] == name]
-    likely += difflib.get_close_matches(name, known, n=1)
-    return f"there is no such field; {f'did you mean {likely[0]}?' if likely else 'known here: ' + ', '.join(known)}"
+    # pydantic marks a mapping's key, as opposed to its value, with an extra part.
+    named = path[:-1] if path[-1] == "[key]" else path
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
+    place = dotted.removeprefix(".")[:_LONGEST_VALUE]
+    return FieldError(field=place, message=in_words(error, shown=shown), value=value)
 
 
 def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -86,25 +88,11 @@ def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield from _places(section, f"{above}{name}.")
 
 
-def _section_at(path: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseModel]:
-    for name in path:
-        field = model.model_fields.get(str(name))  # ``None`` for an index
-        model = (field and _section_in(field.annotation)) or model
-    return model
-
-
 def _section_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model in a type such as ``Model``, ``Model | None`` or ``tuple[Model, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_section_in, get_args(annotation))), None)
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
-    # pydantic marks a mapping's key, as opposed to its value, with an extra part.
-    named = path[:-1] if path[-1] == "[key]" else path
-    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
-    return dotted.removeprefix(".")[:_LONGEST_VALUE]
 
 
 def _shown(value: object) -> str | int | float | bool | None:

@@ -3,7 +3,3 @@
 There is no build step: `static/` has the modules as the browser runs them. `app.js` shows the list of jobs, a
 job, or the editor of a new one, depending on the URL; everything from the API is shown as text, never as markup.
 """
-
-from service.web.pages import router
-
-__all__ = ["router"]

@@ -12,7 +12,7 @@ from boost_core.config import JobSpec
 from boost_core.plan.report import Plan
 from service.cli.commands.submit import merge_patch
 from service.cli.failures import BadInput
-from service.cli.times import moment_before_now, moment_from_now
+from service.cli.options import moment_before_now, moment_from_now
 from service.jobs.states import JobState
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
 from tests.service.command_line import boost_at, job_file

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from service.api.app import OTHER, UNMATCHED
+from service.api.middleware import OTHER, UNMATCHED
 from service.jobs.store import JobStore
 from service.models.access import Scope
 from service.settings import Settings

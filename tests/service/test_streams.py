@@ -50,7 +50,7 @@ def apis(database_url: str, tmp_path: Path) -> Iterator[list[RunningApi]]:
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found by looking, so that what arrives has been pushed."""
-    for name in ("LOOK_SECONDS", "LOOK_SECONDS_WHEN_TOLD"):
+    for name in ("LOOK_SECONDS", "LOOK_SECONDS_WHEN_NOTIFIED"):
         monkeypatch.setattr(following, name, 3600.0)
 
 
@@ -104,7 +104,7 @@ def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: lis
     stores = [store, *(api.app.state.context.store for api in apis)]
 
     def write() -> None:
-        until(lambda: all(api.app.state.context.feeds._is_told for api in apis))
+        until(lambda: all(api.app.state.context.feeds._is_notified for api in apis))
         writers = [threading.Thread(target=patch, args=(each, number)) for number, each in enumerate(stores)]
         for writer in writers:
             writer.start()

@@ -1,4 +1,4 @@
-"""API keys: create, list, revoke."""
+"""Who calls: API keys, the audit log, the identity of a request's sender, and a browser's session."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -16,29 +16,31 @@ from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantNa
 from service.models.jobs import KeyRequest
 from service.security.network import is_seen_over_tls
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1", route_class=StrictRoute)
 
 
 @router.post(
-    "",
+    "/keys",
+    tags=["keys"],
     status_code=HTTPStatus.CREATED,
     responses=problem_responses(
         HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY
     ),
 )
-def create(wanted: KeyRequest, _who: Admin, context: ContextDep, request: IdempotentDep) -> NewKey:
+def create(key: KeyRequest, _who: Admin, context: ContextDep, request: IdempotentDep) -> NewKey:
     """Create a key. Only this response shows it; repeating the request returns the same key with a new secret."""
-    return context.keys.create(wanted.name, wanted.tenant, wanted.scopes, wanted.expires_at, request)
+    return context.keys.create(key.name, key.tenant, key.scopes, key.expires_at, request)
 
 
-@router.get("")
+@router.get("/keys", tags=["keys"])
 def list_keys(_who: Admin, context: ContextDep) -> KeyList:
     """List all keys, newest first."""
     return KeyList(keys=list(context.keys.list()))
 
 
 @router.delete(
-    "/{key_id}",
+    "/keys/{key_id}",
+    tags=["keys"],
     status_code=HTTPStatus.NO_CONTENT,
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -47,12 +49,26 @@ def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
     context.keys.revoke(key_id)
 
 
-# The identity of a request's sender.
-
-identity_router = APIRouter(prefix="/v1", tags=["identity"])
+_LARGEST_ID = 2**63 - 1  # what a database can compare
 
 
-@identity_router.get("/whoami")
+class AuditQuery(BaseModel):
+    """Which entries to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: TenantName | None = Field(None, description="Only of this tenant.")
+    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the previous page.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
+
+
+@router.get("/audit", tags=["audit"], responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
+    """List the audit log, oldest entries first."""
+    return context.audit.page(query.tenant, query.after, query.limit)
+
+
+@router.get("/whoami", tags=["identity"])
 async def whoami(who: Reader) -> Identity:
     """Show the key's tenant, name and scopes."""
     return Identity(tenant=who.tenant, name=who.name, scopes=list(who.scopes))
@@ -86,16 +102,16 @@ class SessionRequest(BaseModel):
         HTTPStatus.SERVICE_UNAVAILABLE,
     ),
 )
-async def open_session(wanted: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
+async def open_session(session: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
     """Sign the browser in: it sends the key with every request until it is closed."""
     refuse_foreign_page(request)
-    principal = await run_in_threadpool(context.keys.verify, wanted.key)
+    principal = await run_in_threadpool(context.keys.verify, session.key)
     if principal is None:
         context.limits.count_failure(request.client.host if request.client else None)
         raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)
-    response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(COOKIE, session.key, httponly=True, samesite="strict", secure=secure)
 
 
 @session_router.delete("", status_code=HTTPStatus.NO_CONTENT)
@@ -104,26 +120,3 @@ async def close_session(request: Request, response: Response, context: ContextDe
     refuse_foreign_page(request)
     secure = is_seen_over_tls(context.settings)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)
-
-
-# The audit log.
-
-audit_router = APIRouter(prefix="/v1/audit", tags=["audit"])
-
-_LARGEST_ID = 2**63 - 1  # what a database can compare
-
-
-class AuditQuery(BaseModel):
-    """Which entries to list."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    tenant: TenantName | None = Field(None, description="Only of this tenant.")
-    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the previous page.")
-    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
-
-
-@audit_router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
-def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
-    """List the audit log, oldest entries first."""
-    return context.audit.page(query.tenant, query.after, query.limit)

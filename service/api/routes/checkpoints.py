@@ -1,4 +1,4 @@
-"""A job's checkpoints: list, show, pin, delete."""
+"""A job's checkpoints: list, show, pin, delete; read from their folder with the trainer's library."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +33,6 @@ from service.models.jobs import (
 )
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
-
-# The API's access to a job's checkpoints, read from their folder with the trainer's library.
 
 T = TypeVar("T")
 
@@ -71,11 +69,13 @@ class JobCheckpoints:
         checkpoints, damaged = [], []
         with self._at_store():
             pinned = self._folder.pinned()
-            for found in self._folder.checkpoints():
-                if found.manifest is None or found.damage:
-                    damaged.append(self._damaged(found, found.step in pinned))
+            for each in self._folder.checkpoints():
+                step, is_pinned = each.step, each.step in pinned
+                if each.manifest is None or each.damage:
+                    url, damage = self._folder.step_url(step), redact(each.damage)
+                    damaged.append(DamagedCheckpoint(step=step, url=url, pinned=is_pinned, damage=damage))
                 else:
-                    checkpoints.append(Checkpoint(**_facts(self._folder, found.manifest, found.step in pinned)))
+                    checkpoints.append(Checkpoint(**_facts(self._folder, each.manifest, is_pinned)))
         return CheckpointList(checkpoints=checkpoints, damaged=damaged)
 
     def one(self, step: int) -> CheckpointDetail:
@@ -85,10 +85,10 @@ class JobCheckpoints:
             CheckpointNotFound: There is none of that step.
             CheckpointDamaged: It cannot be read.
         """
-        found = self._found(step)
-        manifest = found.manifest
-        if manifest is None or found.damage:
-            why = redact(found.damage)
+        checkpoint = self._stored(step)
+        manifest = checkpoint.manifest
+        if manifest is None or checkpoint.damage:
+            why = redact(checkpoint.damage)
             raise CheckpointDamaged(f"the checkpoint of step {step} of job {self._job.id} is damaged: {why}")
         with self._at_store():
             pinned = step in self._folder.pinned()
@@ -105,7 +105,7 @@ class JobCheckpoints:
         if pinned:
             self.one(step)
         else:
-            self._found(step)
+            self._stored(step)
         change = self._folder.pin if pinned else self._folder.unpin
         with self._at_store():
             change(step)
@@ -119,7 +119,7 @@ class JobCheckpoints:
             CheckpointInUse: The job has not ended, and would resume from it.
             CheckpointPinned: It is pinned.
         """
-        self._found(step)
+        self._stored(step)
         with self._at_store():
             newest = self._folder.newest_intact()
         if step == newest and not self._job.finished:
@@ -132,16 +132,12 @@ class JobCheckpoints:
             except stored.CheckpointPinned as error:
                 raise CheckpointPinned(str(error)) from error
 
-    def _found(self, step: int) -> StoredCheckpoint:
+    def _stored(self, step: int) -> StoredCheckpoint:
         with self._at_store():
             try:
                 return self._folder.checkpoint(step)
             except FileNotFoundError as error:
                 raise CheckpointNotFound(self._job.id, step) from error
-
-    def _damaged(self, found: StoredCheckpoint, pinned: bool) -> DamagedCheckpoint:
-        url = self._folder.step_url(found.step)
-        return DamagedCheckpoint(step=found.step, url=url, pinned=pinned, damage=redact(found.damage))
 
     @contextmanager
     def _at_store(self) -> Iterator[None]:

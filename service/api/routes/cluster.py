@@ -1,24 +1,22 @@
-"""The cluster's nodes and the jobs on them."""
+"""What jobs share: nodes, queues, tenants and their limits. What operators watch: scrape targets, health, metrics."""
 
 from collections import Counter
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from service.accounts.keys import Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep, context_of
 from service.api.errors import GUARDED, NotReady, problem_responses
 from service.api.requests import StrictRoute
-from service.jobs.model import NODES, JobRecord
+from service.jobs.model import NODES
 from service.jobs.seen_nodes import cpus_without_rank
 from service.models.access import Scope, Tenant, TenantList, TenantName
 from service.models.cluster import Node, NodeDataset, NodeJob, NodeList, Queue, QueueList, QueueName, TargetGroup
-from service.models.datasets import Dataset
 from service.models.jobs import QueueSettings, TenantSettings
 from service.telemetry.exporter import ServiceCollector, TenantCollector, targets
 
@@ -34,34 +32,22 @@ def list_nodes(who: Reader, context: ContextDep) -> NodeList:
     time, nodes = seen
     running = [job for job in context.store.active() if job.has_gang and job.shape]
     build = context.datasets.building()
-    return NodeList(
-        seen_at=time,
-        nodes=[
-            Node(**node, **_tenants_of(node["node_id"], running, who), dataset=_share_of(build, node, running, who))
-            for node in nodes
-        ],
-    )
-
-
-def _share_of(
-    build: Dataset | None, node: dict[str, Any], running: list[JobRecord], who: Principal
-) -> NodeDataset | None:
-    if build is None or build.progress is None:
-        return None
-    cpus = min(build.progress.cpus, cpus_without_rank(node["node_id"], node["total"], node["free"], running))
-    shown = build.tenant == who.tenant or who.may(Scope.ADMIN)
-    return NodeDataset(name=build.name if shown else None, cpus=cpus) if cpus > 0 else None
-
-
-def _tenants_of(node_id: str, running: list[JobRecord], who: Principal) -> dict[str, object]:
-    jobs, others = [], 0
-    for job in running:
-        ranks = Counter(job.shape.nodes if job.shape else ())[node_id]
-        if ranks and (job.tenant == who.tenant or who.may(Scope.ADMIN)):
-            jobs.append(NodeJob(id=job.id, name=job.name, ranks=ranks))
-        else:
-            others += ranks
-    return {"jobs": jobs, "other_ranks": others}
+    shown: list[Node] = []
+    for node in nodes:
+        jobs, other_ranks, dataset = list[NodeJob](), 0, None
+        for job in running:
+            ranks = Counter(job.shape.nodes if job.shape else ())[node["node_id"]]
+            if ranks and (job.tenant == who.tenant or who.may(Scope.ADMIN)):
+                jobs.append(NodeJob(id=job.id, name=job.name, ranks=ranks))
+            else:
+                other_ranks += ranks
+        if build is not None and build.progress is not None:
+            free_of_ranks = cpus_without_rank(node["node_id"], node["total"], node["free"], running)
+            if (cpus := min(build.progress.cpus, free_of_ranks)) > 0:
+                is_shown = build.tenant == who.tenant or who.may(Scope.ADMIN)
+                dataset = NodeDataset(name=build.name if is_shown else None, cpus=cpus)
+        shown.append(Node(**node, jobs=jobs, other_ranks=other_ranks, dataset=dataset))
+    return NodeList(seen_at=time, nodes=shown)
 
 
 # Queues and tenants, and their limits.

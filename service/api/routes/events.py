@@ -18,12 +18,11 @@ from service.api.following import BATCH
 from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
 
-# Limits the number of open event streams per key, and releases what a stream holds when it ends.
-
 
 async def _hold_stream(who: Reader, context: ContextDep) -> AsyncIterator[ExitStack]:
-    with context.limits.stream(who), ExitStack() as held:
-        yield held
+    """Limit the number of open event streams per key, and release what a stream holds when it ends."""
+    with context.limits.stream(who), ExitStack() as contexts:
+        yield contexts
 
 
 # For routes that return a stream: it is counted, and contexts entered here are held, until the stream ends for whatever
@@ -52,7 +51,7 @@ async def events(
     job: JobDep,
     who: Reader,
     context: ContextDep,
-    held: HeldByStream,
+    contexts: HeldByStream,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only events at or after this time.")] = None,
     after: After = 0,
@@ -60,9 +59,9 @@ async def events(
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's past and future events: state changes, progress, evaluations, logs."""
-    wanted = EventFilter(frozenset(kind) or None, since)
+    selection = EventFilter(frozenset(kind) or None, since)
     async for event in _stream(
-        context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
     ):
         yield event
 
@@ -76,7 +75,7 @@ async def logs(
     job: JobDep,
     who: Reader,
     context: ContextDep,
-    held: HeldByStream,
+    contexts: HeldByStream,
     rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
     level: Annotated[
         list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
@@ -87,24 +86,30 @@ async def logs(
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the log lines of a job's ranks. They are kept after the gang has ended."""
-    wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
+    selection = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
     async for event in _stream(
-        context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
     ):
         yield event
 
 
 async def _stream(
-    context: Context, held: ExitStack, who: Principal, job: JobRecord, wanted: EventFilter, after: int, follow: bool
+    context: Context,
+    contexts: ExitStack,
+    who: Principal,
+    job: JobRecord,
+    selection: EventFilter,
+    after: int,
+    follow: bool,
 ) -> AsyncIterator[ServerSentEvent]:
     if follow and not job.finished:
-        follower = held.enter_context(context.feeds.follow(job.id, who, wanted, after))
+        follower = contexts.enter_context(context.feeds.follow(job.id, who, selection, after))
         while batch := await follower.next():
             for event in batch:
                 yield event.encoded
         return
     while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
-        batch = await context.feeds.read(job.id, after, wanted)
+        batch = await context.feeds.read(job.id, after, selection)
         for event in batch:
             yield event.encoded
         if len(batch) < BATCH:

@@ -1,4 +1,7 @@
-"""Jobs: submit, dry-run, list, show, clone."""
+"""Jobs: submit, dry-run, list, show, clone; change; their curves, trackers and evaluations.
+
+Routes that get the most requests come first (``service.api.app``), hence several routers.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,12 +43,164 @@ from service.models.jobs import (
     EvaluationList,
     JobEvaluation,
     MetricsHistory,
+    PlanAnswer,
     TrackerList,
     TrackerState,
 )
-from service.models.plans import PlanAnswer
 from service.models.problems import FieldError
 from service.trackers.opening import kinds_of, place_of
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+
+_JSON = "application/json"
+_BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+class JobQuery(BaseModel):
+    """Which jobs to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
+    queue: QueueName | None = Field(None, description="Only jobs of this queue.")
+    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
+    submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
+    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
+    cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
+
+
+# Routes are tried in turn, so those that get most requests come first; but dry-run is not a job's id.
+
+
+@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
+    """List jobs, newest first."""
+    tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
+    filters = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
+
+    def page(store: JobStore) -> bytes:
+        if query.cursor is not None:
+            try:  # each is the id of a job that the reader was shown
+                refuse_others(store.get(query.cursor), who)
+            except JobNotFound as error:
+                problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
+                fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": query.cursor}
+                raise RequestValidationError([fault]) from error
+        records = store.list(filters, query.limit + 1, query.cursor)
+        outlook = context_of(http).outlook()
+        jobs = [outlook.of(job) for job in records[: query.limit]]
+        return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(records) > query.limit else None).as_json
+
+    return Response(await context_of(http).reads.run(page), media_type=_JSON)
+
+
+@router.post("/dry-run", responses=_BODY_REFUSED)
+async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
+    """Check and plan a job without submitting it; nothing is recorded."""
+
+    def tried(job: Completed) -> DryRun:
+        return DryRun(
+            spec=job.spec,
+            plan=planned(job.spec, job.basis.machine(job.spec)),
+            chosen=job.chosen,
+            profile=job.profile,
+            fitted=job.fitted,
+        )
+
+    return await admitted(spec, context, who.tenant, tried)
+
+
+@router.get(
+    "/{job_id}",
+    response_model=JobRecord,
+    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def show(job: JobDep, http: HttpRequest) -> Response:
+    """Show one job."""
+    job = context_of(http).outlook().of(job)
+    return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
+
+
+@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
+async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
+    """Submit a training job. It is QUEUED, and starts when its turn comes and its workers can be placed."""
+    return await _create(spec, who, http, request)
+
+
+@router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
+def show_plan(job: JobDep) -> PlanAnswer:
+    """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
+    plan = planned(job.spec, job.basis.machine(job.spec))
+    return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
+
+
+@router.post(
+    "/{job_id}/clone",
+    status_code=HTTPStatus.CREATED,
+    response_model=JobRecord,
+    responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
+async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
+    """Submit a copy of a job, with changes."""
+    changes = body.changes
+    if body.from_checkpoint or body.from_weights:
+        if job.checkpoint is None:
+            raise WrongState(job, "it has no checkpoint to start from yet; clone it from scratch")
+        origin, other = ("weights_from", "continue_from") if body.from_weights else ("continue_from", "weights_from")
+        changes = merged(changes, {"checkpoint": {origin: job.checkpoint_url, other: None}})
+    try:
+        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).as_written(), changes))
+    except ValidationError as error:
+        raise InvalidJob.of(error, JobSpec) from error
+    return await _create(spec, who, http, request, original=job)
+
+
+async def _create(
+    spec: JobSpec,
+    who: Principal,
+    http: HttpRequest,
+    request: Request | None,
+    original: JobRecord | None = None,
+) -> Response:
+    context = context_of(http)
+    record = await run_in_threadpool(context.store.known, request) if request else None
+    if record is None:
+
+        def create(job: Completed) -> JobRecord:
+            store = partial(
+                context.store.create,
+                job.spec,
+                context.settings.checkpoint_root,
+                Owner(who.tenant, who.name),
+                cloned_from=original.id if original else None,
+                request=request,
+                traceparent=getattr(http.state, "traceparent", None),  # of the request's span, if it has one
+                trackers=kinds_of(job.spec, context.settings),
+                chosen=job.chosen,
+                profile=job.profile,
+                fitted=job.fitted,
+                node_gpus=job.nodes.gpus,
+                node_memory_bytes=job.nodes.memory_bytes,
+            )
+            try:
+                return store(alongside=recorded_with(http, context.audit, HTTPStatus.CREATED))
+            except NotRecorded:
+                return store()
+
+        record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
+    headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
+    return Response(context.outlook().of(record).as_json, HTTPStatus.CREATED, headers, _JSON)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7396): its members replace existing ones, ``null`` removes one."""
+    if not isinstance(patch, dict):
+        return patch
+    old = target if isinstance(target, dict) else {}
+    changed = {name: merged(old.get(name), value) for name, value in patch.items() if value is not None}
+    return {name: value for name, value in old.items() if name not in patch} | changed
+
 
 # Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
 
@@ -131,201 +286,6 @@ def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
         raise InvalidJob.of(error, model) from error
 
 
-# Evaluations of a job's checkpoints on tasks: record, list.
-
-evaluations_router = APIRouter(prefix="/v1/jobs/{job_id}/evaluations", tags=["jobs"], route_class=StrictRoute)
-
-_MOST = 50
-_MOST_SCORES = 500
-_MOST_BYTES = 2**18
-_EVALUATION_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-
-
-@evaluations_router.post(
-    "",
-    status_code=HTTPStatus.CREATED,
-    responses=_EVALUATION_REFUSED | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-)
-def record_evaluation(
-    job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
-) -> JobRecord:
-    """Record the scores of one of a job's checkpoints on some tasks; this also adds an event of kind `scores`."""
-    if len(scores.scores) > _MOST_SCORES or len(scores.model_dump_json().encode()) > _MOST_BYTES:
-        limits = f"an evaluation has at most {_MOST_SCORES} scores and {_MOST_BYTES // 1024} KiB"
-        raise InvalidJob([FieldError(field="scores", message=f"{limits}; record the tasks in several evaluations")])
-    return context.store.add_scores(job.id, scores, request)
-
-
-@evaluations_router.get("", responses=_EVALUATION_REFUSED)
-def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
-    """List the evaluations of a job's checkpoints on tasks, newest first."""
-    with Session(context.store.engine) as session:
-        found = queries.newest_events(session, job.id, "scores", _MOST)
-    return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in found])
-
-
-# JSON merge patch (RFC 7396).
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Return a document with a patch applied: given members replace existing ones, ``null`` removes one."""
-    if not isinstance(patch, dict):
-        return patch
-    kept = target if isinstance(target, dict) else {}
-    changed = {name: merged(kept.get(name), value) for name, value in patch.items() if value is not None}
-    return {name: value for name, value in kept.items() if name not in patch} | changed
-
-
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
-
-_JSON = "application/json"
-_BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-
-
-class JobQuery(BaseModel):
-    """Which jobs to list."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
-    queue: QueueName | None = Field(None, description="Only jobs of this queue.")
-    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
-    submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
-    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
-    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
-    cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
-
-
-# Routes are tried in turn, so those that get most requests come first; but dry-run is not a job's id.
-
-
-@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
-async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
-    """List jobs, newest first."""
-    tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
-
-    def page(store: JobStore) -> bytes:
-        if query.cursor is not None:
-            _refuse_unknown_cursor(query.cursor, who, store)
-        found = store.list(wanted, query.limit + 1, query.cursor)
-        outlook = context_of(http).outlook()
-        jobs = [outlook.of(job) for job in found[: query.limit]]
-        return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None).as_json
-
-    return Response(await context_of(http).reads.run(page), media_type=_JSON)
-
-
-@router.post("/dry-run", responses=_BODY_REFUSED)
-async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
-    """Check and plan a job without submitting it; nothing is recorded."""
-
-    def tried(job: Completed) -> DryRun:
-        return DryRun(
-            spec=job.spec,
-            plan=planned(job.spec, job.basis.machine(job.spec)),
-            chosen=job.chosen,
-            profile=job.profile,
-            fitted=job.fitted,
-        )
-
-    return await admitted(spec, context, who.tenant, tried)
-
-
-@router.get(
-    "/{job_id}",
-    response_model=JobRecord,
-    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
-)
-async def show(job: JobDep, http: HttpRequest) -> Response:
-    """Show one job."""
-    job = context_of(http).outlook().of(job)
-    return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
-
-
-@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
-async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
-    """Submit a training job. It is QUEUED, and starts when its turn comes and its workers can be placed."""
-    return await _create(spec, who, http, request)
-
-
-@router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
-def show_plan(job: JobDep) -> PlanAnswer:
-    """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    found = planned(job.spec, job.basis.machine(job.spec))
-    return PlanAnswer(**dict(found), profile=job.profile, fitted=job.fitted)
-
-
-@router.post(
-    "/{job_id}/clone",
-    status_code=HTTPStatus.CREATED,
-    response_model=JobRecord,
-    responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-)
-async def clone(
-    job: JobDep, wanted: CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep
-) -> Response:
-    """Submit a copy of a job, with changes."""
-    changes = wanted.changes
-    if wanted.from_checkpoint or wanted.from_weights:
-        if job.checkpoint is None:
-            raise WrongState(job, "it has no checkpoint to start from yet; clone it from scratch")
-        origin, other = ("weights_from", "continue_from") if wanted.from_weights else ("continue_from", "weights_from")
-        changes = merged(changes, {"checkpoint": {origin: job.checkpoint_url, other: None}})
-    try:
-        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).as_written(), changes))
-    except ValidationError as error:
-        raise InvalidJob.of(error, JobSpec) from error
-    return await _create(spec, who, http, request, original=job)
-
-
-def _refuse_unknown_cursor(cursor: str, who: Principal, store: JobStore) -> None:
-    """Refuse a cursor that did not come from a page: each is the id of a job that the reader was shown."""
-    try:
-        refuse_others(store.get(cursor), who)
-    except JobNotFound as error:
-        problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
-        fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": cursor}
-        raise RequestValidationError([fault]) from error
-
-
-async def _create(
-    spec: JobSpec,
-    who: Principal,
-    http: HttpRequest,
-    request: Request | None,
-    original: JobRecord | None = None,
-) -> Response:
-    context = context_of(http)
-    record = await run_in_threadpool(context.store.known, request) if request else None
-    if record is None:
-
-        def create(job: Completed) -> JobRecord:
-            store = partial(
-                context.store.create,
-                job.spec,
-                context.settings.checkpoint_root,
-                Owner(who.tenant, who.name),
-                cloned_from=original.id if original else None,
-                request=request,
-                traceparent=getattr(http.state, "traceparent", None),  # of the request's span, if it has one
-                trackers=kinds_of(job.spec, context.settings),
-                chosen=job.chosen,
-                profile=job.profile,
-                fitted=job.fitted,
-                node_gpus=job.nodes.gpus,
-                node_memory_bytes=job.nodes.memory_bytes,
-            )
-            try:
-                return store(alongside=recorded_with(http, context.audit, HTTPStatus.CREATED))
-            except NotRecorded:
-                return store()
-
-        record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
-    headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
-    return Response(context.outlook().of(record).as_json, HTTPStatus.CREATED, headers, _JSON)
-
-
 # A job's metrics over its steps.
 
 history_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -354,17 +314,19 @@ def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Que
         return history(session, job.id, query.from_step, max(last, query.from_step), query.points)
 
 
-# The progress of a job's trackers.
+# What else is recorded of a job: the progress of its trackers, and evaluations of its checkpoints on tasks.
 
-trackers_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+results_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
+
+_MOST = 50
+_MOST_SCORES = 500
+_MOST_BYTES = 2**18
+_EVALUATION_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-@trackers_router.get(
-    "/{job_id}/trackers", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-)
+@results_router.get("/trackers", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 def trackers(job: JobDep, context: ContextDep) -> TrackerList:
     """Show a job's trackers, how many events each is behind, and why."""
-    found = TrackerStore(context.store.engine).of_job(job.id)
     return TrackerList(
         trackers=[
             TrackerState.model_validate(
@@ -377,6 +339,29 @@ def trackers(job: JobDep, context: ContextDep) -> TrackerList:
                     "problem": tracked.problem,
                 }
             )
-            for tracked, behind in found
+            for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)
         ]
     )
+
+
+@results_router.post(
+    "/evaluations",
+    status_code=HTTPStatus.CREATED,
+    responses=_EVALUATION_REFUSED | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+)
+def record_evaluation(
+    job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
+) -> JobRecord:
+    """Record the scores of one of a job's checkpoints on some tasks; this also adds an event of kind `scores`."""
+    if len(scores.scores) > _MOST_SCORES or len(scores.model_dump_json().encode()) > _MOST_BYTES:
+        limits = f"an evaluation has at most {_MOST_SCORES} scores and {_MOST_BYTES // 1024} KiB"
+        raise InvalidJob([FieldError(field="scores", message=f"{limits}; record the tasks in several evaluations")])
+    return context.store.add_scores(job.id, scores, request)
+
+
+@results_router.get("/evaluations", responses=_EVALUATION_REFUSED)
+def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
+    """List the evaluations of a job's checkpoints on tasks, newest first."""
+    with Session(context.store.engine) as session:
+        events = queries.newest_events(session, job.id, "scores", _MOST)
+    return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])

@@ -22,24 +22,23 @@ from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
 from service.jobs.seen_nodes import size_of_a_node
 from service.models.cluster import Versions
-from service.models.plans import JobExample, JobExampleList, PlanAnswer, PlanRequest
+from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
 
-# The job files in the folder ``examples``, which are installed with the service.
-
-_FOLDER = Path(__file__).parents[1] / "examples"
+_FOLDER = Path(__file__).parents[2] / "examples"  # job files that are installed with the service
 
 
 @cache
 def job_examples() -> JobExampleList:
     """All examples, those that need no GPU first; each is described by the comment at the top of its file."""
     files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: (load_job(file).resources.gpus_per_worker, file.stem))
-    return JobExampleList(examples=[_example(file.stem, file.read_text(encoding="utf-8")) for file in files])
-
-
-def _example(name: str, text: str) -> JobExample:
-    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    return JobExample(name=name, description=" ".join(line.lstrip("# ") for line in comment), text=text)
+    examples = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        description = " ".join(line.lstrip("# ") for line in comment)
+        examples.append(JobExample(name=file.stem, description=description, text=text))
+    return JobExampleList(examples=examples)
 
 
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
@@ -58,28 +57,28 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     memory than these nodes have, if that is known, do not fit.
     """
     job, search = request.job, request.search
-    given = search.profile if search else None
-    stored = context.profiles.for_job(job) if given is None else None
-    profile = stored.profile if stored else given
+    sent = search.profile if search else None
+    stored = context.profiles.for_job(job) if sent is None else None
+    profile = stored.profile if stored else sent
     seen = size_of_a_node(job, context.store, autoscaling=context.settings.autoscaling)
     node_gpus = (search.node_gpus if search else None) or seen.gpus
     node_memory = (search.node_memory_bytes if search else None) or seen.memory_bytes
-    fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if given is None else None
+    fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if sent is None else None
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
     try:
         machine = basis.machine(job)
     except ValueError as error:
         raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
-    found = None
+    report = None
     if search is not None:
         nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
-        asked = search.model_copy(update={"profile": profile, **nodes})
-        found = context.searches.plans(job, asked, who.tenant, fitted if search.cluster is None else None)
+        requested = search.model_copy(update={"profile": profile, **nodes})
+        report = context.searches.plans(job, requested, who.tenant, fitted if search.cluster is None else None)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
-    return PlanAnswer(**dict(planned(job, machine)), chosen=chosen, search=found, profile=profiled, fitted=fitted)
+    return PlanAnswer(**dict(planned(job, machine)), chosen=chosen, search=report, profile=profiled, fitted=fitted)
 
 
 @router.get("/presets")

@@ -11,7 +11,6 @@ from service.cli.connection import open_client
 from service.cli.failures import Failed, read_dataset
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import print_facts, print_json, print_list, say
-from service.client import Client
 from service.models.datasets import Dataset, DatasetState
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs can name.")
@@ -31,16 +30,31 @@ def create(
     with open_client(url) as client:
         dataset = client.create_dataset(read_dataset(file))
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
-        if follow:
-            _follow(client, dataset)
+        if not follow:
+            return
+        printed = ""
+        while dataset.state is DatasetState.BUILDING:
+            if (line := _progress(dataset)) != printed:
+                say(line)
+                printed = line
+            time.sleep(_POLL_SECONDS)
+            dataset = client.dataset(dataset.name)
+    if dataset.state is not DatasetState.READY:
+        raise Failed(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
+    say(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
 
 
 @app.command("ls")
 def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
     """List the datasets."""
     with open_client(url) as client:
-        found = client.datasets()
-    print_list(found, as_json, ("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), map(_row, found.datasets))
+        result = client.datasets()
+    rows = []
+    for dataset in result.datasets:
+        counts = dataset.counts or {}
+        numbers = (f"{counts[key]:,}" if key in counts else "-" for key in ("kept", "tokens"))
+        rows.append((dataset.name, dataset.state, *numbers, dataset.message))
+    print_list(result, as_json, ("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), rows)
 
 
 @app.command()
@@ -76,28 +90,10 @@ def remove(name: Name, url: Url = None) -> None:
     say(f"forgot the dataset {name}")
 
 
-def _follow(client: Client, dataset: Dataset) -> None:
-    said = ""
-    while dataset.state is DatasetState.BUILDING:
-        if (line := _progress(dataset)) != said:
-            say(line)
-            said = line
-        time.sleep(_POLL_SECONDS)
-        dataset = client.dataset(dataset.name)
-    if dataset.state is not DatasetState.READY:
-        raise Failed(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
-    say(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
-
-
 def _progress(dataset: Dataset) -> str:
-    told = dataset.progress
-    if told is None:
+    progress = dataset.progress
+    if progress is None:
         return dataset.message
-    rate = told.bytes / 2**20 / max(told.seconds, 1e-9)
-    return f"{told.stage}: {told.done} of {told.of}; {counted(told.documents, 'document')}, {rate:,.1f} MiB/s"
-
-
-def _row(dataset: Dataset) -> tuple[str, ...]:
-    counts = dataset.counts or {}
-    numbers = (f"{counts[key]:,}" if key in counts else "-" for key in ("kept", "tokens"))
-    return dataset.name, dataset.state, *numbers, dataset.message
+    rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
+    documents = counted(progress.documents, "document")
+    return f"{progress.stage}: {progress.done} of {progress.of}; {documents}, {rate:,.1f} MiB/s"

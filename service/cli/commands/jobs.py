@@ -1,4 +1,4 @@
-"""``boost ls``, ``show``, ``events`` and ``logs``: inspect jobs."""
+"""Jobs: ``boost ls``, ``show``, ``events`` and ``logs`` inspect them, ``pause`` to ``drill`` act on one."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -6,15 +6,23 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from boost_core.config import JobSpec
 from boost_core.messages import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
-from service.cli.options import AsJson, Follow, JobId, Url
-from service.cli.output.job_text import age, facts, line_of, loss, news, scores, step, told
+from service.cli.options import AsJson, Follow, JobId, Url, moment_before_now
+from service.cli.output.jobs import (
+    age,
+    exit_as,
+    facts,
+    follow_until_interrupted,
+    line_of,
+    loss,
+    news,
+    scores,
+    step,
+    trackers_in_words,
+)
 from service.cli.output.printing import Terminal, print_facts, print_json, print_table, say, say_unchanged
-from service.cli.output.progress import exit_as, follow_until_interrupted
-from service.cli.times import moment_before_now
 from service.client import ApiError, Client
 from service.jobs.model import EVENT_KINDS, JobPage, JobRecord
 from service.jobs.states import JobState
@@ -39,31 +47,21 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     filters = {"queue": queue, "name": name, "tenant": tenant}
-    with open_client(url) as client:
-        page = _pages(client, state or [], limit, cursor, filters)
-    if as_json:
-        print_json(page)
-        return
-    print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), map(_row, page.jobs))
-    if page.next_cursor:
-        say(f"(showing {len(page.jobs)}; for older ones add --cursor {page.next_cursor})")
-
-
-def _pages(
-    client: Client, states: list[JobState], limit: int, cursor: str | None, filters: dict[str, str | None]
-) -> JobPage:
-    """Fetch as many pages as needed and join them into one."""
     jobs: list[JobRecord] = []
-    while True:
-        page = client.list(states, min(limit - len(jobs), _PAGE), cursor, **filters)
-        jobs += page.jobs
-        cursor = page.next_cursor
-        if cursor is None or len(jobs) >= limit:
-            return JobPage(jobs=jobs, next_cursor=cursor)
-
-
-def _row(job: JobRecord) -> tuple[str, ...]:
-    return job.id, job.name, job.queue, job.state, step(job), loss(job), age(job), news(job)
+    with open_client(url) as client:
+        while True:  # as many pages as needed
+            page = client.list(state or [], min(limit - len(jobs), _PAGE), cursor, **filters)
+            jobs += page.jobs
+            cursor = page.next_cursor
+            if cursor is None or len(jobs) >= limit:
+                break
+    if as_json:
+        print_json(JobPage(jobs=jobs, next_cursor=cursor))
+        return
+    rows = ((job.id, job.name, job.queue, job.state, step(job), loss(job), age(job), news(job)) for job in jobs)
+    print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
+    if cursor:
+        say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
 
 
 def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
@@ -71,17 +69,17 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     with open_client(url) as client:
         job = client.get(job_id)
         evaluations = [] if as_json else evaluations_of(client, job_id)
-        told_to = None if as_json else _where_served(client.trackers, job_id)
+        tracked = None if as_json else _where_served(client.trackers, job_id)
     if as_json:
         print_json(job)
         return
-    print_facts((*facts(job), *scores(evaluations), *told(told_to.trackers if told_to else [])))
+    print_facts((*facts(job), *scores(evaluations), *trackers_in_words(tracked.trackers if tracked else [])))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
     """Return a job's evaluations on tasks; none if the service is too old to have them."""
-    found = _where_served(client.evaluations, job_id)
-    return found.evaluations if found else []
+    result = _where_served(client.evaluations, job_id)
+    return result.evaluations if result else []
 
 
 def _where_served(ask: Callable[[str], _Part], job_id: str) -> _Part | None:
@@ -128,9 +126,6 @@ def logs(
             say_unchanged(event.model_dump_json() if as_json else line_of(event))
 
 
-# ``boost pause``, ``resume``, ``cancel``, ``retry``, ``patch`` and ``drill``: act on a job.
-
-
 def pause(job_id: JobId, url: Url = None) -> None:
     """Pause a job: it saves its state and releases its resources."""
     with open_client(url) as client:
@@ -170,25 +165,23 @@ def patch(
     url: Url = None,
 ) -> None:
     """Change a job that has not ended."""
-    replicas, gpus = _given(min=min_replicas, max=max_replicas), _given(min=min_gpus, max=max_gpus)
-    changes = _given(name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None)
+    replicas, gpus = _without_none(min=min_replicas, max=max_replicas), _without_none(min=min_gpus, max=max_gpus)
+    changes = _without_none(name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None)
     if not changes:
         raise BadInput(
             "nothing to change; give --name, --priority, --min-replicas, --max-replicas, --min-gpus or --max-gpus"
         )
     with open_client(url) as client:
         job = client.patch(job_id, changes)
-    say(f"{job.id} is {job.name}, priority {job.spec.priority}, with {_size(job.spec)}")
-
-
-def _size(spec: JobSpec) -> str:
-    """Return the allowed sizes of a job's gang."""
-    elasticity = spec.elasticity
+    spec, elasticity = job.spec, job.spec.elasticity
     if elasticity and elasticity.gpus:
         ranks = "GPU(s)" if spec.resources.gpus_per_worker else "worker(s)"
-        return f"{elasticity.gpus.min} to {elasticity.gpus.max} {ranks}"
-    replicas = elasticity.data_parallel_size if elasticity else None
-    return f"{f'{replicas.min} to {replicas.max}' if replicas else spec.parallelism.data_parallel_size} replica(s)"
+        size = f"{elasticity.gpus.min} to {elasticity.gpus.max} {ranks}"
+    elif elasticity and (allowed := elasticity.data_parallel_size):
+        size = f"{allowed.min} to {allowed.max} replica(s)"
+    else:
+        size = f"{spec.parallelism.data_parallel_size} replica(s)"
+    say(f"{job.id} is {job.name}, priority {spec.priority}, with {size}")
 
 
 def drill(
@@ -205,9 +198,9 @@ def drill(
 ) -> None:
     """Inject one fault into a running job, to see it recover."""
     with open_client(url) as client:
-        job = client.drill(job_id, _given(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
+        job = client.drill(job_id, _without_none(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
     say(f"{kind} will be injected into {job.id}; see the result: boost events {job.id} -f")
 
 
-def _given(**options: object) -> dict[str, object]:
+def _without_none(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}

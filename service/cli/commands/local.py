@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,19 +17,17 @@ import typer
 import yaml
 from rich.console import Console
 
-from boost_core.config import JobSpec
 from boost_core.messages import EvaluationReport, StepReport
 from service.cli.commands.trainer import run_trainer
 from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
-from service.cli.output.job_text import report_of
+from service.cli.output.jobs import (
+    follow,
+    report_of,
+)
 from service.cli.output.printing import Terminal, print_line, say, say_unchanged
-from service.cli.output.progress import follow
 from service.client import ApiError, Client, ServiceUnreachable
-from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
 from service.settings import Settings
-
-# ``boost demo``: the whole service on one example, from scratch to a trained model.
 
 EXAMPLE = Path("examples/cola-tiny.yaml")
 
@@ -54,36 +52,70 @@ def run_demo(settings: Settings, console: Console) -> ExitStatus:
     try:
         with _ended_by_signals(), _service(log) as (process, url), Client(url) as client:
             with console.status("starting the service"):
-                _wait_until_ready(process, url)
-            record, events = _train(client, spec, console)
+                deadline = time.monotonic() + _START_SECONDS
+                while not _ready(url):
+                    if process.poll() is not None:
+                        raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
+                    if time.monotonic() > deadline:
+                        raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
+                    time.sleep(0.2)
+
+            job_id = client.submit(spec).id
+            print_line(console, f"submitted {EXAMPLE} as {job_id}")
+            try:
+                record = follow(client, job_id, console)
+            except BaseException:  # the next demo would have to wait for it
+                with suppress(ServiceUnreachable, ApiError):
+                    client.cancel(job_id)
+                raise
+            reports = [report_of(event) for event in client.events(job_id, follow=False)]
     except (_ServiceFailed, ServiceUnreachable) as error:
         print_line(console, f"{error}\nlast lines of {log}:", style="red")
-        say_unchanged(_tail(log))
+        say_unchanged("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
         return ExitStatus.FAILED
-    return _conclude(record, events, log, console)
+
+    steps = [report for report in reports if isinstance(report, StepReport)]
+    evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
+    lines = [""]
+    status = ExitStatus.FAILED
+    if record.state is not JobState.SUCCEEDED or not steps or not evaluations or record.checkpoint is None:
+        lines.append(f"the job is {record.state}: {record.message}; the service's log is {log}")
+    else:
+        last = evaluations[-1]
+        lines += [
+            f"checkpoint     {record.checkpoint.url}",
+            f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps",
+            f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}",
+        ]
+        if last.loss >= last.unigram_entropy:
+            lines.append("the model learned no more than byte frequencies: the demo failed")
+        else:
+            status, boost = ExitStatus.OK, Path(sys.argv[0])  # as the user can call this program from here
+            if boost.name != "boost" or shutil.which("boost") == str(boost):
+                boost = Path("boost")
+            elif boost.is_relative_to(Path.cwd()):
+                boost = boost.relative_to(Path.cwd())
+            lines += [
+                "\nTry next:",
+                f"  {boost} serve --no-auth",
+                f"  {boost} submit {EXAMPLE} --follow",
+                f"  {boost} ls",
+            ]
+    for line in lines:
+        print_line(console, line)
+    return status
 
 
 class _ServiceFailed(RuntimeError):
     """The service did not become ready."""
 
 
-def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, list[JobEvent]]:
-    """Submit the example and follow it; cancel it when interrupted, or the next demo would have to wait for it."""
-    job_id = client.submit(spec).id
-    print_line(console, f"submitted {EXAMPLE} as {job_id}")
-    try:
-        record = follow(client, job_id, console)
-    except BaseException:
-        with suppress(ServiceUnreachable, ApiError):
-            client.cancel(job_id)
-        raise
-    return record, list(client.events(job_id, follow=False))
-
-
 @contextmanager
 def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a service in its own process on a free port, and stop it on the way out in any case."""
-    port = _free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = ["--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
@@ -93,16 +125,12 @@ def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     try:
         yield process, f"http://127.0.0.1:{port}"
     finally:
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager
@@ -120,73 +148,11 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    """Wait for the service.
-
-    Raises:
-        _ServiceFailed: It exited, or took too long.
-    """
-    deadline = time.monotonic() + _START_SECONDS
-    while not _ready(url):
-        if process.poll() is not None:
-            raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
-        if time.monotonic() > deadline:
-            raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
-        time.sleep(0.2)
-
-
 def _ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", trust_env=False).is_success
     except httpx.TransportError:
         return False
-
-
-def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console: Console) -> ExitStatus:
-    """Print how the job ended."""
-
-    def say(text: str) -> None:
-        print_line(console, text)
-
-    reports = [report_of(event) for event in events]
-    steps = [report for report in reports if isinstance(report, StepReport)]
-    evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
-    say("")
-    if record.state is not JobState.SUCCEEDED or not steps or not evaluations or record.checkpoint is None:
-        say(f"the job is {record.state}: {record.message}; the service's log is {log}")
-        return ExitStatus.FAILED
-    last = evaluations[-1]
-    say(f"checkpoint     {record.checkpoint.url}")
-    say(f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps")
-    say(f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}")
-    if last.loss >= last.unigram_entropy:
-        say("the model learned no more than byte frequencies: the demo failed")
-        return ExitStatus.FAILED
-    boost = _own_command()
-    say("\nTry next:")
-    say(f"  {boost} serve --no-auth")
-    say(f"  {boost} submit {EXAMPLE} --follow")
-    say(f"  {boost} ls")
-    return ExitStatus.OK
-
-
-def _own_command() -> str:
-    """Return how the user can call this program from here."""
-    program = Path(sys.argv[0])
-    if program.name != "boost" or shutil.which("boost") == str(program):
-        return "boost"
-    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 HANDED_ON: dict[str, Any] = {
@@ -220,8 +186,8 @@ def serve(
     """Run the service until it is interrupted. Every option can be set as a variable, such as BOOST_HOST."""
     from service.serve import run  # the engine takes seconds to import, and no other command needs it
 
-    given = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
-    run(read_settings(**{name: value for name, value in given.items() if value is not None}))
+    options = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
+    run(read_settings(**{name: value for name, value in options.items() if value is not None}))
 
 
 def bench(context: typer.Context) -> None:
@@ -256,9 +222,6 @@ def import_configuration(
 def demo() -> None:
     """Start a service, train the example job on it and show the result."""
     raise typer.Exit(run_demo(read_settings(), Terminal()))
-
-
-# ``boost migrate``: migrate the database before a service starts.
 
 
 def migrate() -> None:

@@ -1,6 +1,5 @@
-"""``boost profiles``."""
+"""``boost profiles``: measured profiles of kinds of GPU; ``boost profile``: traces of a job's steps."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,9 @@ from boost_core.plan.machine import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_profile
 from service.cli.options import AsJson, JobId, Url
-from service.cli.output.job_text import line_of
+from service.cli.output.jobs import line_of
 from service.cli.output.printing import print_facts, print_json, print_list, say
-from service.client import Client
-from service.jobs.model import EventKind, JobEvent
+from service.jobs.model import EventKind
 from service.models.cluster import StoredProfile
 
 app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
@@ -28,10 +26,20 @@ Precision = Annotated[str | None, typer.Option(help="Only the profile at this pr
 def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
     """List the profiles that jobs are planned with."""
     with open_client(url) as client:
-        found = client.profiles()
-    print_list(
-        found, as_json, ("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), map(_row, found.profiles)
+        result = client.profiles()
+    rows = (
+        (
+            each.kind,
+            each.profile.precision,
+            _measured(each),
+            each.profile.commit[:12],
+            f"{each.stored_at:%Y-%m-%d}",
+            each.stored_by or "-",
+            each.profile.device,
+        )
+        for each in result.profiles
     )
+    print_list(result, as_json, ("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), rows)
 
 
 @app.command()
@@ -42,7 +50,23 @@ def show(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: 
     if as_json:
         print_json(stored)
         return
-    print_facts(_facts(stored).items(), 14)
+    profile = stored.profile
+    facts = {
+        "kind": stored.kind,
+        "device": profile.device,
+        "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
+        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC{f' by {stored.stored_by}' if stored.stored_by else ''}",
+        "precision": profile.precision,
+        "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
+        "attention": f"{profile.attention_flops / 1e12:.4g} TFLOP/s",
+        "bandwidth": f"{profile.bandwidth / 1e12:.4g} TB/s",
+        "correction": f"{profile.correction:.3f}",
+        "spread": f"{profile.spread:.3f}",
+        "host": f"{profile.host_bandwidth / 1e9:.4g} GB/s" if profile.host_bandwidth else "-",
+        "node": _link(profile.link),
+        "between nodes": _link(profile.between_nodes),
+    }
+    print_facts(facts.items(), 14)
 
 
 @app.command("set")
@@ -67,39 +91,6 @@ def remove(kind: Kind, precision: Precision = None, url: Url = None) -> None:
     say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
 
 
-def _row(stored: StoredProfile) -> tuple[str, ...]:
-    profile = stored.profile
-    kept = f"{stored.stored_at:%Y-%m-%d}"
-    return (
-        stored.kind,
-        profile.precision,
-        _measured(stored),
-        profile.commit[:12],
-        kept,
-        stored.stored_by or "-",
-        profile.device,
-    )
-
-
-def _facts(stored: StoredProfile) -> dict[str, str]:
-    profile = stored.profile
-    return {
-        "kind": stored.kind,
-        "device": profile.device,
-        "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
-        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC{f' by {stored.stored_by}' if stored.stored_by else ''}",
-        "precision": profile.precision,
-        "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
-        "attention": f"{profile.attention_flops / 1e12:.4g} TFLOP/s",
-        "bandwidth": f"{profile.bandwidth / 1e12:.4g} TB/s",
-        "correction": f"{profile.correction:.3f}",
-        "spread": f"{profile.spread:.3f}",
-        "host": f"{profile.host_bandwidth / 1e9:.4g} GB/s" if profile.host_bandwidth else "-",
-        "node": _link(profile.link),
-        "between nodes": _link(profile.between_nodes),
-    }
-
-
 def _link(link: MeasuredLink | None) -> str:
     return f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
 
@@ -108,9 +99,7 @@ def _measured(stored: StoredProfile) -> str:
     return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
 
 
-# ``boost profile``: trace some steps of a job with torch's profiler.
-
-_TELLING: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # possible outcomes of a profile
+_OUTCOMES: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # of a profile
 _READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
 
 
@@ -124,32 +113,22 @@ def profile(
     """Trace some steps of a running job with torch's profiler. The traces are stored next to its checkpoints."""
     ranks = rank or [0]
     with open_client(url) as client:
-        seen = max((event.id for event in client.events(job_id, follow=False, kinds=_TELLING)), default=0)
+        seen = max((event.id for event in client.events(job_id, follow=False, kinds=_OUTCOMES)), default=0)
         job = client.profile(job_id, {"steps": steps, "ranks": ranks})
-        if wait:
-            for trace in _traces(client, job_id, seen, set(ranks)):
-                say(trace)
-        else:
+        if not wait:
             say(f"{steps} step(s) of {job.id} will be traced; for the traces' locations: boost events {job.id} -f")
             say(_READERS)
-
-
-def _traces(client: Client, job_id: str, seen: int, ranks: set[int]) -> Iterator[str]:
-    """Yield the URL of each rank's trace as it arrives.
-
-    Raises:
-        Failed: A trace will not be written.
-    """
-    for event in client.events(job_id, after=seen, kinds=_TELLING):
-        if event.kind == "interruption" or _is_failure(event, ranks):
-            raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
-        if event.kind == "profile" and event.data["rank"] in ranks:
-            ranks.remove(event.data["rank"])
-            yield event.data["url"]
-        if not ranks:
             return
-    raise Failed(f"the job ended before the steps of rank {min(ranks)} were traced")
 
-
-def _is_failure(event: JobEvent, ranks: set[int]) -> bool:
-    return event.kind == "fault" and event.data["what"] == "profile" and event.data["rank"] in ranks
+        untraced = set(ranks)
+        for event in client.events(job_id, after=seen, kinds=_OUTCOMES):
+            is_of_them = event.data.get("rank") in untraced
+            failed = event.kind == "fault" and event.data["what"] == "profile" and is_of_them
+            if event.kind == "interruption" or failed:
+                raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
+            if event.kind == "profile" and is_of_them:
+                untraced.remove(event.data["rank"])
+                say(event.data["url"])
+            if not untraced:
+                return
+    raise Failed(f"the job ended before the steps of rank {min(untraced)} were traced")

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from boost_core.config import JobSpec
 from boost_core.config.reading import read_yaml
 from boost_core.plan.machine import Basis, machine_of
 from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
@@ -15,12 +14,12 @@ from boost_core.plan.resolve import choose_layouts
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
+from service.cli.output.jobs import exit_as, follow_until_interrupted
 from service.cli.output.plan_table import print_chosen, print_plan, print_search, print_stored
 from service.cli.output.printing import Terminal, print_json, say
-from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
 from service.jobs.model import JobRecord
-from service.models.plans import PlanAnswer
+from service.models.jobs import PlanAnswer
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 
@@ -40,7 +39,15 @@ def submit(
     spec = read_job(job, {"name": name, "queue": queue, "priority": priority})
     with open_client(url) as client:
         if dry_run:
-            _try_out(client, spec, as_json)
+            result = client.dry_run(spec)
+            if as_json:
+                print_json(result)
+                return
+            say(f"{result.spec.name} could be submitted to the queue {result.spec.queue}")
+            print_plan(result.plan, result.spec)
+            if result.chosen is not None:
+                print_chosen(result.chosen)
+            print_stored(result.profile)
             return
         _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, as_json)
 
@@ -101,14 +108,26 @@ def plan(
     if service:
         if gpus is None and (network or measured):
             raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
-        asked = None
+        search = None
         if gpus is not None:
-            asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
-        _plan_there(spec, asked, as_json, url)
+            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+        with open_client(url) as client:
+            answer = client.plan(spec, search)
+        if as_json:
+            print_json(answer)
+            return
+        if answer.search is not None:
+            print_search(answer.search)
+        else:
+            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
+            if answer.chosen is not None:
+                print_chosen(answer.chosen)
+        print_stored(answer.profile)
         return
+
     if url is not None:
         raise BadInput("--url goes with --service")
-    found: Plan | SearchReport
+    result: Plan | SearchReport
     chosen = None
     try:
         if gpus is None:
@@ -116,36 +135,20 @@ def plan(
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
             machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
-            found = plan_of(spec, machine)
+            result = plan_of(spec, machine)
         else:
-            asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
-            found = search_report(spec, asked)
+            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+            result = search_report(spec, search)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:
-        print_json(found if chosen is None else PlanAnswer(**dict(found), chosen=chosen))
-    elif isinstance(found, SearchReport):
-        print_search(found)
+        print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
+    elif isinstance(result, SearchReport):
+        print_search(result)
     else:
-        print_plan(found, spec)
+        print_plan(result, spec)
         if chosen is not None:
             print_chosen(chosen)
-
-
-def _plan_there(spec: JobSpec, asked: PlanSearch | None, as_json: bool, url: str | None) -> None:
-    """Have the service plan a job, and print the result."""
-    with open_client(url) as client:
-        found = client.plan(spec, asked)
-    if as_json:
-        print_json(found)
-        return
-    if found.search is not None:
-        print_search(found.search)
-    else:
-        print_plan(found, spec if found.chosen is None else spec.with_layouts(found.chosen.sizes))
-        if found.chosen is not None:
-            print_chosen(found.chosen)
-    print_stored(found.profile)
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:
@@ -165,27 +168,11 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
-        section[field] = _value(change, text)
+        try:
+            section[field] = read_yaml(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
     return patch
-
-
-def _value(change: str, text: str) -> Any:
-    try:
-        return read_yaml(text)
-    except yaml.YAMLError as error:
-        raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
-
-
-def _try_out(client: Client, spec: JobSpec, as_json: bool) -> None:
-    found = client.dry_run(spec)
-    if as_json:
-        print_json(found)
-        return
-    say(f"{found.spec.name} could be submitted to the queue {found.spec.queue}")
-    print_plan(found.plan, found.spec)
-    if found.chosen is not None:
-        print_chosen(found.chosen)
-    print_stored(found.profile)
 
 
 def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:

@@ -1,12 +1,16 @@
-"""``boost eval``: score a checkpoint on lm-eval tasks."""
+"""Runs what needs torch or reads much data in a process of its own, so that this program need not load it.
+
+``boost eval`` scores a checkpoint on lm-eval tasks, ``boost export`` writes its model for Hugging Face's tools to a
+folder, S3 or a hub, and ``boost generate`` continues a text with it.
+"""
 
 import json
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -21,13 +25,10 @@ from service.cli.commands.jobs import evaluations_of
 from service.cli.connection import open_client
 from service.cli.failures import Failed
 from service.cli.options import JobOrCheckpoint, Tokenizer, Url, WhichStep
-from service.cli.output.job_text import value_in_words
+from service.cli.output.jobs import value_in_words
 from service.cli.output.printing import say
-from service.client import Client
 from service.models.access import Scope
 from service.trainer import REMEDY, has_trainer
-
-# Runs what needs torch or reads much data in a process of its own, so that this program need not load it.
 
 _HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
 _TIDIES_UP_SECONDS = 10.0  # how long it may take to end when this program is terminated, before it is killed
@@ -57,7 +58,11 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
         raise Failed(
             f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
         )
-    before = signal.signal(signal.SIGTERM, _terminate)
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
             try:
@@ -72,10 +77,6 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
 
 class _Terminated(Exception):
     """This program is to end, together with the one that it runs."""
-
-
-def _terminate(*_: object) -> None:
-    raise _Terminated
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
@@ -113,35 +114,24 @@ def evaluate(
     job_id = where if JOB_ID.fullmatch(where) else None
     if job_id is not None:
         with open_client(url) as client:
-            _refuse_who_may_not_record(client)
+            # Refuse before hours of work what the service would refuse afterwards.
+            who = client.whoami()
+            if not any(scope.includes(Scope.SUBMIT) for scope in who.scopes):
+                needed = "recording scores needs a key with the scope submit"
+                raise Failed(f"{needed}, which {who.name!r} lacks; nothing was run")
             where, step = checkpoint_of_job(client, job_id, step).url, None
-    given = {"step": step, "limit": limit, "batch-size": batch_size, "tokenizer": tokenizer}
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    with _kept_if_not_recorded(out) as file:
-        named = [f"--tasks={path}" for path in tasks]
-        status = run_trainer("boost_core.inference", ["eval", *options, *named, f"--out={file}", "--", where])
+    fields = {"step": step, "limit": limit, "batch-size": batch_size, "tokenizer": tokenizer}
+    options = [f"--{name}={value}" for name, value in fields.items() if value is not None]
+    options += [f"--tasks={path}" for path in tasks]
+    folder = Path(mkdtemp(prefix="boost-eval-"))
+    file = out or folder / "scores.json"
+    try:
+        status = run_trainer("boost_core.inference", ["eval", *options, f"--out={file}", "--", where])
         if status or job_id is None:
             raise typer.Exit(status)
         scores = Scores.model_validate_json(file.read_bytes())
         with open_client(url) as client:
             client.record_evaluation(job_id, scores)
-    say(f"recorded with {job_id}, step {scores.step}")
-
-
-def _refuse_who_may_not_record(client: Client) -> None:
-    """Refuse before hours of work what the service would refuse afterwards."""
-    who = client.whoami()
-    if not any(scope.includes(Scope.SUBMIT) for scope in who.scopes):
-        raise Failed(f"recording scores needs a key with the scope submit, which {who.name!r} lacks; nothing was run")
-
-
-@contextmanager
-def _kept_if_not_recorded(out: Path | None) -> Iterator[Path]:
-    """Provide a file for the scores; it is kept if it was asked for, or if recording the scores fails."""
-    folder = Path(mkdtemp(prefix="boost-eval-"))
-    file = out or folder / "scores.json"
-    try:
-        yield file
     except BaseException as ended:
         if not isinstance(ended, typer.Exit) and file.exists():
             say(f"the scores are in {file}; POST it to /v1/jobs/JOB/evaluations to record them later", err=True)
@@ -149,9 +139,8 @@ def _kept_if_not_recorded(out: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder)
         raise
     shutil.rmtree(folder)
+    say(f"recorded with {job_id}, step {scores.step}")
 
-
-# ``boost export``: a checkpoint's model for Hugging Face's tools, to a folder, S3 or a hub.
 
 _MOST_SCORES = 100  # on a card
 
@@ -184,11 +173,21 @@ def export(
     if JOB_ID.fullmatch(where):
         with open_client(url) as client:
             checkpoint = checkpoint_of_job(client, where, step)
-            losses = _losses(client, where, checkpoint.step)
-            scores = _scores(client, where, checkpoint.step)
+            # For the model card: the losses last reported at this step, and the scores, newest evaluation first.
+            curves = client.metrics(where, to_step=checkpoint.step)
+            last = {"training": curves.samples[-1].loss} if curves.samples else {}
+            if curves.evaluations:
+                newest = curves.evaluations[-1]
+                last |= {"validation": newest.loss, **{f"{each.name} validation": each.loss for each in newest.sets}}
+            losses = {part: loss for part, loss in last.items() if loss is not None}
+            for evaluation in evaluations_of(client, where):
+                for score in evaluation.scores if evaluation.step == checkpoint.step else ():
+                    value = f"{value_in_words(score)} ({evaluation.evaluated_by})"
+                    scores.setdefault(f"{score.task} {score.metric}", value)
+            scores = dict(islice(scores.items(), _MOST_SCORES))
         where, step = checkpoint.url, None
-    given = {"step": step, "tokenizer": tokenizer, "push": push}
-    options = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    fields = {"step": step, "tokenizer": tokenizer, "push": push}
+    options = [word for name, value in fields.items() if value is not None for word in (f"--{name}", str(value))]
     fixed = ["--dtype", dtype.value, "--max-shard-size", max_shard_size, *(["--merge"] if merge else [])]
     with TemporaryDirectory(prefix="boost-export-") as folder:
         known = Path(folder) / "known.json"  # a command line has no room for many scores
@@ -196,29 +195,6 @@ def export(
         command = ["export", where, destination, f"--known={known}", *fixed, *options]
         status = run_trainer("boost_core.convert", command)
     raise typer.Exit(status)
-
-
-def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
-    """Return the losses last reported by the job at a step, for the model card."""
-    curves = client.metrics(job_id, to_step=step)
-    last = {"training": curves.samples[-1].loss} if curves.samples else {}
-    if curves.evaluations:
-        newest = curves.evaluations[-1]
-        last |= {"validation": newest.loss, **{f"{each.name} validation": each.loss for each in newest.sets}}
-    return {part: loss for part, loss in last.items() if loss is not None}
-
-
-def _scores(client: Client, job_id: str, step: int) -> dict[str, str]:
-    """Return a checkpoint's scores on tasks, newest evaluation first, for the model card."""
-    found: dict[str, str] = {}
-    for each in evaluations_of(client, job_id):
-        if each.step == step:
-            for score in each.scores:
-                found.setdefault(f"{score.task} {score.metric}", f"{value_in_words(score)} ({each.evaluated_by})")
-    return dict(islice(found.items(), _MOST_SCORES))
-
-
-# ``boost generate``: text from a checkpoint's model.
 
 
 def generate(
@@ -243,9 +219,9 @@ def generate(
     if JOB_ID.fullmatch(where):
         with open_client(url) as client:
             where, step = checkpoint_of_job(client, where, step).url, None
-    given = {
+    fields = {
         "prompt": prompt, "temperature": temperature, "top-p": top_p, "step": step, "max-new-tokens": max_new_tokens,
         "seed": seed, "tokenizer": tokenizer,
     }  # fmt: skip
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    options = [f"--{name}={value}" for name, value in fields.items() if value is not None]
     raise typer.Exit(run_trainer("boost_core.inference", ["generate", *options, "--", where]))

@@ -1,28 +1,25 @@
-"""``boost watch``: several jobs at once, live."""
+"""``boost watch``: several jobs at once, live, with the curves of their losses and throughputs."""
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Annotated, TypeGuard
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from boost_core.messages import duration, numbers_of
-from service.cli.completion import complete_job_ids
 from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
-from service.cli.options import Url
-from service.cli.output.job_text import loss, news, productive_share, step
+from service.cli.options import Url, complete_job_ids
+from service.cli.output.jobs import loss, news, productive_share, step
 from service.cli.output.printing import PlainTable, Terminal, print_line
 from service.client import ApiError, Client
 from service.jobs.model import JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
-
-# The jobs that ``boost watch`` shows, and the curves of their losses and throughputs.
 
 _POINTS = 24  # of a curve
 _ENDED = 10  # ended jobs that stay visible while all active jobs are watched
@@ -75,7 +72,13 @@ class Watched:
             ApiError: One of the named jobs does not exist.
             ServiceUnreachable: The service does not answer.
         """
-        self.jobs = [self._client.get(job_id) for job_id in self._named] if self._named else self._unfinished()
+        if self._named:
+            self.jobs = [self._client.get(job_id) for job_id in self._named]
+        else:  # the active jobs, and those that ended while they were watched
+            active = self._client.list(_UNFINISHED).jobs
+            ids = {job.id for job in active}
+            ended = [job if job.finished else self._client.get(job.id) for job in self.jobs if job.id not in ids]
+            self.jobs = active + ended[:_ENDED]
         for job in self.jobs:
             self.curve(job).go_on(job)
 
@@ -92,37 +95,22 @@ class Watched:
         """Whether all named jobs have ended."""
         return bool(self._named) and all(job.finished for job in self.jobs)
 
-    def _unfinished(self) -> list[JobRecord]:
-        """Return the active jobs, and those that ended while they were watched."""
-        going_on = self._client.list(_UNFINISHED).jobs
-        known = {job.id for job in going_on}
-        ended = [job if job.finished else self._client.get(job.id) for job in self.jobs if job.id not in known]
-        return going_on + ended[:_ENDED]
-
-
-# Curves one line high.
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
     """Draw a block for each value, taller for larger values; a blank for missing and non-finite ones."""
-    numbers = [value for value in values if _is_number(value)]
-    if not numbers:
-        return " " * len(values)
-    low, high = min(numbers), max(numbers)
-    return "".join(_block(value, low, high) for value in values)
-
-
-def _block(value: float | None, low: float, high: float) -> str:
-    if not _is_number(value):
-        return " "
-    share = (value - low) / (high - low) if high > low else 0.5
-    return _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
-
-
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    line = ""
+    for value in values:
+        if value is None or not math.isfinite(value):
+            line += " "
+            continue
+        share = (value - low) / (high - low) if high > low else 0.5
+        line += _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
+    return line
 
 
 _LOOK_SECONDS = 2.0
@@ -152,29 +140,25 @@ def watch(
         watched = Watched(client, job_ids or [])
         try:
             with view as show:
-                for _ in _rounds(watched):
+                while True:
+                    watched.look()
                     show(watched)
+                    if watched.is_over:
+                        break
+                    time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
     if any(job.state is not JobState.SUCCEEDED for job in watched.jobs):
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _rounds(watched: Watched) -> Iterator[None]:
-    """Poll the jobs until they are over."""
-    while True:
-        watched.look()
-        yield
-        if watched.is_over:
-            return
-        time.sleep(_LOOK_SECONDS)
-
-
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[Watched], None]]:
     """A table that is redrawn; its last state stays on the screen."""
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda watched: live.update(_table(watched), refresh=True)
+        yield lambda watched: live.update(
+            PlainTable(_COLUMNS, (_row(watched, job) for job in watched.jobs)), refresh=True
+        )
 
 
 class _Lines:
@@ -182,31 +166,25 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said: dict[str, tuple[JobState, str | None, float]] = {}
+        self._printed: dict[str, tuple[JobState, str | None, float]] = {}
 
     def show(self, watched: Watched) -> None:
         """Print the lines that are due."""
         for job in watched.jobs:
-            state, waiting_for, until = self._said.get(job.id, (None, None, 0.0))
+            state, waiting_for, until = self._printed.get(job.id, (None, None, 0.0))
             if (job.state, job.waiting_for) != (state, waiting_for) or (
                 job.state is JobState.RUNNING and time.monotonic() >= until
             ):
-                self._said[job.id] = job.state, job.waiting_for, time.monotonic() + _PLAIN_SECONDS
-                print_line(self._console, _line(job))
-
-
-def _line(job: JobRecord) -> str:
-    text = f"{time.strftime('%H:%M:%S')}  {job.id} {job.name}  {job.state}"
-    if job.state is JobState.RUNNING and job.progress:
-        eta = duration(job.progress.eta_seconds)
-        if job.last_seen:
-            text = f"{text}, as last seen at {job.last_seen.astimezone():%H:%M:%S}"
-        return f"{text}  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}  ETA {eta}"
-    return f"{text}: {news(job)}"
-
-
-def _table(watched: Watched) -> PlainTable:
-    return PlainTable(_COLUMNS, (_row(watched, job) for job in watched.jobs))
+                self._printed[job.id] = job.state, job.waiting_for, time.monotonic() + _PLAIN_SECONDS
+                line = f"{time.strftime('%H:%M:%S')}  {job.id} {job.name}  {job.state}"
+                if job.state is JobState.RUNNING and job.progress:
+                    if job.last_seen:
+                        line += f", as last seen at {job.last_seen.astimezone():%H:%M:%S}"
+                    line += f"  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}"
+                    line += f"  ETA {duration(job.progress.eta_seconds)}"
+                else:
+                    line += f": {news(job)}"
+                print_line(self._console, line)
 
 
 def _row(watched: Watched, job: JobRecord) -> tuple[str, ...]:

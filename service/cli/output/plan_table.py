@@ -1,7 +1,5 @@
 """A plan as a table."""
 
-from collections.abc import Iterator
-
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance, duration
@@ -22,13 +20,23 @@ _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 def print_plan(plan: Plan, spec: JobSpec) -> None:
     """Print what a job needs in each of its layouts."""
-    print_facts(_facts(plan), 17)
+    facts = {
+        "parameters": f"{plan.parameters:,}",
+        "FLOPs per token": f"{plan.flops_per_token:,}",
+        "tokens per step": f"{plan.tokens_per_step:,}",
+    }
+    print_facts(facts.items(), 17)
     print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
-        say(f"step time of the fastest: {', '.join(_parts(plan.shapes[plan.fastest]))}")
-        _print_context(plan.shapes[plan.fastest].context)
+        fastest = plan.shapes[plan.fastest]
+        shares = {name: part / fastest.step_seconds for name, part in fastest.step_parts.model_dump().items()}
+        shown = [
+            f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
+        ]
+        say(f"step time of the fastest: {', '.join(shown)}")
+        _print_context(fastest.context)
     say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
     for note in plan.notes:
         say(f"note: {note}")
@@ -50,25 +58,25 @@ def print_stored(profile: StoredProfile | None) -> None:
         )
 
 
-def print_search(found: SearchReport) -> None:
+def print_search(report: SearchReport) -> None:
     """Print the best ways to train a job."""
     rows = (
         (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
-        for each in found.choices
+        for each in report.choices
     )
     print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S"), rows)
-    if not found.choices:
+    if not report.choices:
         say("nothing fits")
-    elif found.node_memory_bytes is None and (most := max(each.node_host_bytes for each in found.choices)):
+    elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
         say(
             f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
             "not checked"
         )
-    for line in (*found.why, *found.would_change, *found.other_orders):
+    for line in (*report.why, *report.would_change, *report.other_orders):
         say(f"- {line}")
-    _print_context(found.context)
-    by = _PROVENANCE[found.provenance]
-    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
+    _print_context(report.context)
+    by = _PROVENANCE[report.provenance]
+    say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
 
 
 def _print_context(context: PlannedContext | None) -> None:
@@ -80,52 +88,34 @@ def _step(planned: PlannedShape | PlannedChoice) -> str:
     return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
 
 
-def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield "parameters", f"{plan.parameters:,}"
-    yield "FLOPs per token", f"{plan.flops_per_token:,}"
-    yield "tokens per step", f"{plan.tokens_per_step:,}"
-
-
-def _parts(planned: PlannedShape) -> Iterator[str]:
-    """Yield how a step's time is divided, largest part first; parts of at most one percent are left out."""
-    parts = planned.step_parts.model_dump()
-    for name in sorted(parts, key=lambda name: -parts[name]):
-        if (share := parts[name] / planned.step_seconds) > 0.01:
-            yield f"{name} {share:.0%}"
-
-
 def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
+    if planned.fits_host is False and planned.node_memory_bytes is not None:
+        fits = f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
+    elif planned.fits_device is None or planned.device_memory_bytes is None:
+        fits = "unknown"
+    else:
+        fits = f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
+
+    sent, training, exchange = planned.communication, spec.training, "none"
+    if sent.all_reduces:
+        tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
+        element = BYTES[training.precision]
+        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
+        if gathered := sent.gathered_elements_per_token * tokens * element:
+            exchange += f", {_size(gathered)} gathered"
+
     return (
         str(Layout.of(planned)),
         str(planned.world_size),
         planned.recompute,
         _size(planned.memory.total),
-        _fits(planned),
-        _exchange(planned, spec),
+        fits,
+        exchange,
         _step(planned),
         f"{planned.tokens_per_second:,.0f}",
         duration(planned.total_seconds),
         "fastest" if is_fastest else "",
     )
-
-
-def _fits(planned: PlannedShape) -> str:
-    if planned.fits_host is False and planned.node_memory_bytes is not None:
-        return f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
-    if planned.fits_device is None or planned.device_memory_bytes is None:
-        return "unknown"
-    return f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
-
-
-def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
-    sent, training = planned.communication, spec.training
-    if not sent.all_reduces:
-        return "none"
-    tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
-    element = BYTES[training.precision]
-    gathered = sent.gathered_elements_per_token * tokens * element
-    summed = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
-    return f"{summed}, {_size(gathered)} gathered" if gathered else summed
 
 
 def _size(count: float) -> str:

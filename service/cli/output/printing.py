@@ -30,7 +30,7 @@ class Terminal(Console):
 
 def printable(text: str) -> str:
     """Return the text with its control characters, including bidirectional ones, escaped as in JSON."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -91,10 +91,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Terminal().print(PlainTable(columns, rows), crop=False)
 
 
-def print_list(found: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_list(answer: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a list that the API has answered with, as its JSON or as a table."""
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
         print_table(columns, rows)
 

@@ -1,26 +1,74 @@
-"""``boost keys``: for operators."""
+"""Who calls: ``boost login``, ``logout`` and ``whoami``; for operators, ``boost keys`` and ``boost audit``."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
-from service.cli.connection import open_client
+from service.cli.connection import Login, client_of, open_client, write_login
 from service.cli.failures import BadInput, Failed, read_settings
-from service.cli.options import AsJson, Url
+from service.cli.options import AsJson, Url, moment_from_now
 from service.cli.output.printing import print_json, print_list, print_table, say
-from service.cli.times import moment_from_now
 from service.client import Client
-from service.models.access import AuditEntry, Key, Scope
+from service.models.access import Identity, Scope
 from service.models.jobs import KeyRequest
 from service.models.problems import job_errors
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.accounts.local import LocalKeys
+
+
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def login(
+    url: Annotated[str | None, typer.Option(help="URL of the service (default: BOOST_URL, or this machine).")] = None,
+    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the key from standard input.")] = False,
+    ca_file: Annotated[Path | None, typer.Option(help="CA bundle to verify the service's certificate with.")] = None,
+) -> None:
+    """Sign in: ask for an API key, check it and store it in a file that only you can read."""
+    settings = read_settings()
+    address = url or settings.url
+    if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in _THIS_MACHINE:
+        say(f"warning: traffic to {address}, including the key, is not encrypted; use https", err=True)
+    key = sys.stdin.readline().strip() if key_stdin else typer.prompt("API key", hide_input=True).strip()
+    if not key:
+        raise BadInput("no key was given; an operator creates one with: boost keys create NAME --tenant TENANT")
+    with client_of(address, api_key=key, verify=ca_file or True, retry_seconds=settings.retry_seconds) as client:
+        who = client.whoami()
+    write_login(settings.config, Login(url=address, api_key=SecretStr(key), ca_file=ca_file and ca_file.absolute()))
+    say(f"signed in to {address} as {_in_words(who)}; saved in {settings.config}")
+
+
+def logout() -> None:
+    """Forget the key of `boost login`. It stays valid until it is revoked."""
+    path = read_settings().config
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        say("not signed in")
+    else:
+        say(f"removed {path}")
+
+
+def whoami(as_json: AsJson = False, url: Url = None) -> None:
+    """Show which tenant and key you are signed in with."""
+    with open_client(url) as client:
+        who = client.whoami()
+    if as_json:
+        print_json(who)
+    else:
+        say(_in_words(who))
+
+
+def _in_words(who: Identity) -> str:
+    return f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}"
 
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
@@ -49,27 +97,32 @@ def create(
 ) -> None:
     """Create a key and print it. It is shown only once."""
     expires_at = moment_from_now(expires) if expires else None
-    wanted = _legal_key(name=name, tenant=tenant, scopes=scope, expires_at=expires_at)
+    fields = {"name": name, "tenant": tenant, "scopes": scope, "expires_at": expires_at}
+    try:
+        request = KeyRequest.model_validate(fields)
+    except ValidationError as error:
+        raise BadInput(*(f"{fault.field}: {fault.message}" for fault in job_errors(error.errors()))) from error
     with _keys(direct, url) as book:
-        made = book.create_key(wanted)
+        key = book.create_key(request)
     if as_json:
-        print_json(made)
+        print_json(key)
         return
-    say(made.key)
-    say(f"this is the key {made.id} of tenant {made.tenant}; store it now, it cannot be shown again", err=True)
+    say(key.key)
+    say(f"this is the key {key.id} of tenant {key.tenant}; store it now, it cannot be shown again", err=True)
 
 
 @app.command("ls")
 def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) -> None:
     """List the keys, without their secrets."""
     with _keys(direct, url) as book:
-        found = book.keys()
-    print_list(
-        found,
-        as_json,
-        ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED"),
-        map(_row, found.keys),
-    )
+        result = book.keys()
+    rows = []
+    for key in result.keys:
+        moments = key.created_at, key.expires_at, key.last_used_at, key.revoked_at
+        times = (f"{moment.astimezone():%Y-%m-%d %H:%M}" if moment else "-" for moment in moments)
+        rows.append((key.id, key.name, key.tenant, ", ".join(key.scopes), *times))
+    columns = ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
+    print_list(result, as_json, columns, rows)
 
 
 @app.command()
@@ -113,30 +166,6 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
         raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {in_words(error)}") from error
 
 
-def _legal_key(**wanted: Any) -> KeyRequest:
-    """Validate a request for a key.
-
-    Raises:
-        BadInput: The request is invalid; the message names the options at fault.
-    """
-    try:
-        return KeyRequest.model_validate(wanted)
-    except ValidationError as error:
-        raise BadInput(*(f"{fault.field}: {fault.message}" for fault in job_errors(error.errors()))) from error
-
-
-def _row(key: Key) -> tuple[str, ...]:
-    times = key.created_at, key.expires_at, key.last_used_at, key.revoked_at
-    return key.id, key.name, key.tenant, ", ".join(key.scopes), *map(_time, times)
-
-
-def _time(time: datetime | None) -> str:
-    return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else "-"
-
-
-# ``boost audit``: for operators.
-
-
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's requests.")] = None,
     after: Annotated[int | None, typer.Option(min=0, help="Only entries with a higher ID.")] = None,
@@ -150,19 +179,19 @@ def audit(
     if as_json:
         print_json(page)
         return
-    print_table(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), map(_audit_row, page.entries))
+    rows = (
+        (
+            str(entry.id),
+            f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}",
+            entry.tenant or "-",
+            entry.key_name or "-",
+            entry.address or "-",
+            str(entry.status),
+            entry.action,
+            entry.resource,
+        )
+        for entry in page.entries
+    )
+    print_table(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
     if page.next_after is not None:
         say(f"(more entries follow: add --after {page.next_after})")
-
-
-def _audit_row(entry: AuditEntry) -> tuple[str, ...]:
-    return (
-        str(entry.id),
-        f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}",
-        entry.tenant or "-",
-        entry.key_name or "-",
-        entry.address or "-",
-        str(entry.status),
-        entry.action,
-        entry.resource,
-    )

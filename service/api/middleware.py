@@ -1,0 +1,161 @@
+"""What every request passes through before the gate and the routes: headers of responses, metrics, and HEAD."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.logs import about
+from service.security.network import is_seen_over_tls
+from service.settings import Settings
+from service.telemetry.process import HttpMetrics
+
+REQUEST_ID = "X-Request-ID"
+UNMATCHED = "unmatched"  # in metrics, the route of a path that no route matches
+OTHER = "OTHER"  # in metrics, any method that HTTP does not define
+
+_FIT_AS_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    ),
+]
+_ALWAYS_TLS = (b"strict-transport-security", b"max-age=31536000")
+_NOT_STORED = (b"cache-control", b"no-store")
+_FAILED = 500
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+_EVENT_STREAM = b"text/event-stream"
+_ENDLESS = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
+
+_log = logging.getLogger(__name__)
+
+
+class AnswerHeaders:
+    """An ASGI middleware that adds the request's id and security headers for browsers to every response.
+
+    It stands around everything else, so that error responses get the headers, too. A client may set the request's id by
+    ``X-Request-ID``; otherwise one is generated.
+
+    Args:
+        app: The app behind it.
+        settings: The operator's settings.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._added = [*_SECURITY, _ALWAYS_TLS] if is_seen_over_tls(settings) else _SECURITY
+        self._added_to_api = [*self._added, _NOT_STORED]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request and add the headers to the response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent_id = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = sent_id if _FIT_AS_ID.fullmatch(sent_id) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def add_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own, added = message["headers"], self._added
+                if scope["path"].startswith("/v1/"):
+                    own, added = [header for header in own if header[0] != _NOT_STORED[0]], self._added_to_api
+                message = {**message, "headers": [*own, (b"x-request-id", request_id.encode()), *added]}
+                if message["status"] >= _FAILED:
+                    _log.error("request %s, %s %r: %d", request_id, scope["method"], scope["path"], message["status"])
+            await send(message)
+
+        with about(request=request_id):
+            await self._app(scope, receive, add_and_send)
+
+
+class Measuring:
+    """An ASGI middleware around everything else, so that refused requests are measured, too.
+
+    No path, method or other text from a client becomes a label, which bounds the number of series.
+
+    Args:
+        app: The app behind it.
+        metrics: Receives the measurements: number, status and duration of requests.
+        paths: The app's routes, such as ``/v1/jobs/{job_id}``, in the order in which they are tried.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, paths: Iterable[str]) -> None:
+        self._app, self._metrics = app, metrics
+        self._routes: list[tuple[re.Pattern[str], str]] = [
+            (compile_path(path)[0], path) for path in dict.fromkeys(paths)
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request and measure it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Not taken from the router, because a request may be refused before it gets there.
+        route = next((route for pattern, route in self._routes if pattern.match(scope["path"])), UNMATCHED)
+        labels = scope["method"] if scope["method"] in _METHODS else OTHER, route
+        began, is_answered, streams = time.perf_counter(), False, False
+
+        async def measure_and_send(message: Message) -> None:
+            nonlocal is_answered, streams
+            if message["type"] == "http.response.start":
+                is_answered = True
+                self._metrics.requests.labels(*labels, str(message["status"])).inc()
+                if any(
+                    name == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in message["headers"]
+                ):
+                    streams = True
+                    self._metrics.streams.inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, measure_and_send)
+        finally:
+            # The response has been sent, or the client has left.
+            if not is_answered:
+                self._metrics.requests.labels(*labels, str(_FAILED)).inc()
+            if streams:
+                self._metrics.streams.dec()
+            else:
+                self._metrics.seconds.labels(*labels).observe(time.perf_counter() - began)
+
+
+def is_stream(path: str) -> bool:
+    """Whether GET returns a stream of events.
+
+    Args:
+        path: The path of a request, or of a route.
+    """
+    return _ENDLESS.fullmatch(path) is not None
+
+
+class Heads:
+    """An ASGI middleware that answers HEAD wherever there is GET: the same response without the body.
+
+    Args:
+        app: The app behind it, which only sees GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD" or is_stream(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)

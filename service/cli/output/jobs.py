@@ -1,0 +1,292 @@
+"""A job as text: what ``boost show`` and ``boost ls`` print, and its events as readable lines.
+
+Following a job shows a live progress bar on a terminal, and plain lines elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from boost_core import messages
+from boost_core.config.base import counted
+from boost_core.messages import (
+    Report,
+    Score,
+    Scores,
+    StepReport,
+    comparison_in_words,
+    duration,
+    layout_in_words,
+    numbers_of,
+    report_adapter,
+    restart_in_words,
+    validation_in_words,
+)
+from boost_core.plan.resolve import ChosenLayouts
+from service.cli.failures import ExitStatus
+from service.cli.output.printing import print_line
+from service.client import Client
+from service.jobs.ledger import as_of
+from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord
+from service.jobs.states import JobState
+from service.models.jobs import JobEvaluation, TrackerState
+
+_SHOWN_RESTARTS = 5
+_SHOWN_SCORES = 20
+_LAYOUTS_A_LINE = 3
+_PLAIN_SECONDS = 5.0  # between two lines about steps
+
+_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events until it is closed
+
+# Kinds of events that are not reports of the trainer.
+_OF_THE_SERVICE = frozenset({"state", "patch", "drill", "scores", "layouts"})
+# All but the frequent ones, which feed curves and gauges, and those of newer services.
+_SHOWN = EVENT_KINDS - {"ranks", "spare"}
+
+
+def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
+    """Yield a job's facts, each with its name; the name is empty on continuation lines."""
+    yield "id", job.id
+    yield "name", job.name
+    requested = ""
+    if job.cancel_requested and not job.finished:
+        requested = ", to be cancelled"
+    elif job.pause_requested and job.has_gang:
+        requested = ", to be paused"
+    yield "state", f"{job.state} ({job.reason}){requested}"
+    yield "message", _as_of(job, job.message)
+    if job.last_seen:
+        yield "not seen", f"since {job.last_seen.astimezone():%Y-%m-%d %H:%M:%S}: {job.waiting_for}"
+    elif job.waiting_for:
+        yield "waits for", job.waiting_for
+    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
+    yield "tenant", job.tenant
+    yield "queue", f"{job.queue}, priority {job.spec.priority}"
+    if job.cloned_from:
+        yield "clone of", job.cloned_from
+    yield "attempts", str(job.attempt)
+    if job.shape:
+        yield "layout", f"{layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"
+    else:
+        yield "layout", "not formed yet" if job.spec.leaves_layouts else f"{job.present_layout}; not formed yet"
+    elasticity = job.spec.elasticity
+    if elasticity is not None and elasticity.gpus is not None:  # the layouts of a job with ``layouts: auto``
+        gpus, layouts = elasticity.gpus, [str(layout) for layout in elasticity.chosen]
+        ranks = "GPUs" if job.spec.resources.gpus_per_worker else "workers"
+        yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} {ranks}:"
+        for first in range(0, len(layouts), _LAYOUTS_A_LINE):
+            yield "", ", ".join(layouts[first : first + _LAYOUTS_A_LINE])
+    if job.spare is not None and job.spare_step is not None:
+        yield "spare copy", f"of step {job.spare_step}, on node {job.spare.node}"
+    causes = ", ".join(f"{count} {cause}" for cause, count in job.restart_counts.items())
+    yield "restarts", f"{sum(job.restart_counts.values())}" + (f" ({causes})" if causes else "")
+    for restart in job.restarts[-_SHOWN_RESTARTS:]:
+        yield "", f"{restart.time.astimezone():%H:%M:%S}  {restart_in_words(restart)}"
+    goodput = as_of(job.goodput, datetime.now(UTC))
+    seconds = goodput.total.total_seconds()
+    shares = [
+        f"{spent / seconds:.0%} {kind.replace('_', ' ')}"
+        for kind, spent in sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
+        if spent >= 0.005 * seconds > 0
+    ]
+    yield "goodput", f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"
+    yield "step", step(job)
+    if job.progress:
+        yield "newest step", numbers_of(job.progress)
+    if job.comparison:
+        yield "versus plan", comparison_in_words(job.comparison)
+    if job.evaluation:
+        newest = job.evaluation
+        words = validation_in_words(newest)
+        yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
+        yield from (("", f"{each.name} {validation_in_words(each)}") for each in newest.sets)
+    yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
+
+
+def trackers_in_words(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
+    """Yield the state of each of a job's trackers, with the tracker's kind."""
+    for tracker in trackers:
+        behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
+        problem = f", failing: {tracker.problem}" if tracker.problem else ""
+        yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
+
+
+def scores(evaluations: Sequence[JobEvaluation]) -> Iterator[tuple[str, str]]:
+    """Yield the scores of the newest evaluations on tasks."""
+    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
+    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
+
+
+def score_in_words(score: Score) -> str:
+    """Return a score with its task and metric."""
+    return f"{score.task} {score.metric} {value_in_words(score)}"
+
+
+def value_in_words(score: Score) -> str:
+    """Return a score's value with its standard error."""
+    value = "not finite" if score.value is None else f"{score.value:.4f}"
+    return value + ("" if score.stderr is None else f" ± {score.stderr:.4f}")
+
+
+def step(job: JobRecord) -> str:
+    """Return the steps done and the total."""
+    return f"{job.progress.step if job.progress else 0}/{job.spec.training.steps}"
+
+
+def loss(job: JobRecord) -> str:
+    """Return the newest step's loss."""
+    return f"{job.progress.loss:.4f}" if job.progress else "-"
+
+
+def age(job: JobRecord) -> str:
+    """Return how long ago the job was submitted."""
+    return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
+
+
+def news(job: JobRecord) -> str:
+    """Return what the job waits for, or else what last happened to it, and when that is from if it may be outdated."""
+    if job.last_seen:
+        return f"{_as_of(job, job.message)}; {job.waiting_for}"
+    return job.waiting_for or job.message
+
+
+def productive_share(job: JobRecord) -> str:
+    """Return the share of the job's time that went into new steps."""
+    goodput = as_of(job.goodput, datetime.now(UTC))
+    seconds = goodput.total.total_seconds()
+    return f"{goodput.productive / seconds:.0%}" if seconds else "-"
+
+
+def _as_of(job: JobRecord, text: str) -> str:
+    return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {text}" if job.last_seen else text
+
+
+def report_of(event: JobEvent) -> Report | None:
+    """Return the trainer's report in an event; ``None`` for the service's own events and reports of newer trainers."""
+    if event.kind in _OF_THE_SERVICE:
+        return None
+    try:
+        return report_adapter.validate_python(event.data)
+    except ValidationError:
+        return None
+
+
+def line_of(event: JobEvent) -> str:
+    """Return one line that says what happened, with the local time."""
+    data, report = event.data, report_of(event)
+    if report is not None:
+        text = messages.line_of(report)
+    else:
+        match event.kind:
+            case "patch":
+                changes = (
+                    f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
+                )
+                text = f"changed: {', '.join(changes)}"
+            case "drill":
+                when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
+                text = f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
+            case "scores":
+                listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
+                text = f"step {data['step']}  scores: {listed}"
+            case "layouts":
+                chosen = ChosenLayouts.model_validate(data)
+                each = (f"{one.layout} ({one.step_seconds:.3g} s per step)" for one in chosen.layouts)
+                text = f"layouts chosen from {chosen.timed} legal ones: {', '.join(each)}"
+            case "state":
+                text = f"{data['state']}: {data['message']}"
+            case _:
+                text = f"{event.kind}: {data.get('message', data)}"
+    return f"{event.time.astimezone():%H:%M:%S}  {text}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
+
+
+def follow(client: Client, job_id: str, console: Console) -> JobRecord:
+    """Show a job's events from the first one until the job has ended, and return its final record.
+
+    Raises:
+        ApiError: There is no such job.
+        ServiceUnreachable: The service has gone away.
+    """
+    view: _View = _live(console) if console.is_terminal else nullcontext(_PlainView(console).show)
+    with view as show:
+        for event in client.events(job_id):
+            if event.kind in _SHOWN:
+                show(event)
+    return client.get(job_id)
+
+
+def follow_until_interrupted(client: Client, job_id: str, console: Console) -> JobRecord:
+    """Like ``follow``, but Ctrl-C ends this program and leaves the job running.
+
+    Raises:
+        typer.Exit: The user pressed Ctrl-C.
+    """
+    try:
+        return follow(client, job_id, console)
+    except KeyboardInterrupt:
+        print_line(console, f"stopped following; the job continues. Follow it again: boost events {job_id} -f")
+        print_line(console, f"cancel it: boost cancel {job_id}")
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+
+
+def exit_as(job: JobRecord) -> None:
+    """Exit with the status of a job that has ended; do nothing if it has not.
+
+    Raises:
+        typer.Exit: The job did not succeed.
+    """
+    if job.finished and job.state is not JobState.SUCCEEDED:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
+    """A progress bar for steps; all other events scroll by above it."""
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=1, visible=False)
+
+        def show(event: JobEvent) -> None:
+            report = report_of(event)
+            if not isinstance(report, StepReport):
+                print_line(console, line_of(event))
+                return
+            description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
+            progress.update(bar, completed=report.step, total=report.steps, description=description, visible=True)
+
+        yield show
+
+
+class _PlainView:
+    """Plain lines: for steps only one every few seconds, and the last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._quiet_until = 0.0
+
+    def show(self, event: JobEvent) -> None:
+        """Print an event's line, unless another step was printed too recently."""
+        report = report_of(event)
+        if isinstance(report, StepReport) and report.step < report.steps:
+            if time.monotonic() < self._quiet_until:
+                return
+            self._quiet_until = time.monotonic() + _PLAIN_SECONDS
+        print_line(self._console, line_of(event))
