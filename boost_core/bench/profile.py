@@ -1,4 +1,4 @@
-"""This device's speed at each kind of work, for the plan (``plan.measured``).
+"""This device's speed at each kind of work, for the plan (``plan.machine``).
 
 Timed are the products of the forward pass and of the weight gradients, for every weight of a dense and of low-rank
 blocks at two numbers of tokens, attention, copies, transfers to and from the host, and training steps of a few blocks

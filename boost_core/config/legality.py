@@ -258,7 +258,7 @@ def _capture_problems(parallelism: ParallelismConfig, training: TrainingConfig) 
 
 
 def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
-    """Whether flash attention on a GPU supports a job's compute type and head size; see ``nn.documents``."""
+    """Whether flash attention on a GPU supports a job's compute type and head size; see ``model.attention``."""
     return training.precision != "fp32" and model.head_size % 8 == 0 and model.head_size <= 256
 
 
