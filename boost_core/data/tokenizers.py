@@ -13,8 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config import ModelConfig
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
-from boost_core.config.data_files import MOST_BYTES, find_index, read_index
+from boost_core.config.data_files import find_index, read_index
 from boost_core.config.reading import read_small
+from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -101,7 +102,8 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     if name in (None, BYTES):
         return ByteTokenizer()
     filesystem, path = fsspec.url_to_fs(name)
-    return FileTokenizer(load_tokenizer(read_small(filesystem, path, MOST_BYTES), name), name, end_of_document)
+    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
+    return FileTokenizer(load_tokenizer(content, name), name, end_of_document)
 
 
 def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
@@ -230,7 +232,7 @@ def _of_file(
     name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0
 ) -> ExportedTokenizer:
     filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_BYTES)
+    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     tokenizer = load_tokenizer(content, name)
     found = max(tokenizer.get_vocab().values()) + 1
     if found > model.vocab_size or vocabulary not in (0, found):

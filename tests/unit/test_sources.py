@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.columns import problems_of_schemas
+from boost_core.config.user_files import problems_of_schemas
 from boost_core.config.data_files import (
     SourceFile,
     SourceSplit,

@@ -20,7 +20,6 @@ from boost_core import __version__
 from boost_core.config.data import BYTES, CorpusConfig
 from boost_core.config.data_files import (
     INDEX,
-    MOST_BYTES,
     Cursor,
     Part,
     Shard,
@@ -30,6 +29,7 @@ from boost_core.config.data_files import (
     list_files,
 )
 from boost_core.config.reading import read_small
+from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 from boost_core.data.pipeline.duplicates import (
     EXACT_COLUMNS,
     Documents,
@@ -363,7 +363,7 @@ def _is_valid(record: FileRecord, task: FileTask) -> bool:
 
 def _read(tokenizer: str) -> bytes:
     filesystem, path = fsspec.url_to_fs(tokenizer)
-    return read_small(filesystem, path, MOST_BYTES)
+    return read_small(filesystem, path, MOST_TOKENIZER_BYTES)
 
 
 def _runs(records: Iterable[FileRecord]) -> tuple[str, ...]:

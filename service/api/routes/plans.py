@@ -27,7 +27,7 @@ from service.models.problems import FieldError
 
 # The job files in the folder ``examples``, which are installed with the service.
 
-_FOLDER = Path(__file__).parents[1] / "examples"
+_FOLDER = Path(__file__).parents[2] / "examples"
 
 
 @cache
