@@ -74,8 +74,8 @@ class FileTokenizer:
         else:
             candidates = [end_of_document] if tokenizer.token_to_id(end_of_document) is not None else []
         if len(candidates) != 1:
-            wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)} as a special token"
-            problem = f"has both {' and '.join(candidates)}" if candidates else f"does not have {wanted}"
+            missing = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)} as a special token"
+            problem = f"has both {' and '.join(candidates)}" if candidates else f"does not have {missing}"
             raise ValueError(f"{name} {problem}; name the token that ends a document in end_of_document")
         self.end_name = candidates[0]
         self.end_of_document: int = tokenizer.get_vocab()[self.end_name]
@@ -210,16 +210,13 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
         ValueError: The file is not a tokenizer.
         OSError: It cannot be read.
     """
-    if data.tokenized:
-        return _of_tokens(data.sources[0][0].paths[0], model, name, data.end_of_document)
-    name = name or data.tokenizer
-    return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
-
-
-def _of_tokens(folder: str, model: ModelConfig, name: str | None, end_of_document: str | None) -> ExportedTokenizer:
-    """The tokenizer that made a folder's tokens, which is stored in the folder unless it is bytes."""
+    if not data.tokenized:
+        name = name or data.tokenizer
+        return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
+    # The tokenizer that made a folder's tokens is stored in the folder unless it is bytes.
+    folder = data.sources[0][0].paths[0]
     if name is not None and find_index(folder) is None:  # the folder is gone, so compare with the model only
-        return _of_file(name, model, end_of_document)
+        return _of_file(name, model, data.end_of_document)
     index = read_index(folder)
     name = name or f"{folder.rstrip('/')}/{_FILE}"
     filesystem, path = fsspec.url_to_fs(name)
@@ -234,10 +231,10 @@ def _of_file(
     filesystem, path = fsspec.url_to_fs(name)
     content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     tokenizer = load_tokenizer(content, name)
-    found = max(tokenizer.get_vocab().values()) + 1
-    if found > model.vocab_size or vocabulary not in (0, found):
+    size = max(tokenizer.get_vocab().values()) + 1
+    if size > model.vocab_size or vocabulary not in (0, size):
         raise TokenizerDiffers(
-            f"{name} has {found} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
+            f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
             "tokenizer it was trained with"
         )
     if end is None:
