@@ -219,15 +219,29 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
     _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind), *_window_problems(config)))
-    model = _validated(file, _common(config, defaults) | function(config))
-    _refuse(file, _head_problems(config, model, kind))
+    common = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
+    common["rope_theta"] = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
+    common["rope_scaling"] = next(filter(None, (_scaling(config.get(name)) for name in _ROPES)), None)
+    model = _validated(file, common | function(config))
+    problems, head_dim = [], config.get("head_dim", defaults.get("head_dim"))
+    if head_dim not in (None, model.head_size):
+        problems.append(
+            f"head_dim is {_short(head_dim)}, and the trainer's models support "
+            f"hidden_size/num_attention_heads={model.head_size} only"
+        )
+    if kind == COLA and model.key_value_heads != model.num_attention_heads:
+        problems.append(
+            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
+            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
+        )
+    _refuse(file, problems)
     return model
 
 
 def _refuse(file: str, problems: Iterable[str]) -> None:
-    if found := "; ".join(problems):
+    if text := "; ".join(problems):
         raise ValueError(
-            f"{file}: {found}; start from another model, or remove from {file} what changes nothing in this one"
+            f"{file}: {text}; start from another model, or remove from {file} what changes nothing in this one"
         )
 
 
@@ -236,15 +250,6 @@ def _validated(file: str, model: Any) -> ModelConfig:
         return ModelConfig.model_validate(model)
     except ValidationError as error:
         raise ValueError(f"{file}: {'; '.join(in_lines(error).splitlines())}") from error
-
-
-def _common(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    given = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
-    scalings = (_scaling(config.get(name)) for name in _ROPES)
-    return given | {
-        "rope_theta": next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA),
-        "rope_scaling": next(filter(None, scalings), None),
-    }
 
 
 def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
@@ -304,35 +309,21 @@ _KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dic
 
 
 def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
+    our_classes = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
     for name, value in (defaults | config).items():
-        if value is None or name in known or name in _WITHOUT_EFFECT or (name == "auto_map" and _is_ours(value)):
+        if value is None or name in known or name in _WITHOUT_EFFECT:
+            continue
+        # ``REPOSITORY--`` is put before the classes of models that were loaded from a hub.
+        if (
+            name == "auto_map"
+            and isinstance(value, dict)
+            and all((auto_class, str(each).rpartition("--")[2]) in our_classes for auto_class, each in value.items())
+        ):
             continue
         if name not in _ONLY:
             yield f"{name} is {_short(value)}, which the trainer does not know"
         elif value != _ONLY[name]:
             yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
-
-
-def _is_ours(auto_map: Any) -> bool:
-    """Whether all classes are ours; ``REPOSITORY--`` is put before those of models that were loaded from a hub."""
-    ours = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
-    return isinstance(auto_map, dict) and all(
-        (auto_class, str(name).rpartition("--")[2]) in ours for auto_class, name in auto_map.items()
-    )
-
-
-def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
-    head_dim = config.get("head_dim", _KINDS[kind][1].get("head_dim"))
-    if head_dim not in (None, model.head_size):
-        yield (
-            f"head_dim is {_short(head_dim)}, and the trainer's models support "
-            f"hidden_size/num_attention_heads={model.head_size} only"
-        )
-    if kind == COLA and model.key_value_heads != model.num_attention_heads:
-        yield (
-            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
-            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
-        )
 
 
 def _window_problems(config: dict[str, Any]) -> Iterator[str]:
@@ -347,8 +338,8 @@ def _window_problems(config: dict[str, Any]) -> Iterator[str]:
 def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     activation, of_bottleneck = _activation(config), config.get("lr_act_type")
     for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
-        if (found := _activation(config, name)) not in _ACTIVATIONS:
-            yield f"{name} is {_short(found)}, and the trainer's models support silu or linear only"
+        if (value := _activation(config, name)) not in _ACTIVATIONS:
+            yield f"{name} is {_short(value)}, and the trainer's models support silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
         yield (
             f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
@@ -399,8 +390,8 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
                 f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
                 "this way nor partial"
             )
-    given = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
-    if len(given) == len(_ROPES) and given[0] != given[1]:
+    settings = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
+    if len(settings) == len(_ROPES) and settings[0] != settings[1]:
         yield " and ".join(f"{name} is {_short(config[name])}" for name in _ROPES)
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):

@@ -25,18 +25,22 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
         ValueError: A path has no task file.
     """
     places = [Path(path).resolve() for path in paths]
-    for given, place in zip(paths, places, strict=True):
+    for text, place in zip(paths, places, strict=True):
         if not place.exists():
-            raise ValueError(f"no task file or folder is at {given!r}; check --tasks")
+            raise ValueError(f"no task file or folder is at {text!r}; check --tasks")
     folders = {str(place if place.is_dir() else place.parent) for place in places}
     manager = TaskManager(include_path=sorted(folders), include_defaults=False)
-    found: list[str] = []
-    for given, place in zip(paths, places, strict=True):
-        names = [name for name, entry in manager.task_index.items() if _is_in(entry.yaml_path, place)]
+    tasks: list[str] = []
+    for text, place in zip(paths, places, strict=True):
+        names = [
+            name
+            for name, entry in manager.task_index.items()
+            if entry.yaml_path and place in (path := entry.yaml_path.resolve(), *path.parents)
+        ]
         if not names:
-            raise ValueError(f"{given!r} has no task of lm-eval: a YAML file with a field task")
-        found += names
-    return manager, list(dict.fromkeys(found))
+            raise ValueError(f"{text!r} has no task of lm-eval: a YAML file with a field task")
+        tasks += names
+    return manager, list(dict.fromkeys(tasks))
 
 
 def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch_size: int) -> Scores:
@@ -66,13 +70,10 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
     return Scores(step=loaded.step, evaluated_by=f"lm-eval {found['lm_eval_version']}", scores=scores)
 
 
-def _is_in(file: Path | None, place: Path) -> bool:
-    return file is not None and (file.resolve() == place or place in file.resolve().parents)
-
-
 def _scores(task: str, found: Mapping[str, Any]) -> Iterable[Score]:
     results, better = found["results"][task], found["higher_is_better"].get(task, {})
-    version = found["versions"].get(task)
+    version, samples = found["versions"].get(task), found.get("samples", {}).get(task, ())
+    prompts = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
     for name, value in results.items():
         metric, _, kind = name.partition(",")
         if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
@@ -85,14 +86,9 @@ def _scores(task: str, found: Mapping[str, Any]) -> Iterable[Score]:
             higher_is_better=better.get(metric),
             samples=found.get("n-samples", {}).get(task, {}).get("effective", 0),
             version=None if version is None else str(version),
-            task_hash=_hash(found.get("samples", {}).get(task, ())),
+            task_hash=hashlib.sha256(prompts.encode()).hexdigest()[:_HASH_DIGITS],
         )
 
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _hash(samples: Iterable[Mapping[str, Any]]) -> str:
-    asked = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
-    return hashlib.sha256(asked.encode()).hexdigest()[:_HASH_DIGITS]
