@@ -247,12 +247,7 @@ class PublishedRun:
                 loss = (loss_T * counts_T).sum(dtype=loss_T.dtype) / counts_T.sum() / len(token_bt)
             with record_function("backward"):
                 loss.backward()
-                with torch.no_grad():
-                    for weight, sums in zip(self._weights, self._sums, strict=True):
-                        if weight.grad is None:
-                            raise AssertionError("no gradient reached a weight")
-                        sums.add_(weight.grad)
-                        weight.grad = None
+                self._accumulate()
             losses.append(loss.detach())
         with record_function("optimizer"), torch.no_grad():
             norms = torch.stack([torch.linalg.vector_norm(sums) for sums in self._sums])
@@ -267,6 +262,14 @@ class PublishedRun:
             for sums in self._sums:
                 sums.zero_()
         return float(torch.stack(losses).sum())
+
+    @torch.no_grad()
+    def _accumulate(self) -> None:
+        for weight, sums in zip(self._weights, self._sums, strict=True):
+            if weight.grad is None:
+                raise AssertionError("no gradient reached a weight")
+            sums.add_(weight.grad)
+            weight.grad = None
 
 
 class _GatherColumns(torch.autograd.Function):

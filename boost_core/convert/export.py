@@ -441,14 +441,14 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
         with removal_named(folder, step):
             if how.merge:
                 with TemporaryFolder(".factors-", staged.parent) as beside:
-                    factors = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
+                    low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
                     shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
-                    tensors = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
-                    for name, tensor in tensors.tensors.items():
-                        for used in multiply_out(name, tensor, factors.tensors):
-                            factors.release(used)
-                        tensors.release(name)
-                    tensors.flush()
+                    dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
+                    for name, tensor in dense.tensors.items():
+                        for used in multiply_out(name, tensor, low_rank.tensors):
+                            low_rank.release(used)
+                        dense.release(name)
+                    dense.flush()
             else:
                 _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
         texts = {

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
-from boost_core.plan.machine import Fitted
+from boost_core.plan.correction import Fitted
 from boost_core.plan.report import Plan, PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.models.cluster import StoredProfile

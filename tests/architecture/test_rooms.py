@@ -72,7 +72,9 @@ def modules() -> Mapping[str, Module]:
 
 
 def test_code_lines_are_counted_without_docstrings_and_comments() -> None:
-    text = '"""A docstring\nof two lines."""\n\n# A comment.\nx = """a\nb"""\ndef f():\n    """Another."""\n    return x\n'
+    text = (
+        '"""A docstring\nof two lines."""\n\n# A comment.\nx = """a\nb"""\ndef f():\n    """Another."""\n    return x\n'
+    )
     assert code_lines(text, ast.parse(text)) == 4
 
 
