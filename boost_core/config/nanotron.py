@@ -381,15 +381,6 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
         reader.refuse("optimizer.optimizer_factory.name", kind, "of these only adamW is supported here")
     if optimizer["weight_decay"]:
         reader.note("optimizer.weight_decay", optimizer["weight_decay"], "the weights of norms do not decay here")
-    return optimizer | _schedule(reader)
-
-
-def _of_adam(reader: Reader, field: str, default: float) -> Any:
-    """A field of Adam, which earlier versions of nanotron have one level up."""
-    return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
-
-
-def _schedule(reader: Reader) -> dict[str, Any]:
     steps, warmup = reader.whole("tokens.train_steps"), reader.whole(f"{_SCHEDULE}lr_warmup_steps", 0, least=0)
     rate = reader.number(f"{_SCHEDULE}learning_rate")
     lowest = reader.number(f"{_SCHEDULE}min_decay_lr", rate)
@@ -405,7 +396,12 @@ def _schedule(reader: Reader) -> dict[str, Any]:
     elif warmup > 0:
         remark = "step n has the rate of nanotron's step n + 1, whose first has none"
         reader.note(f"{_SCHEDULE}lr_warmup_steps", warmup, remark)
-    return schedule
+    return optimizer | schedule
+
+
+def _of_adam(reader: Reader, field: str, default: float) -> Any:
+    """A field of Adam, which earlier versions of nanotron have one level up."""
+    return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
 
 
 def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _tokens(counts: _Array, begin: int, end: int, folder: TokenFolder, name: str
     ends = np.cumsum(counts)
     first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
     of_token = np.dtype(dtype).newbyteorder("<")
-    content = folder.read_range(name, first * of_token.itemsize, last * of_token.itemsize)
+    content = folder.read(name, first * of_token.itemsize, last * of_token.itemsize)
     return np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first) if end > begin else []
 
 
