@@ -195,17 +195,42 @@ def layout_problems(
     gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
     """The problems that depend on how the gang is split."""
-    return [
-        *strategy_problems(model, parallelism),
-        *_pipeline_problems(model, parallelism, training),
-        *_cut_problems(model, parallelism),
-        *_context_problems(model, parallelism, training),
-        *attention_problems(model, parallelism, training),
-        *_batch_problems(parallelism, training),
-        *_optimizer_problems(model, parallelism, optimizer),
-        *_precision_problems(model, parallelism, training),
-        *_device_problems(model, parallelism, training, gpus_per_worker),
-    ]
+    problems = strategy_problems(model, parallelism) + _pipeline_problems(model, parallelism, training)
+    layers, blocks, name = parallelism.pipeline_layers_per_stage, model.num_hidden_layers, "pipeline_layers_per_stage"
+    if layers is not None and (len(layers) != parallelism.stages or sum(layers) != blocks):
+        message = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}; make them"
+        message = f"{message} equal"
+        if len(layers) != parallelism.stages:
+            listed = counted(len(layers), "stage")
+            message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
+        problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
+    problems += _context_problems(model, parallelism, training) + attention_problems(model, parallelism, training)
+
+    if parallelism.split_micro_batch and training.micro_batch_size == 1:
+        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
+        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
+    portion = training.micro_batch_size * parallelism.data_parallel_size
+    warmup = (("batch_size_warmup", stage.global_batch_size) for stage in training.batch_size_warmup)
+    for field, size in (("global_batch_size", training.global_batch_size), *warmup):
+        if size % portion:
+            message = (
+                f"{size} sequences cannot be split into micro-batches of "
+                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
+            )
+            problems.append(FieldProblem(("training", field), size, message))
+
+    kind, message = optimizer.kind, ""
+    if kind == "loro" and model.family != "svd":
+        message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
+    elif kind == "muon" and model.family == "dense":
+        message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
+    elif kind != "adamw" and chosen_strategy(model, parallelism) != "btp":
+        message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
+    if message:
+        problems.append(FieldProblem(("optimizer", "kind"), kind, message))
+    problems += _precision_problems(model, parallelism, training)
+    return problems + _device_problems(model, parallelism, training, gpus_per_worker)
 
 
 def too_long_a_prompt(number: int, size: int, room: int) -> str:
@@ -332,39 +357,6 @@ def _pipeline_problems(
     return problems
 
 
-def _cut_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
-    layers, blocks = parallelism.pipeline_layers_per_stage, model.num_hidden_layers
-    if layers is None or (len(layers) == parallelism.stages and sum(layers) == blocks):
-        return []
-    name = "pipeline_layers_per_stage"
-    message = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}; make them equal"
-    if len(layers) != parallelism.stages:
-        listed = counted(len(layers), "stage")
-        message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
-    return [FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out")]
-
-
-def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
-    problems = []
-    if parallelism.split_micro_batch and training.micro_batch_size == 1:
-        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
-        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
-    portion = training.micro_batch_size * parallelism.data_parallel_size
-    warmup = (stage.global_batch_size for stage in training.batch_size_warmup)
-    for field, size in (
-        ("global_batch_size", training.global_batch_size),
-        *(("batch_size_warmup", of) for of in warmup),
-    ):
-        if size % portion:
-            message = (
-                f"{size} sequences cannot be split into micro-batches of "
-                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
-                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
-            )
-            problems.append(FieldProblem(("training", field), size, message))
-    return problems
-
-
 def door_problems(training: TrainingConfig) -> list[FieldProblem]:
     """Problems for which only new jobs are refused; jobs that were accepted earlier may have them."""
     if not training.batch_size_warmup or (until := training.batch_size_warmup[-1].until_step) < training.steps:
@@ -374,22 +366,6 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
         f"global_batch_size={training.global_batch_size}; end it earlier, or raise training.steps"
     )
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
-
-
-def _optimizer_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig
-) -> list[FieldProblem]:
-    kind = optimizer.kind
-    if kind == "adamw":
-        return []
-    message = ""
-    if kind == "loro" and model.family != "svd":
-        message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
-    elif kind == "muon" and model.family == "dense":
-        message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
-    elif chosen_strategy(model, parallelism) != "btp":
-        message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
-    return [FieldProblem(("optimizer", "kind"), kind, message)] if message else []
 
 
 def _precision_problems(

@@ -149,7 +149,20 @@ def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
     """Data of the same kind without paths, which does not validate, and the fields that must be set."""
-    first, path = _stages(reader)
+    # Of the first stage; later ones, if the run reaches them, are dropped.
+    stages, steps = reader.content.get("data_stages"), reader.whole("tokens.train_steps")
+    if not isinstance(stages, list) or not stages:
+        first, path = _mapping(reader.content.get("data")), "data"  # earlier versions of nanotron
+    else:
+        first, path = _mapping(_mapping(stages[0]).get("data")), "data_stages.0.data"
+        seed, run = first.get("seed"), reader.take("general.seed", None)
+        if seed not in (None, run):
+            reader.note(f"{path}.seed", seed, f"training.seed={run} also orders the data")
+        for number, stage in enumerate(stages[1:], start=1):
+            start = _mapping(stage).get("start_training_step")
+            if not (isinstance(start, int) and start > steps):
+                remark = "the job uses the first stage's data throughout; data.mixture combines sources by weight"
+                reader.note(f"data_stages.{number}.start_training_step", start, remark)
     dataset = first.get("dataset")
     tokenizer = reader.take("tokenizer.tokenizer_name_or_path", None)
     if isinstance(dataset, dict):
@@ -169,24 +182,6 @@ def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
         "data.tokenizer": f"{assignment('tokenizer.tokenizer_name_or_path', tokenizer)}; name its tokenizer.json",
     }
     return {"source": source, "tokenizer": ""}, unset
-
-
-def _stages(reader: Reader) -> tuple[dict[str, Any], str]:
-    """The data of the first stage and its path; notes that later stages, if reached, are dropped."""
-    stages, steps = reader.content.get("data_stages"), reader.whole("tokens.train_steps")
-    if not isinstance(stages, list) or not stages:
-        return _mapping(reader.content.get("data")), "data"  # earlier versions of nanotron
-    for number, stage in enumerate(stages):
-        start = _mapping(stage).get("start_training_step")
-        if number > 0 and not (isinstance(start, int) and start > steps):
-            named = f"data_stages.{number}.start_training_step"
-            reader.note(
-                named, start, "the job uses the first stage's data throughout; data.mixture combines sources by weight"
-            )
-        seed, run = _mapping(_mapping(stage).get("data")).get("seed"), reader.take("general.seed", None)
-        if number == 0 and seed not in (None, run):
-            reader.note("data_stages.0.data.seed", seed, f"training.seed={run} also orders the data")
-    return _mapping(_mapping(stages[0]).get("data")), "data_stages.0.data"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -310,13 +305,6 @@ def _bottleneck(reader: Reader) -> dict[str, Any]:
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _SEED = 42  # nanotron's default
 _SCHEDULE = "optimizer.learning_rate_scheduler."
-
-
-def name(reader: Reader) -> str:
-    """The name of the run."""
-    run = str(reader.take("general.run", "imported"))
-    cleaned = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
-    return cleaned[:100] or "imported"
 
 
 def parallelism_section(reader: Reader) -> dict[str, Any]:
@@ -466,8 +454,10 @@ def import_config(path: str | Path) -> Imported:
     reader = Reader(content)
     model = model_section(reader)
     data, unset = data_section(reader)
+    run = str(reader.take("general.run", "imported"))
+    name = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
     job = {
-        "name": name(reader),
+        "name": name[:100] or "imported",
         "model": model,
         "parallelism": parallelism_section(reader),
         "data": data,

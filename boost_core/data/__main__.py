@@ -34,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hear_interrupts()
     try:
         with stores_in_words():
-            is_corpus = _is_corpus(options)
+            if options.address is not None and not options.ray:
+                raise ValueError("--address is for a Ray cluster; give --ray, too")
+            if options.workers is not None and options.ray:
+                raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
+            is_corpus = options.filter or options.exact_dedup or options.near_dedup or options.ray
+            is_corpus = is_corpus or options.workers is not None or options.shuffle is not None
             source = SourceConfig(kind=options.kind, paths=tuple(options.sources), text_field=options.text_field)
             refuse_own_output(source, options.folder)
             name = options.tokenizer
@@ -70,16 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
         print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)
     return 0
-
-
-def _is_corpus(options: argparse.Namespace) -> bool:
-    """Whether any of the options of corpora is set."""
-    several = options.workers is not None or options.ray or options.shuffle is not None
-    if options.address is not None and not options.ray:
-        raise ValueError("--address is for a Ray cluster; give --ray, too")
-    if options.workers is not None and options.ray:
-        raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
-    return bool(options.filter or options.exact_dedup or options.near_dedup or several)
 
 
 def _corpus(options: argparse.Namespace, source: SourceConfig, tokenizer: str) -> CorpusConfig:

@@ -32,11 +32,10 @@ from boost_core.config.reading import read_small
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 from boost_core.data.pipeline.duplicates import (
     EXACT_COLUMNS,
+    ROWS_AT_ONCE,
     Documents,
     KeyColumns,
-    near_columns,
     not_the_first,
-    partitions_of,
     together,
 )
 from boost_core.data.pipeline.engine import Engine
@@ -234,7 +233,8 @@ class Build:
         records = self._prepare(folder)
         self._tell("duplicates", 0, 1)
         exact = self._tied(records, EXACT_COLUMNS if self.corpus.exact_dedup else ())
-        near = self._tied(records, near_columns(self.corpus))
+        bands = self.corpus.near_dedup.bands if self.corpus.near_dedup else 0
+        near = self._tied(records, tuple(f"band_{band}" for band in range(bands)))
         folder.write(DROPPED, np.union1d(exact, near).astype("<i8").tobytes())
         pairs = self._shards(folder, records)
         shards = tuple(shard for pair in pairs for shard in pair.shards)
@@ -324,7 +324,7 @@ class Build:
         if not names:
             return np.zeros(0, np.int64)
         documents = tuple(record.counts.read for record in records for _ in record.runs)
-        partitions = partitions_of(self._counts.read * len(names))
+        partitions = max(1, -(-self._counts.read * len(names) // ROWS_AT_ONCE))  # each of which fits into memory
         columns = KeyColumns(self.folder, _runs(records), documents, names, partitions)
         return not_the_first(together(self.engine.ties(columns)))
 
