@@ -50,7 +50,7 @@ class Reader:
         self.content = content
         self.notes: list[str] = []
         self._values = {path: value for path, value in _leaves(content, "") if value not in (None, {}, [])}
-        self._taken: set[str] = set()
+        self._carried_over: set[str] = set()
         self._refused: list[str] = []
 
     def take(self, path: str, default: Any = _MISSING) -> Any:
@@ -59,7 +59,7 @@ class Reader:
         Raises:
             ValueError: The field is missing and has no default.
         """
-        self._taken.add(path)
+        self._carried_over.add(path)
         value = self._values.get(path, default)
         if value is _MISSING:
             raise ValueError(f"{path} is missing; a configuration of nanotron has it")
@@ -107,7 +107,7 @@ class Reader:
         return {
             path.removeprefix(section): value
             for path, value in self._values.items()
-            if path.startswith(section) and path not in self._taken
+            if path.startswith(section) and path not in self._carried_over
         }
 
     def note(self, path: str, value: Any, remark: str) -> None:

@@ -287,34 +287,34 @@ class Reading:
             digest=self._digest.hexdigest(), whole=whole,
         )  # fmt: skip
 
-    def skip(self, held: Input) -> None:
+    def skip(self, stored: Input) -> None:
         """Skip the documents that shards hold.
 
         Raises:
             ValueError: The documents differ from what the shards hold.
         """
-        while self.count < held.end and next(self, None) is not None:
+        while self.count < stored.end and next(self, None) is not None:
             pass
-        rest = next(self._documents, None) if held.whole else None
-        if rest is not None or self._digest.hexdigest() != held.digest:
+        rest = next(self._documents, None) if stored.whole else None
+        if rest is not None or self._digest.hexdigest() != stored.digest:
             raise ValueError(
                 f"{self.file.url} has changed, and finished shards hold tokens of its old content; restore it, or "
                 "tokenize into another folder"
             )
 
 
-def refuse_changed(held: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
+def refuse_changed(stored: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
     """Refuse input that differs from what shards hold. Files not in any shard may change, come and go.
 
     Args:
-        held: The files of which shards hold something, in order.
+        stored: The files of which shards hold something, in order.
         files: The files that are there now, in order.
         source: Their source, which says how documents are found in them.
 
     Raises:
         ValueError: A file is gone, has changed, or was added between them.
     """
-    for place, was in enumerate(held):
+    for place, was in enumerate(stored):
         file = files[place] if place < len(files) else None
         if file is None or file.url != was.file:
             there = file is not None and any(each.url == was.file for each in files)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-MOST_FILES = 278  # with code
-MOST_CODE_LINES = 40_800  # lines that are not blank, comments or docstrings
-MOST_FUNCTIONS = 103  # per 1,000 code lines
+MOST_FILES = 279  # with code
+MOST_CODE_LINES = 40_600  # lines that are not blank, comments or docstrings
+MOST_FUNCTIONS = 101  # per 1,000 code lines
 LEAST_SHARE_OF_LARGE_FILES = 0.47  # of the code, in files of LARGE code lines and more
-MOST_SMALL_NEIGHBOURS = 17  # modules of at most SMALL code lines that only one module imports, in the same folder
+MOST_SMALL_NEIGHBOURS = 16  # modules of at most SMALL code lines that only one module imports, in the same folder
 MOST_IN_CIRCLES = 7  # modules that import themselves by way of others, for type checking included
 
 LARGE, SMALL = 200, 120

@@ -335,8 +335,8 @@ class Build:
             training = ~table["validation"].astype(bool) & ~np.isin(table["document"], np.frombuffer(dropped, "<i8"))
             training_tokens += int(table["tokens"][training].sum())
         of = max(1, -(-training_tokens // self.corpus.shard_tokens))
-        made_from = [self._digest, dropped.hex(), *(record.model_dump_json() for record in records)]
-        inputs = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
+        ingredients = [self._digest, dropped.hex(), *(record.model_dump_json() for record in records)]
+        inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
         dtype = dtype_for(self._tokenizer.vocabulary).name
         pairs, tasks = dict[str, ShardPair](), list[ShardTask]()
         for number in range(of):

@@ -180,5 +180,5 @@ class _Ties:
 
 
 def _ties_of(group: dict[str, Any]) -> dict[str, Any]:
-    found = ties(group["key"], group["document"])
-    return {"document": found.documents, "first": found.firsts}
+    tied = ties(group["key"], group["document"])
+    return {"document": tied.documents, "first": tied.firsts}
