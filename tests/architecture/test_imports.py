@@ -30,13 +30,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def imported(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return {name for node in ast.walk(ast.parse(path.read_text())) for name in imported_by(node)}
+
+
+def imported_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return set()
 
 
 @pytest.mark.parametrize("floor", ["model", "optim", "data", "kernels"])
@@ -65,3 +67,11 @@ def test_only_the_guarded_readers_of_torchs_index_import_pickle() -> None:
     files = [path for root in ("boost_core", "service") for path in (ROOT / root).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if imported(path) & {"pickle", "cloudpickle", "dill"}}
     assert found == {"boost_core/checkpoint/folder.py", "boost_core/checkpoint/shards.py"}
+
+
+@pytest.mark.parametrize("program", ["boost_core/config/user_files.py", "service/gang/ray/fork_client.py"])
+def test_programs_that_run_by_themselves_load_the_standard_library_alone(program: str) -> None:
+    """They run isolated from packages, and within seconds and little memory; functions may import more."""
+    tree = ast.parse((ROOT / program).read_text())
+    names = {name.partition(".")[0] for node in tree.body for name in imported_by(node)}
+    assert "sys" in names and names <= sys.stdlib_module_names
