@@ -170,8 +170,10 @@ def job_problems(
     problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker)
     in_bytes = not data.tokenized and data.tokenizer in (None, BYTES)  # otherwise only the trainer can count tokens
     if in_bytes and model.vocab_size < BYTE_TOKENS:
-        message = f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least"
-        problems.append(FieldProblem(("model", "vocab_size"), model.vocab_size, f"{message} {BYTE_TOKENS}"))
+        message = (
+            f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
+        )
+        problems.append(FieldProblem(("model", "vocab_size"), model.vocab_size, message))
 
     warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
     if warmup > training.steps:
@@ -198,11 +200,12 @@ def layout_problems(
     problems = strategy_problems(model, parallelism) + _pipeline_problems(model, parallelism, training)
     layers, blocks, name = parallelism.pipeline_layers_per_stage, model.num_hidden_layers, "pipeline_layers_per_stage"
     if layers is not None and (len(layers) != parallelism.stages or sum(layers) != blocks):
-        message = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}; make them"
-        message = f"{message} equal"
         if len(layers) != parallelism.stages:
             listed = counted(len(layers), "stage")
             message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
+        else:
+            sums = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}"
+            message = f"{sums}; make them equal"
         problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
     problems += _context_problems(model, parallelism, training) + attention_problems(model, parallelism, training)
 
@@ -257,8 +260,8 @@ def _device_problems(
         )
         problems.append(FieldProblem(("parallelism", "context_parallel_size"), size, message))
     if training.cuda_graphs == "on" and parallelism.keeps_on_host:
-        message = "recompute=offload copies what blocks keep to the host and back, which is not captured; use auto or"
-        problems.append(FieldProblem(("training", "cuda_graphs"), "on", f"{message} off"))
+        why = "recompute=offload copies what blocks keep to the host and back, which is not captured"
+        problems.append(FieldProblem(("training", "cuda_graphs"), "on", f"{why}; use auto or off"))
     return problems
 
 

@@ -1,5 +1,6 @@
-"""YAML parsing with the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
+"""Reading what users give: YAML, small files, points in time.
 
+YAML has the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
 PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is a date and ``3e-4`` a string.
 Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
 """

@@ -1,5 +1,6 @@
-"""The local disk as fsspec sees it, for paths and ``file://``, and confined to some folders where that is asked for.
+"""Where data and checkpoints are: the URLs that are served, and the local disk as fsspec sees it.
 
+The disk, of paths and ``file://``, may be confined to some folders.
 A check of a path by its name says nothing about what is opened later: whoever may write to a folder on the way can
 replace it with a symbolic link meanwhile. So a confined disk resolves a path, checks the result, and then opens exactly
 that, from one of its folders downwards, component by component and without following any further link.

@@ -1,4 +1,4 @@
-"""Writing ``config.json``: the published class that computes what the trainer does, and its fields.
+"""``config.json``, written and read: the published class that computes what the trainer does, and its fields.
 
 ===========================================  ================  ===================================================
 the model                                    the class         why

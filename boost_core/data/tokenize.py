@@ -172,8 +172,8 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
         if finished and not index.documents:
             where = ", ".join(plan.source.paths)
             if index.skipped:
-                problem = f"all {index.skipped:,} documents of {where} are bad; {plan.folder}/quarantine-*.jsonl says"
-                raise ValueError(f"{problem} why")
+                listed = f"{plan.folder}/quarantine-*.jsonl says why"
+                raise ValueError(f"all {index.skipped:,} documents of {where} are bad; {listed}")
             raise ValueError(f"there are no documents in {where}; check the files")
         finished_shards = tuple(
             Shard(part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes)
