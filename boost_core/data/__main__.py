@@ -101,7 +101,8 @@ def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) ->
                     raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
 
     print(f"learning {options.train_bpe:,} tokens", file=sys.stderr)
-    TokenFolder(options.folder).write(_TRAINED, train_bpe(texts(), options.train_bpe).encode())
+    content = train_bpe(texts(), options.train_bpe)  # before the folder is made
+    TokenFolder(options.folder).write(_TRAINED, content.encode())
 
 
 def _build(corpus: CorpusConfig, options: argparse.Namespace) -> int:
