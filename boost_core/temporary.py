@@ -26,12 +26,23 @@ class TemporaryFolder:
         self, prefix: str, parent: Path | None = None, end_users: Callable[[Path], None] | None = None
     ) -> None:
         parent = parent or Path(tempfile.gettempdir())
-        _remove_left(prefix, parent, end_users)
-        made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
-        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        for left in parent.glob(f"{prefix}*"):
+            with suppress(OSError):  # it was just removed, or belongs to someone else
+                descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(descriptor).st_uid != os.geteuid():
+                        continue
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if end_users:
+                        end_users(left)
+                    shutil.rmtree(left, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
+        folder = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+        self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):  # a file system without locks, on which nobody can remove it either
             fcntl.flock(self._lock, fcntl.LOCK_SH)
-        self.path = made.rename(parent / made.name[1:])  # never under its own name without its lock
+        self.path = folder.rename(parent / folder.name[1:])  # never under its own name without its lock
 
     def close(self) -> None:
         """Remove it, unless it was renamed."""
@@ -47,18 +58,3 @@ class TemporaryFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _remove_left(prefix: str, parent: Path, end_users: Callable[[Path], None] | None) -> None:
-    for folder in parent.glob(f"{prefix}*"):
-        with suppress(OSError):  # it was just removed, or belongs to someone else
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(descriptor).st_uid != os.geteuid():
-                    continue
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if end_users:
-                    end_users(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)

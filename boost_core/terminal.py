@@ -33,7 +33,19 @@ def wrapped(text: str, width: int, hang: int = _GAP) -> list[str]:
     """
     lines = list[str]()
     for line in text.split("\n"):
-        lines += _broken(line, width, hang)
+        if cells(line) <= width:
+            lines.append(line)
+            continue
+        words = line.split(" ")  # blanks that follow each other have empty words between them
+        indent = next(number for number, word in enumerate(words) if word)
+        current = " " * indent + words[indent]
+        for word in words[indent + 1 :]:
+            if cells(current) + 1 + cells(word) <= width:
+                current = f"{current} {word}"
+            elif word:
+                lines.append(current.rstrip())
+                current = " " * max(0, min(indent + hang, width - cells(word))) + word
+        lines.append(current.rstrip())
     return lines
 
 
@@ -52,12 +64,25 @@ def table_lines(
         The lines of the headings, and those of the rows.
     """
     table = [list(columns), *map(list, rows)]
-    bands = _bands(table, width)
-    laid = [
+    # Columns are divided among bands that fit; each has its columns with their widths.
+    bands: list[dict[int, int]] = [{}]
+    left = width
+    for index, column in enumerate(zip(*table, strict=True)):
+        natural = max(cells(line) for cell in column for line in cell.split("\n"))
+        least = natural
+        if index == len(columns) - 1:
+            longest = max((cells(word) for cell in column for word in cell.split()), default=0)
+            least = max(min(natural, _PROSE), longest)
+        if least > left and bands[-1]:
+            bands.append({})
+            left = width - _GAP
+        bands[-1][index] = min(natural, max(left, 1))
+        left -= natural + _GAP
+    lines = [
         [line for number, band in enumerate(bands) for line in _band(row, band, _GAP * (number > 0), width, numbers)]
         for row in table
     ]
-    return laid[0], [line for lines in laid[1:] for line in lines]
+    return lines[0], [line for of_row in lines[1:] for line in of_row]
 
 
 def print_lines(text: str, *, to: TextIO | None = None) -> None:
@@ -80,40 +105,6 @@ def print_over(line: str) -> None:
 def columns_here() -> int:
     """Return the width of the terminal; 80 where there is none and the variable COLUMNS does not say."""
     return shutil.get_terminal_size().columns
-
-
-def _broken(line: str, width: int, hang: int) -> Iterator[str]:
-    if cells(line) <= width:
-        yield line
-        return
-    words = line.split(" ")  # blanks that follow each other have empty words between them
-    indent = next(number for number, word in enumerate(words) if word)
-    current = " " * indent + words[indent]
-    for word in words[indent + 1 :]:
-        if cells(current) + 1 + cells(word) <= width:
-            current = f"{current} {word}"
-        elif word:
-            yield current.rstrip()
-            current = " " * max(0, min(indent + hang, width - cells(word))) + word
-    yield current.rstrip()
-
-
-def _bands(table: Sequence[Sequence[str]], width: int) -> list[dict[int, int]]:
-    """Divide a table's columns among lines that fit; returns each line's columns with their widths."""
-    bands: list[dict[int, int]] = [{}]
-    left = width
-    for index, column in enumerate(zip(*table, strict=True)):
-        natural = max(cells(line) for cell in column for line in cell.split("\n"))
-        least = natural
-        if index == len(table[0]) - 1:
-            longest = max((cells(word) for cell in column for word in cell.split()), default=0)
-            least = max(min(natural, _PROSE), longest)
-        if least > left and bands[-1]:
-            bands.append({})
-            left = width - _GAP
-        bands[-1][index] = min(natural, max(left, 1))
-        left -= natural + _GAP
-    return bands
 
 
 def _band(row: Sequence[str], band: dict[int, int], indent: int, width: int, numbers: bool) -> Iterator[str]:

@@ -46,7 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if options.benchmark == "comm":
-            return _comm(options, device) if dist.is_torchelastic_launched() else _start_ranks(options, arguments)
+            if dist.is_torchelastic_launched():
+                return _comm(options, device)
+            gpus = torch.cuda.device_count()
+            ranks, path = options.ranks or max(2, gpus), options.profile
+            if 0 < gpus < ranks:
+                raise ValueError(
+                    f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one "
+                    "GPU; give --ranks no more than there are GPUs, or run it where there are two or more"
+                )
+            if path is not None and not path.is_file():
+                raise ValueError(f"no profile at {path}; write one with boost bench profile --out {path}")
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
         if wrong := _wrong(device):
             print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1
@@ -129,19 +141,6 @@ def _profile(options: argparse.Namespace, device: torch.device) -> None:
         print_lines(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
     print_lines("\n".join(map(str, measured.cases)))
     print_lines(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
-
-
-def _start_ranks(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    ranks, gpus = options.ranks or max(2, torch.cuda.device_count()), torch.cuda.device_count()
-    if 0 < gpus < ranks:
-        raise ValueError(
-            f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one GPU; "
-            "give --ranks no more than there are GPUs, or run it where there are two or more"
-        )
-    if options.profile is not None and not options.profile.is_file():
-        raise ValueError(f"no profile at {options.profile}; write one with boost bench profile --out {options.profile}")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
 
 
 def _comm(options: argparse.Namespace, device: torch.device) -> int:

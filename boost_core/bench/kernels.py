@@ -183,12 +183,9 @@ def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
     def crossing(activation: Activation) -> Callable[..., Tensors]:
-        def run(h_Tc: torch.Tensor, crossed_gTr: torch.Tensor, scale_gr: torch.Tensor, shift_gr: torch.Tensor,
-                s_T: torch.Tensor | None = None) -> Tensors:  # fmt: skip
-            z_gTr = latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation)
-            return (z_gTr,)
-
-        return run
+        return lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None: (
+            latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
+        )
 
     inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), h_Tc.nbytes * 3, h_Tc.nbytes * 5
     yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(Activation.LINEAR), forward, backward)

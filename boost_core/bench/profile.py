@@ -1,4 +1,4 @@
-"""This device's speed at each kind of work, for the plan (``plan.measured``).
+"""This device's speed at each kind of work, for the plan (``plan.machine``).
 
 Timed are the products of the forward pass and of the weight gradients, for every weight of a dense and of low-rank
 blocks at two numbers of tokens, attention, copies, transfers to and from the host, and training steps of a few blocks
@@ -72,6 +72,14 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     if min(ratios.values()) <= 0:
         raise ValueError("steps do not take longer with more blocks: give --repeats more, or a larger shape")
     logs = [math.log(ratio) for ratio in ratios.values()]
+    host_bandwidth = None
+    if device.type == "cuda":  # to and from locked pages of the host, in the slower direction
+        here = torch.zeros(_TRANSFERRED_BYTES, dtype=torch.int8, device=device)
+        (there,) = page_locked_like([here])
+        there.zero_()
+        ways = partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)
+        slower = max(statistics.median(kernel_seconds(way, device, repeats)) for way in ways)
+        host_bandwidth = _TRANSFERRED_BYTES / slower
     environment = Environment.of(device)
     return MeasuredProfile(
         device=environment.device, commit=environment.commit, torch_version=environment.torch_version,
@@ -81,7 +89,7 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
                *(f"{name}: {ratio:.3f} of its work's time" for name, ratio in ratios.items())),
         product_flops=rate, attention_flops=attention, bandwidth=bandwidth, start_seconds=start,
         block_seconds=launched, correction=math.exp(statistics.mean(logs)), spread=statistics.stdev(logs),
-        host_bandwidth=_host_bandwidth(device, repeats),
+        host_bandwidth=host_bandwidth,
     )  # fmt: skip
 
 
@@ -114,17 +122,6 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
             for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
                 seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
                 yield replace(product, starts=1).work(dtype.itemsize), seconds
-
-
-def _host_bandwidth(device: torch.device, repeats: int) -> float | None:
-    """Return bytes per second between a GPU and locked pages of the host, in the slower direction."""
-    if device.type != "cuda":
-        return None
-    here = torch.zeros(_TRANSFERRED_BYTES, dtype=torch.int8, device=device)
-    (there,) = page_locked_like([here])
-    there.zero_()
-    ways = partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)
-    return _TRANSFERRED_BYTES / max(statistics.median(kernel_seconds(way, device, repeats)) for way in ways)
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:

@@ -19,14 +19,13 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-# Strict checks of strings, numbers and booleans, which JSON tells apart but pydantic converts into each other.
-
-# Types that pydantic mixes up, and its error for a value of another type; int goes first.
+# Strings, numbers and booleans are checked strictly: JSON tells them apart, but pydantic converts them into each other.
+# Types that it mixes up, and its error for a value of another type; int goes first.
 _KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AcceptedKind:
     """Which of the types that pydantic mixes up a field accepts.
 
     Attributes:
@@ -40,27 +39,23 @@ class Wanted:
     listed: bool
 
     @classmethod
-    def by(cls, annotation: Any) -> "Wanted | None":
+    def of(cls, annotation: Any) -> "AcceptedKind | None":
         """What a field of a type accepts; ``None`` unless it takes numbers or booleans, as pydantic checks the rest."""
         types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
-        wanted = types - {tuple}
-        if not wanted or not wanted <= _KINDS.keys():
+        scalars = types - {tuple}
+        if not scalars or not scalars <= _KINDS.keys():
             return None
-        error = next(error for python_type, error in _KINDS.items() if python_type in wanted)
-        return cls(error, wanted == {bool}, tuple in types)
+        error = next(error for python_type, error in _KINDS.items() if python_type in scalars)
+        return cls(error, scalars == {bool}, tuple in types)
 
     def mixed_up(self, value: Any) -> list[InitErrorDetails]:
-        """Errors for the parts of a value that are of another kind, with their place in a list.
-
-        Args:
-            value: What was given.
-        """
+        """Errors for the parts of a value that are of another kind, with their place in a list."""
         if isinstance(value, list | tuple) != self.listed:
             return []
         return [
-            InitErrorDetails(type=self.error, loc=place, input=given)
-            for place, given in _scalars(value)
-            if isinstance(given, str) or isinstance(given, bool) != self.truth
+            InitErrorDetails(type=self.error, loc=place, input=part)
+            for place, part in _scalars(value)
+            if isinstance(part, str) or isinstance(part, bool) != self.truth
         ]
 
 
@@ -114,38 +109,33 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
         error: The entry.
         shown: Whether the sentence may repeat the value.
     """
-    kind = error["type"]
+    kind, context = error["type"], error.get("ctx", {})
     if kind in _OF_LENGTH:
-        what = _length(error["ctx"], *_OF_LENGTH[kind])
+        bound, limit = _OF_LENGTH[kind]
+        what = f"must have {bound} {context[limit]} {'entry' if context[limit] == 1 else 'entries'}"
+        if (length := context.get("actual_length")) is not None:
+            what += f", not {length}"
+    elif kind in _BY_TYPE:
+        what = _BY_TYPE[kind]
     else:
-        what = _BY_TYPE.get(kind) or _without_subject(str(error["msg"]))
-    return what if kind in _COMPLETE or not shown else f"{what}, not {_said(error.get('input'))}"
-
-
-def _length(context: Mapping[str, Any], bound: str, limit: str) -> str:
-    entries = "entry" if context[limit] == 1 else "entries"
-    given = context.get("actual_length")
-    return f"must have {bound} {context[limit]} {entries}{f', not {given}' if given is not None else ''}"
-
-
-def _without_subject(message: str) -> str:
-    for subject in ("Value error, ", "Input ", "String "):
-        message = message.removeprefix(subject)
-    return message
-
-
-def _said(value: object) -> str:
-    """A value in JSON's terms, shortened."""
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    said = repr(value)
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+        what = str(error["msg"])
+        for subject in ("Value error, ", "Input ", "String "):
+            what = what.removeprefix(subject)
+    if kind in _COMPLETE or not shown:
+        return what
+    match error.get("input"):  # in JSON's terms, shortened
+        case Mapping():
+            value = "an object"
+        case list() | tuple():
+            value = "a list"
+        case None:
+            value = "null"
+        case bool() as truth:
+            value = str(truth).lower()
+        case other:
+            value = repr(other)
+            value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return f"{what}, not {value}"
 
 
 INTERRUPTED = 130  # exit status of a program after Ctrl-C
@@ -165,15 +155,15 @@ class Config(Frozen):
     @field_validator("*", mode="before")
     @classmethod
     def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
-        wanted = _wanted(cls, info.field_name)
-        if wanted and (found := wanted.mixed_up(value)):
-            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+        accepted = _accepted(cls, info.field_name)
+        if accepted and (errors := accepted.mixed_up(value)):
+            raise ValidationError.from_exception_data(cls.__name__, errors, hide_input=True)
         return value
 
 
 @cache
-def _wanted(model: type[BaseModel], field: str) -> Wanted | None:
-    return Wanted.by(model.model_fields[field].annotation)
+def _accepted(model: type[BaseModel], field: str) -> AcceptedKind | None:
+    return AcceptedKind.of(model.model_fields[field].annotation)
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,15 @@ import json
 import math
 import os
 import re
-import resource
 import struct
-import subprocess
-import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -27,82 +25,22 @@ from fsspec.core import has_magic
 from pydantic import Field, ValidationError, field_validator
 
 from boost_core.config.base import Config, UnfitField
-from boost_core.config.columns import ARROW_FILE, PARQUET, problems_of_schemas
-from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
 from boost_core.config.reading import Unreadable, read_small
 from boost_core.config.storage import Disk, StorageOptions, StoreUnusable, info_of, is_local, options_at
+from boost_core.config.user_files import (
+    ARROW_FILE,
+    MOST_TOKENIZER_BYTES,
+    PARQUET,
+    count_tokens,
+    problems_of_schemas,
+)
 
-# Checks of files of rows by their ends: that Parquet files are not truncated, and that there is a column of text.
+# Checks of files of rows by their ends.
 
 _END = 1 << 16  # bytes read of each end at first; most footers are shorter
 _MOST_FOOTER_BYTES = 1 << 24  # larger ones, of files with very many row groups and columns, are left to the readers
 _CONTINUES = 0xFFFFFFFF  # begins messages of Arrow's streams
-
-
-def refuse_cut_off(urls: Iterable[str], storage_options: StorageOptions | None = None) -> None:
-    """Refuse Parquet files on a disk that are truncated or not Parquet.
-
-    Files in object stores are left to their readers, since each check would cost a request.
-
-    Args:
-        urls: The files' paths and URLs.
-        storage_options: Options for the disk; default: the process's own.
-
-    Raises:
-        ValueError: One does not begin and end as Parquet files do, or cannot be read.
-    """
-    for url in urls:
-        if not is_local(url):
-            continue
-        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
-        try:
-            with filesystem.open(path, "rb") as stream:
-                whole = _is_whole(stream)
-        except OSError as error:
-            raise ValueError(f"cannot read {path!r}: {error.strerror or error}; check the path") from error
-        if not whole:
-            raise ValueError(
-                f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it again"
-            )
-
-
-def _is_whole(stream: IO[bytes]) -> bool:
-    if stream.seek(0, os.SEEK_END) < 3 * len(PARQUET):  # the footer's length, between them, is also 4 bytes
-        return False
-    stream.seek(-len(PARQUET), os.SEEK_END)
-    end = stream.read()
-    stream.seek(0)
-    return stream.read(len(PARQUET)) == end == PARQUET
-
-
-def refuse_without_text_column(
-    sizes: Mapping[str, int], field: str, storage_options: StorageOptions | None = None
-) -> None:
-    """Refuse Parquet and Arrow files whose schema has no column of text of this name.
-
-    Args:
-        sizes: The files' paths or URLs, and their sizes in bytes; a few, since each costs one request or two.
-        field: The name of the column.
-        storage_options: Options for ``s3://`` and for disks; default: the process's own.
-
-    Raises:
-        ValueError: One has no such column, or is damaged.
-        OSError: One cannot be read.
-    """
-    parts = {}
-    for url, size in sizes.items():
-        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
-        part = schema_of(filesystem, path, size)
-        if part is not None:
-            parts[url] = part
-    if not parts:
-        return
-    try:
-        problems = problems_of_schemas([*parts.values()], field)
-    except ValueError as error:
-        raise ValueError(f"{', '.join(map(repr, parts))}: {error}; copy them again") from error
-    if wrong := next(((url, problem) for url, problem in zip(parts, problems, strict=True) if problem), None):
-        raise ValueError(f"{wrong[0]!r} {wrong[1]}")
 
 
 def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | None:
@@ -126,53 +64,6 @@ def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | N
         return beginning
     length = 8 + first[1]
     return beginning[:length] if length <= len(beginning) else read(0, length)
-
-
-# The number of tokens in a ``tokenizer.json`` of Hugging Face's tokenizers.
-#
-# Also a program that reads one from stdin and prints the number: Python does nothing else while it parses JSON, so a
-# service that parsed a large one itself would stall for seconds.
-
-MOST_BYTES = 64 * 2**20  # twice the largest published ones, with 260,000 tokens and their merges
-
-_MOST_HERE_BYTES = 2**18  # parsed within milliseconds
-_MOST_MEMORY_BYTES = 2**30  # twice what the largest published ones need
-_MOST_SECONDS = 20.0
-
-
-def count_tokens(content: bytes) -> int:
-    """Number of tokens in a ``tokenizer.json``; large ones are parsed in a separate process.
-
-    Args:
-        content: The file, of at most ``MOST_BYTES``.
-
-    Raises:
-        ValueError: It is not a ``tokenizer.json``.
-    """
-    if len(content) <= _MOST_HERE_BYTES:
-        return _count(content)
-    try:
-        command = [sys.executable, "-I", __file__]
-        return int(
-            subprocess.run(command, input=content, capture_output=True, timeout=_MOST_SECONDS, check=True).stdout
-        )
-    except (subprocess.SubprocessError, ValueError) as error:
-        raise ValueError("not a tokenizer.json") from error
-
-
-def _count(content: bytes) -> int:
-    try:
-        found = json.loads(content)
-        vocabulary = found["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        return int(max([*ids, *(token["id"] for token in found.get("added_tokens", ()))])) + 1
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("not a tokenizer.json") from error
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    sys.stdout.write(f"{_count(sys.stdin.buffer.read())}\n")
 
 
 # The index of a folder of tokens, as written by ``boost data tokenize``.
@@ -297,6 +188,7 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HUB = "hf://"
+_BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_NAMED = 8
 _MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
@@ -341,7 +233,7 @@ class SourceSplit:
         """Bytes of the files in each part; ``None`` if any are compressed, as their sizes say little about the text."""
         if any(compression(file.url) for file in (*self.training, *self.validation)):
             return None
-        return _size(self.training), _size(self.validation)
+        return sum(file.size for file in self.training), sum(file.size for file in self.validation)
 
 
 class UnfitData(UnfitField):
@@ -376,7 +268,9 @@ def check_data(
             if source.kind == "tokenized":
                 _check_tokens(source, ("training", "validation"), indices, vocab_size, sequence_length, storage_options)
             else:
-                trained_on += _check_source(source, data.validation_fraction, sequence_length, storage_options)
+                split = split_source(source, data.validation_fraction, sequence_length, storage_options)
+                refuse_damaged(source, [*split.training, *split.validation], storage_options)
+                trained_on += split.training
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
@@ -385,8 +279,13 @@ def check_data(
         try:
             if named.kind == "tokenized":
                 _check_tokens(named, ("validation",), indices, vocab_size, sequence_length, storage_options)
-            else:
-                _check_validation_set(named, identities, sequence_length, storage_options)
+                continue
+            files = list_files(named, storage_options)
+            if both := next((file.url for file in files if file.identity in identities), None):
+                raise ValueError(f"{both} is also trained on; validate on other files")
+            refuse_damaged(named, files, storage_options)
+            if not any(compression(file.url) for file in files):  # otherwise the trainer counts
+                refuse_too_little("validation", sum(file.size for file in files), "bytes", sequence_length)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
@@ -395,15 +294,6 @@ def check_data(
             _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
         except ValueError as error:
             raise UnfitData("data.tokenizer", str(error)) from error
-
-
-def _check_source(
-    source: SourceConfig, validation_fraction: float, sequence_length: int, storage_options: StorageOptions | None
-) -> Sequence[SourceFile]:
-    """The files to train on."""
-    split = split_source(source, validation_fraction, sequence_length, storage_options)
-    refuse_damaged(source, [*split.training, *split.validation], storage_options)
-    return split.training
 
 
 def _check_tokens(
@@ -429,17 +319,6 @@ def _check_tokens(
             )
 
 
-def _check_validation_set(
-    named: ValidationSet, trained_on: set[str], sequence_length: int, storage_options: StorageOptions | None
-) -> None:
-    files = list_files(named, storage_options)
-    if both := next((file.url for file in files if file.identity in trained_on), None):
-        raise ValueError(f"{both} is also trained on; validate on other files")
-    refuse_damaged(named, files, storage_options)
-    if not any(compression(file.url) for file in files):  # otherwise the trainer counts
-        refuse_too_little("validation", _size(files), "bytes", sequence_length)
-
-
 def refuse_damaged(
     source: SourceConfig, files: Sequence[SourceFile], storage_options: StorageOptions | None = None
 ) -> None:
@@ -451,30 +330,55 @@ def refuse_damaged(
         OSError: One of these cannot be read.
     """
     if source.kind == "parquet":
-        refuse_cut_off(dict.fromkeys(file.url for file in files), storage_options)
+        # On a disk alone, as each check would cost a request to an object store, whose files are left to their readers.
+        for url in dict.fromkeys(file.url for file in files if is_local(file.url)):
+            filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+            try:
+                with filesystem.open(path, "rb") as stream:
+                    # The footer's length, between beginning and end, is also 4 bytes.
+                    whole = stream.seek(0, os.SEEK_END) >= 3 * len(PARQUET)
+                    if whole:
+                        stream.seek(-len(PARQUET), os.SEEK_END)
+                        end = stream.read()
+                        stream.seek(0)
+                        whole = stream.read(len(PARQUET)) == end == PARQUET
+            except OSError as error:
+                raise ValueError(f"cannot read {path!r}: {error.strerror or error}; check the path") from error
+            if not whole:
+                raise ValueError(
+                    f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it "
+                    "again"
+                )
     if source.kind in ("parquet", "arrow", "dataset"):
+        # Of a few files, since each costs one request or two.
         sizes = {file.url: file.size for file in files}
         places = {place * (len(sizes) - 1) // (_MOST_SCHEMAS - 1) for place in range(_MOST_SCHEMAS)}
-        some = {url: sizes[url] for place, url in enumerate(sorted(sizes)) if place in places}
-        refuse_without_text_column(some, source.text_field, storage_options)
+        parts = {}
+        for url in (url for place, url in enumerate(sorted(sizes)) if place in places):
+            filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+            if (part := schema_of(filesystem, path, sizes[url])) is not None:
+                parts[url] = part
+        try:
+            problems = problems_of_schemas([*parts.values()], source.text_field) if parts else []
+        except ValueError as error:
+            raise ValueError(f"{', '.join(map(repr, parts))}: {error}; copy them again") from error
+        for url, problem in zip(parts, problems, strict=True):
+            if problem:
+                raise ValueError(f"{url!r} {problem}")
     elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
-        _refuse_without_text(files[0], source.text_field, storage_options)
-
-
-def _refuse_without_text(file: SourceFile, field: str, storage_options: StorageOptions | None) -> None:
-    filesystem, path = fsspec.url_to_fs(file.url, **options_at(file.url, storage_options))
-    beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
-    line = beginning.partition(b"\n")[0]
-    try:
-        first = json.loads(line)
-    except (ValueError, RecursionError):  # whatever it is, the reader says it better
-        return
-    if isinstance(first, dict) and not isinstance(first.get(field), str):
-        there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
-        raise ValueError(
-            f"{file.url!r} has no text in the field {field!r} of its first line, which has the fields {there}; set "
-            "text_field, or convert it: conversations are trained on as text"
-        )
+        url = files[0].url
+        filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
+        beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
+        try:
+            first = json.loads(beginning.partition(b"\n")[0])
+        except (ValueError, RecursionError):  # whatever it is, the reader says it better
+            return
+        if isinstance(first, dict) and not isinstance(first.get(source.text_field), str):
+            there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
+            raise ValueError(
+                f"{url!r} has no text in the field {source.text_field!r} of its first line, which has the fields "
+                f"{there}; set text_field, or convert it: conversations are trained on as text"
+            )
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -491,7 +395,7 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         return BYTE_TOKENS
     try:
         filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
-        content = read_small(filesystem, path, MOST_BYTES)
+        content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     except FileNotFoundError as error:
         raise ValueError(
             f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
@@ -538,7 +442,13 @@ def split_source(
         split = _standard_library_split(validation_fraction)
     else:
         split = _split(list_files(source, storage_options), validation_fraction)
-    _refuse_too_little_text(split, validation_fraction, sequence_length)
+    if split.text_bytes is not None:  # otherwise the trainer counts
+        training, validation = split.text_bytes
+        if split.lone_file:
+            validation = validation_tail(training, validation_fraction)
+            training -= validation
+        refuse_too_little("training", training, "bytes", sequence_length)
+        refuse_too_little("validation", validation, "bytes", sequence_length)
     return split
 
 
@@ -550,10 +460,11 @@ def _standard_library_split(validation_fraction: float) -> SourceSplit:
 def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
     if len(files) == 1:
         return SourceSplit(files, files)
-    by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
+    folder = os.path.commonpath([file.url for file in files])
+    by_hash = sorted(files, key=lambda file: hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest())
     validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
     validation, training = by_hash[:validation_count], by_hash[validation_count:]
-    return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
+    return SourceSplit(sorted(training, key=_BY_URL), sorted(validation, key=_BY_URL))
 
 
 def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
@@ -574,24 +485,24 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
         return list(_standard_library_files())
     files: list[SourceFile] = []
     for pattern in dict.fromkeys(source.paths):
-        found = _expand(pattern, storage_options, saved_dataset=source.kind == "dataset")
-        if not found:
+        matches = _expand(pattern, storage_options, saved_dataset=source.kind == "dataset")
+        if not matches:
             raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
-        files += found
-    return sorted({file.identity: file for file in sorted(files, key=_url, reverse=True)}.values(), key=_url)
+        files += matches
+    return sorted({file.identity: file for file in sorted(files, key=_BY_URL, reverse=True)}.values(), key=_BY_URL)
 
 
 @functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
 def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
-    found = [file for file in _expand(f"{root}/**/*.py", WHOLE_DISK) if not _skipped(file.url.removeprefix(root))]
-    if not found:
+    files = [
+        file
+        for file in _expand(f"{root}/**/*.py", WHOLE_DISK)
+        if not any(skip in file.url.removeprefix(root) for skip in _STANDARD_LIBRARY_SKIPS)
+    ]
+    if not files:
         raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
-    return tuple(sorted(found, key=_url))
-
-
-def _skipped(relative_path: str) -> bool:
-    return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
+    return tuple(sorted(files, key=_BY_URL))
 
 
 def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset: bool = False) -> list[SourceFile]:
@@ -600,7 +511,7 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         if isinstance(filesystem, Disk):
             filesystem = _Links(beneath=filesystem.beneath)
-        found = _look_up(filesystem, path, saved_dataset)
+        matches = _look_up(filesystem, path, saved_dataset)
     except FileNotFoundError:
         return []
     except StoreUnusable:  # which may pass
@@ -618,10 +529,11 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         raise ValueError(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
     return [
         SourceFile(
-            filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info),
+            filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]),
+            str(info.get("ETag") or info.get("blob_id") or info.get("mtime", "")),
             str(info.get("identity") or filesystem.unstrip_protocol(name)),
         )
-        for name, info in found.items()
+        for name, info in matches.items()
         if info["type"] == "file"
     ]  # fmt: skip
 
@@ -634,20 +546,19 @@ def _look_up(filesystem: AbstractFileSystem, path: str, saved_dataset: bool) -> 
         if saved_dataset:
             names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
             return {name: _readable(filesystem.info(name)) for name in names}
-        found = filesystem.find(path, detail=True)
+        matches = filesystem.find(path, detail=True)
         above = path.rstrip("/")
     elif has_magic(path) and not filesystem.isfile(path):
-        found = filesystem.glob(path, detail=True)
+        matches = filesystem.glob(path, detail=True)
         above = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
     else:
         return {path: _readable(filesystem.info(path))}
     shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
     seen = {}
-    for name, info in found.items():
+    for name, info in matches.items():
         hidden = [part for part in name.removeprefix(above).split("/") if part.startswith(".")]
-        if not all(any(fnmatchcase(part, each) for each in shown) for part in hidden):
-            continue
-        seen[name] = _readable(info)
+        if all(any(fnmatchcase(part, each) for each in shown) for part in hidden):
+            seen[name] = _readable(info)
     return {name: info for name, info in seen.items() if name.endswith(".arrow")} if saved_dataset else seen
 
 
@@ -699,7 +610,7 @@ class _Links(Disk):
 
     def find(self, path: str, maxdepth: int | None = None, **_: Any) -> dict[str, dict[str, Any]]:
         """All files below a folder. With no limit to the depth each folder is read once, so that loops end."""
-        found: dict[str, dict[str, Any]] = {}
+        files: dict[str, dict[str, Any]] = {}
         read: set[str] = set()
         folders = deque([(path.rstrip("/") or "/", 1)])
         while folders:
@@ -708,7 +619,7 @@ class _Links(Disk):
                 identity = self._info(folder, self.status(folder))["identity"]
                 entries = self.entries(folder)
             except PermissionError as error:
-                found[folder] = self._unreadable(folder, f"may not be read: {error.strerror}")
+                files[folder] = self._unreadable(folder, f"may not be read: {error.strerror}")
                 continue
             if maxdepth is None and identity in read:
                 continue
@@ -719,32 +630,28 @@ class _Links(Disk):
                 if entry.is_symlink() and not self.allows(name):
                     if descends and Path(name).is_dir():  # no glob matches the folder itself, but what is in it
                         raise ValueError(f"{name!r} {_LEADS_OUT}")
-                    found[name] = self._unreadable(name, _LEADS_OUT)
+                    files[name] = self._unreadable(name, _LEADS_OUT)
                     continue
                 try:
                     status = self.status(name) if entry.is_symlink() else entry.stat(follow_symlinks=False)
                 except OSError as error:
                     if entry.is_symlink():
                         problem = f"is a symbolic link to {str(Path(name).readlink())!r}: {error.strerror}"
-                        found[name] = self._unreadable(name, problem)
+                        files[name] = self._unreadable(name, problem)
                     continue  # otherwise it was just removed
                 info = self._info(name, status)
                 if info["type"] == "file":
-                    found[name] = info
+                    files[name] = info
                 elif info["type"] == "directory" and descends:
                     # Links last, so that a folder that is there itself is read under its own name.
                     (folders.append if entry.is_symlink() else folders.appendleft)((name, depth + 1))
-        return found
+        return files
 
     def _info(self, name: str, status: os.stat_result) -> dict[str, Any]:
         return info_of(name, status) | {"identity": f"{status.st_dev}:{status.st_ino}"}
 
     def _unreadable(self, name: str, problem: str) -> dict[str, Any]:
         return {"name": name, "type": "unreadable", "size": 0, "problem": problem}
-
-
-def _stamp(info: Mapping[str, Any]) -> str:
-    return str(info.get("ETag") or info.get("blob_id") or info.get("mtime", ""))
 
 
 def hub_problem(error: Exception) -> str:
@@ -755,28 +662,6 @@ def hub_problem(error: Exception) -> str:
 def compression(url: str) -> str | None:
     """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
     return _COMPRESSIONS.get(PurePosixPath(url).suffix)
-
-
-def _hash_below(folder: str) -> Callable[[SourceFile], str]:
-    def key(file: SourceFile) -> str:
-        return hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest()
-
-    return key
-
-
-def _url(file: SourceFile) -> str:
-    return file.url
-
-
-def _refuse_too_little_text(split: SourceSplit, validation_fraction: float, sequence_length: int) -> None:
-    if split.text_bytes is None:
-        return  # the trainer counts
-    training, validation = split.text_bytes
-    if split.lone_file:
-        validation = validation_tail(training, validation_fraction)
-        training -= validation
-    refuse_too_little("training", training, "bytes", sequence_length)
-    refuse_too_little("validation", validation, "bytes", sequence_length)
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
@@ -795,7 +680,3 @@ def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> 
 def validation_tail(size: int, validation_fraction: float) -> int:
     """The length of the end of a lone file that is for validation."""
     return math.ceil(size * validation_fraction)
-
-
-def _size(files: Sequence[SourceFile]) -> int:
-    return sum(file.size for file in files)

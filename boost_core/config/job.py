@@ -326,8 +326,11 @@ class JobSpec(Config):
 
         A change of one takes effect on the others, as in a job file: made dense, a model loses its preset's rank.
         """
-        sections = {"model": self.model, "optimizer": self.optimizer}
-        return self.model_dump(mode="json") | {name: _fewest_fields(section) for name, section in sections.items()}
+        written = self.model_dump(mode="json")
+        for name, section in (("model", self.model), ("optimizer", self.optimizer)):
+            written[name] = section.model_dump(mode="json")
+            _leave_out(written[name], written[name], section)
+        return written
 
     def layouts(self) -> tuple[Layout, ...]:
         """All layouts that the gang may take, largest last; at most ``MOST_LAYOUTS``.
@@ -364,27 +367,22 @@ class JobSpec(Config):
         """Return the job with layouts chosen by the service; ``None`` undoes the choice."""
         if self.elasticity is None:
             return self
-        return self.model_copy(update={"elasticity": self.elasticity.with_chosen(layouts)})
+        sizes = None if layouts is None else tuple((layout.tp, layout.pp, layout.dp) for layout in layouts)
+        return self.model_copy(update={"elasticity": self.elasticity.model_copy(update={"resolved": sizes})})
 
 
-def _fewest_fields(section: Config) -> dict[str, Any]:
-    """The fewest fields that make a section, as JSON."""
-    content = section.model_dump(mode="json")
-
-    def leave_out(fields: dict[str, Any]) -> None:
-        for name, value in list(fields.items()):
-            del fields[name]
-            try:
-                decided = type(section).model_validate(content) == section
-            except ValidationError:
-                decided = False
-            if not decided:
-                fields[name] = value
-                if isinstance(value, dict):
-                    leave_out(value)
-
-    leave_out(content)
-    return content
+def _leave_out(fields: dict[str, Any], content: dict[str, Any], section: Config) -> None:
+    """Remove those ``fields`` of a section's ``content`` without which it is the same."""
+    for name, value in list(fields.items()):
+        del fields[name]
+        try:
+            decided = type(section).model_validate(content) == section
+        except ValidationError:
+            decided = False
+        if not decided:
+            fields[name] = value
+            if isinstance(value, dict):
+                _leave_out(value, content, section)
 
 
 def load_job(path: str | Path) -> JobSpec:

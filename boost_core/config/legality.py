@@ -21,8 +21,6 @@ from boost_core.config.parallelism import (
 )
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
-# What sparse attention cannot be combined with.
-
 
 def attention_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
@@ -79,15 +77,34 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
     if strategy != "btp" and parallelism.norm != "fused":
         message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
-    problems += _recompute_problems(strategy, model, parallelism) + _split_problems(strategy, parallelism)
+    problems += _recompute_problems(strategy, model, parallelism)
+    if parallelism.split_micro_batch:
+        reason = _not_local_between_exchanges(strategy, parallelism)
+        if "full" in parallelism.recompute_text:  # which auto leaves out
+            reason = "recompute=full runs a block without pausing: use none, latent, shared or offload"
+        if reason:
+            message = f"two halves alternate at the exchanges of latents; {reason}, or leave split_micro_batch out"
+            problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
+
+    # The sizes that the strategy splits, each with what to do if the ranks do not divide it.
     size = parallelism.tensor_parallel_size
-    return problems + [
-        FieldProblem(
-            ("parallelism", "tensor_parallel_size"), size, f"{size} does not divide model.{name}={divided}; {remedy}"
-        )
-        for name, divided, remedy in _divided(strategy, model, size)
-        if divided % size
-    ]
+    if strategy == "vanilla":
+        split = {"rank": (model.rank or size, True), "vocab_size": (model.vocab_size, True)}
+    else:
+        split = {"hidden_size": (model.hidden_size, False)} if strategy == "btp" else {}
+        split |= {
+            "num_attention_heads": (model.num_attention_heads, False),
+            "num_key_value_heads": (model.key_value_heads, False),
+            "intermediate_size": (model.intermediate_size, True),
+            "vocab_size": (model.vocab_size, True),
+        }
+    for name, (value, can_grow) in split.items():
+        if value % size:
+            remedy = f"choose a divisor of {value}"
+            remedy += f", or round up to model.{name}={-(-value // size) * size}" if can_grow else ""
+            message = f"{size} does not divide model.{name}={value}; {remedy}"
+            problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), size, message))
+    return problems
 
 
 def _recompute_problems(
@@ -119,16 +136,6 @@ def _recompute_problems(
     return [FieldProblem(field, parallelism.recompute_text, message) for message in messages]
 
 
-def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
-    if not parallelism.split_micro_batch:
-        return []
-    reason = _not_local_between_exchanges(strategy, parallelism)
-    if "full" in parallelism.recompute_text:  # which auto leaves out
-        reason = "recompute=full runs a block without pausing: use none, latent, shared or offload"
-    message = f"two halves alternate at the exchanges of latents; {reason}, or leave split_micro_batch out"
-    return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []
-
-
 def _not_local_between_exchanges(strategy: StrategyName, parallelism: ParallelismConfig) -> str | None:
     if strategy != "btp":
         return f"{strategy} exchanges wide vectors between them: use btp"
@@ -151,25 +158,6 @@ def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
     return None
 
 
-def _divided(strategy: StrategyName, model: ModelConfig, size: int) -> list[tuple[str, int, str]]:
-    """Name, value and remedy for each size that the strategy splits."""
-    heads = [
-        ("num_attention_heads", model.num_attention_heads, f"choose a divisor of {model.num_attention_heads}"),
-        ("num_key_value_heads", model.key_value_heads, f"choose a divisor of {model.key_value_heads}"),
-    ]
-    mlp = ("intermediate_size", model.intermediate_size, _round_up("intermediate_size", model.intermediate_size, size))
-    vocabulary = ("vocab_size", model.vocab_size, _round_up("vocab_size", model.vocab_size, size))
-    hidden = ("hidden_size", model.hidden_size, f"choose a divisor of {model.hidden_size}")
-    if strategy == "vanilla":
-        rank = model.rank or size
-        return [("rank", rank, _round_up("rank", rank, size)), vocabulary]
-    return [*([hidden] if strategy == "btp" else []), *heads, mlp, vocabulary]
-
-
-def _round_up(name: str, value: int, size: int) -> str:
-    return f"choose a divisor of {value}, or round up to model.{name}={-(-value // size) * size}"
-
-
 _REMEMBERED = 4096  # specs
 _PIECE = 16  # columns
 
@@ -179,12 +167,29 @@ def job_problems(
     optimizer: OptimizerConfig, gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
     """Every problem of a job whose parts are valid one by one but cannot be combined."""
-    return [
-        *layout_problems(model, parallelism, training, optimizer, gpus_per_worker),
-        *_vocabulary_problems(model, data),
-        *_schedule_problems(training, optimizer),
-        *_sample_problems(data, training),
-    ]
+    problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker)
+    in_bytes = not data.tokenized and data.tokenizer in (None, BYTES)  # otherwise only the trainer can count tokens
+    if in_bytes and model.vocab_size < BYTE_TOKENS:
+        message = (
+            f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
+        )
+        problems.append(FieldProblem(("model", "vocab_size"), model.vocab_size, message))
+
+    warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
+    if warmup > training.steps:
+        message = f"a warm-up of {warmup} steps does not fit into {steps}; shorten it"
+        problems.append(FieldProblem(("optimizer", "warmup_steps"), warmup, message))
+    elif warmup + decay > training.steps:
+        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit into {steps}; shorten one of them"
+        problems.append(FieldProblem(("optimizer", "decay_steps"), decay, message))
+
+    if in_bytes and training.sample is not None:
+        room = training.sequence_length - training.sample.max_new_tokens
+        for number, prompt in enumerate(training.sample.prompts):
+            if (size := len(prompt.encode(errors="replace"))) > room:
+                message = too_long_a_prompt(number, size, room)
+                problems.append(FieldProblem(("training", "sample", "prompts"), None, message))
+    return problems
 
 
 def layout_problems(
@@ -192,37 +197,43 @@ def layout_problems(
     gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
     """The problems that depend on how the gang is split."""
-    return [
-        *strategy_problems(model, parallelism),
-        *_pipeline_problems(model, parallelism, training),
-        *_cut_problems(model, parallelism),
-        *_context_problems(model, parallelism, training),
-        *attention_problems(model, parallelism, training),
-        *_batch_problems(parallelism, training),
-        *_optimizer_problems(model, parallelism, optimizer),
-        *_precision_problems(model, parallelism, training),
-        *_device_problems(model, parallelism, training, gpus_per_worker),
-        *_capture_problems(parallelism, training),
-    ]
+    problems = strategy_problems(model, parallelism) + _pipeline_problems(model, parallelism, training)
+    layers, blocks, name = parallelism.pipeline_layers_per_stage, model.num_hidden_layers, "pipeline_layers_per_stage"
+    if layers is not None and (len(layers) != parallelism.stages or sum(layers) != blocks):
+        if len(layers) != parallelism.stages:
+            listed = counted(len(layers), "stage")
+            message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
+        else:
+            sums = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}"
+            message = f"{sums}; make them equal"
+        problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
+    problems += _context_problems(model, parallelism, training) + attention_problems(model, parallelism, training)
 
+    if parallelism.split_micro_batch and training.micro_batch_size == 1:
+        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
+        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
+    portion = training.micro_batch_size * parallelism.data_parallel_size
+    warmup = (("batch_size_warmup", stage.global_batch_size) for stage in training.batch_size_warmup)
+    for field, size in (("global_batch_size", training.global_batch_size), *warmup):
+        if size % portion:
+            message = (
+                f"{size} sequences cannot be split into micro-batches of "
+                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
+            )
+            problems.append(FieldProblem(("training", field), size, message))
 
-def _vocabulary_problems(model: ModelConfig, data: DataConfig) -> list[FieldProblem]:
-    if data.tokenized or data.tokenizer not in (None, BYTES) or model.vocab_size >= BYTE_TOKENS:
-        return []
-    message = f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
-    return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]
-
-
-def _sample_problems(data: DataConfig, training: TrainingConfig) -> list[FieldProblem]:
-    if training.sample is None or data.tokenized or data.tokenizer not in (None, BYTES):
-        return []  # only the trainer can count their tokens
-    room = training.sequence_length - training.sample.max_new_tokens
-    sizes = [len(prompt.encode(errors="replace")) for prompt in training.sample.prompts]
-    return [
-        FieldProblem(("training", "sample", "prompts"), None, too_long_a_prompt(number, size, room))
-        for number, size in enumerate(sizes)
-        if size > room
-    ]
+    kind, message = optimizer.kind, ""
+    if kind == "loro" and model.family != "svd":
+        message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
+    elif kind == "muon" and model.family == "dense":
+        message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
+    elif kind != "adamw" and chosen_strategy(model, parallelism) != "btp":
+        message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
+    if message:
+        problems.append(FieldProblem(("optimizer", "kind"), kind, message))
+    problems += _precision_problems(model, parallelism, training)
+    return problems + _device_problems(model, parallelism, training, gpus_per_worker)
 
 
 def too_long_a_prompt(number: int, size: int, room: int) -> str:
@@ -236,29 +247,26 @@ def too_long_a_prompt(number: int, size: int, room: int) -> str:
 def _device_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
 ) -> list[FieldProblem]:
-    """The problems that depend on whether workers compute on CPU or GPU."""
+    """The problems that depend on whether workers compute on CPU or GPU, or that keep a step from being captured."""
+    problems, size = [], parallelism.context_parallel_size
     if gpus_per_worker == 0:
-        message = "CPUs have no CUDA graphs; use auto or off, or set resources.gpus_per_worker to 1"
-        return [FieldProblem(("training", "cuda_graphs"), "on", message)] if training.cuda_graphs == "on" else []
-    size = parallelism.context_parallel_size
-    if size == 1 or flash_takes(model, training):
-        return []
-    message = (
-        f"on GPUs, context parallelism needs flash attention, which does not support {training.precision} with heads "
-        f"of {model.head_size}; use bf16 with a head size that is a multiple of 8, up to 256"
-    )
-    return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
-
-
-def _capture_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
-    if training.cuda_graphs != "on" or not parallelism.keeps_on_host:
-        return []
-    message = "recompute=offload copies what blocks keep to the host and back, which is not captured; use auto or off"
-    return [FieldProblem(("training", "cuda_graphs"), "on", message)]
+        if training.cuda_graphs == "on":
+            message = "CPUs have no CUDA graphs; use auto or off, or set resources.gpus_per_worker to 1"
+            problems.append(FieldProblem(("training", "cuda_graphs"), "on", message))
+    elif size > 1 and not flash_takes(model, training):
+        message = (
+            f"on GPUs, context parallelism needs flash attention, which does not support {training.precision} with "
+            f"heads of {model.head_size}; use bf16 with a head size that is a multiple of 8, up to 256"
+        )
+        problems.append(FieldProblem(("parallelism", "context_parallel_size"), size, message))
+    if training.cuda_graphs == "on" and parallelism.keeps_on_host:
+        why = "recompute=offload copies what blocks keep to the host and back, which is not captured"
+        problems.append(FieldProblem(("training", "cuda_graphs"), "on", f"{why}; use auto or off"))
+    return problems
 
 
 def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
-    """Whether flash attention on a GPU supports a job's compute type and head size; see ``nn.documents``."""
+    """Whether flash attention on a GPU supports a job's compute type and head size; see ``model.attention``."""
     return training.precision != "fp32" and model.head_size % 8 == 0 and model.head_size <= 256
 
 
@@ -352,39 +360,6 @@ def _pipeline_problems(
     return problems
 
 
-def _cut_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
-    layers, blocks = parallelism.pipeline_layers_per_stage, model.num_hidden_layers
-    if layers is None or (len(layers) == parallelism.stages and sum(layers) == blocks):
-        return []
-    name = "pipeline_layers_per_stage"
-    message = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}; make them equal"
-    if len(layers) != parallelism.stages:
-        listed = counted(len(layers), "stage")
-        message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
-    return [FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out")]
-
-
-def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
-    problems = []
-    if parallelism.split_micro_batch and training.micro_batch_size == 1:
-        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
-        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
-    portion = training.micro_batch_size * parallelism.data_parallel_size
-    warmup = (stage.global_batch_size for stage in training.batch_size_warmup)
-    for field, size in (
-        ("global_batch_size", training.global_batch_size),
-        *(("batch_size_warmup", of) for of in warmup),
-    ):
-        if size % portion:
-            message = (
-                f"{size} sequences cannot be split into micro-batches of "
-                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
-                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
-            )
-            problems.append(FieldProblem(("training", field), size, message))
-    return problems
-
-
 def door_problems(training: TrainingConfig) -> list[FieldProblem]:
     """Problems for which only new jobs are refused; jobs that were accepted earlier may have them."""
     if not training.batch_size_warmup or (until := training.batch_size_warmup[-1].until_step) < training.steps:
@@ -394,33 +369,6 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
         f"global_batch_size={training.global_batch_size}; end it earlier, or raise training.steps"
     )
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
-
-
-def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
-    warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
-    if warmup > training.steps:
-        message = f"a warm-up of {warmup} steps does not fit into {steps}; shorten it"
-        return [FieldProblem(("optimizer", "warmup_steps"), warmup, message)]
-    if warmup + decay > training.steps:
-        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit into {steps}; shorten one of them"
-        return [FieldProblem(("optimizer", "decay_steps"), decay, message)]
-    return []
-
-
-def _optimizer_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig
-) -> list[FieldProblem]:
-    kind = optimizer.kind
-    if kind == "adamw":
-        return []
-    message = ""
-    if kind == "loro" and model.family != "svd":
-        message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
-    elif kind == "muon" and model.family == "dense":
-        message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
-    elif chosen_strategy(model, parallelism) != "btp":
-        message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
-    return [FieldProblem(("optimizer", "kind"), kind, message)] if message else []
 
 
 def _precision_problems(
@@ -494,7 +442,17 @@ def elasticity_problems(
         return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), value, message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
-        return _problems_of_chosen(model, parallelism, training, optimizer, gpus_per_worker, elasticity)
+        # The layouts recorded as chosen by the service.
+        gpus, problems = elasticity.gpus, []
+        for layout in elasticity.chosen:
+            illegal = layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker)
+            causes = [problem.message for problem in illegal]
+            if gpus and not gpus.min <= layout.world_size <= gpus.max:
+                causes.append(f"it has {layout.world_size} ranks, but gpus allows {gpus.min} to {gpus.max}")
+            if causes:
+                message = f"{layout} is not legal: {'; '.join(causes)}; leave resolved out, the service writes it"
+                problems.append(FieldProblem(("elasticity", "resolved"), [layout.tp, layout.pp, layout.dp], message))
+        return problems
     replicas = elasticity.replicas(Layout.of(parallelism))
     numbers = len(_allowed_numbers(training, elasticity))
     if len(replicas) * numbers > MOST_LAYOUTS:
@@ -511,28 +469,10 @@ def elasticity_problems(
         if replica not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
             smallest = parallelism.at(replace(replica, dp=sizes.min))
-            found = layout_problems(model, smallest, training, optimizer, gpus_per_worker)
-            causes = "; ".join(problem.message for problem in found) or "the batch cannot be split that way"
+            illegal = layout_problems(model, smallest, training, optimizer, gpus_per_worker)
+            reasons = "; ".join(problem.message for problem in illegal) or "the batch cannot be split that way"
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
-            problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {causes}"))
-    return problems
-
-
-def _problems_of_chosen(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    gpus_per_worker: int, elasticity: ElasticityConfig,
-) -> list[FieldProblem]:  # fmt: skip
-    """What is wrong with the layouts recorded as chosen by the service."""
-    field, gpus = ("elasticity", "resolved"), elasticity.gpus
-    problems = []
-    for layout in elasticity.chosen:
-        problems_of_it = layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker)
-        found = [problem.message for problem in problems_of_it]
-        if gpus and not gpus.min <= layout.world_size <= gpus.max:
-            found.append(f"it has {layout.world_size} ranks, but gpus allows {gpus.min} to {gpus.max}")
-        if found:
-            message = f"{layout} is not legal: {'; '.join(found)}; leave resolved out, the service writes it"
-            problems.append(FieldProblem(field, [layout.tp, layout.pp, layout.dp], message))
+            problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {reasons}"))
     return problems
 
 

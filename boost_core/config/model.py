@@ -203,17 +203,17 @@ class ModelConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_preset(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("preset") is None:
-            return given
-        name = given["preset"]
+    def _fill_from_preset(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.get("preset") is None:
+            return fields
+        name = fields["preset"]
         if not isinstance(name, str) or name not in PRESETS:
             problem = f"there is no preset {str(name)[:100]!r}; choose one of {', '.join(PRESETS)}"
             raise_problems("ModelConfig", [FieldProblem(("preset",), name, problem)])
         preset = PRESETS[name]
-        if given.get("family") == "dense":
+        if fields.get("family") == "dense":
             preset = {field: value for field, value in preset.items() if field not in _OF_THE_BOTTLENECK}
-        return {**preset, **given}
+        return {**preset, **fields}
 
     @field_validator("lax")
     @classmethod

@@ -21,7 +21,6 @@ from boost_core.config.training import NO_CLIPPING
 _MISSING: Any = object()
 _MOST = 10**15
 _LONGEST = 200  # characters of a value in a sentence
-_OF_MODEL = "model.model_config."
 
 # Sections and fields that affect neither the model nor its trajectory.
 _SECTIONS_WITHOUT_EFFECT = ("lighteval", "logging", "metrics_logging", "profiler")
@@ -51,7 +50,7 @@ class Reader:
         self.content = content
         self.notes: list[str] = []
         self._values = {path: value for path, value in _leaves(content, "") if value not in (None, {}, [])}
-        self._taken: set[str] = set()
+        self._carried_over: set[str] = set()
         self._refused: list[str] = []
 
     def take(self, path: str, default: Any = _MISSING) -> Any:
@@ -60,7 +59,7 @@ class Reader:
         Raises:
             ValueError: The field is missing and has no default.
         """
-        self._taken.add(path)
+        self._carried_over.add(path)
         value = self._values.get(path, default)
         if value is _MISSING:
             raise ValueError(f"{path} is missing; a configuration of nanotron has it")
@@ -108,7 +107,7 @@ class Reader:
         return {
             path.removeprefix(section): value
             for path, value in self._values.items()
-            if path.startswith(section) and path not in self._taken
+            if path.startswith(section) and path not in self._carried_over
         }
 
     def note(self, path: str, value: Any, remark: str) -> None:
@@ -127,18 +126,6 @@ class Reader:
         """
         if self._refused:
             raise ValueError("\n".join(self._refused))
-
-    def note_the_rest(self) -> None:
-        """Note everything unread as not carried over; each unknown section only once."""
-        for section in self.content:
-            if section in _SECTIONS_READ:
-                for path, value in self.under(f"{section}.").items():
-                    if f"{section}.{path}" not in _WITHOUT_EFFECT and not f"{section}.{path}".startswith(_OF_MODEL):
-                        self.note(f"{section}.{path}", value, "not carried over")
-            elif (
-                section not in (*_SECTIONS_WITHOUT_EFFECT, "data", "data_stages") and self.content[section] is not None
-            ):
-                self.note(str(section), "", "this section is not carried over")
 
 
 def assignment(path: str, value: Any) -> str:
@@ -162,50 +149,39 @@ def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
     """Data of the same kind without paths, which does not validate, and the fields that must be set."""
-    first, path = _stages(reader)
+    # Of the first stage; later ones, if the run reaches them, are dropped.
+    stages, steps = reader.content.get("data_stages"), reader.whole("tokens.train_steps")
+    if not isinstance(stages, list) or not stages:
+        first, path = _mapping(reader.content.get("data")), "data"  # earlier versions of nanotron
+    else:
+        first, path = _mapping(_mapping(stages[0]).get("data")), "data_stages.0.data"
+        seed, run = first.get("seed"), reader.take("general.seed", None)
+        if seed not in (None, run):
+            reader.note(f"{path}.seed", seed, f"training.seed={run} also orders the data")
+        for number, stage in enumerate(stages[1:], start=1):
+            start = _mapping(stage).get("start_training_step")
+            if not (isinstance(start, int) and start > steps):
+                remark = "the job uses the first stage's data throughout; data.mixture combines sources by weight"
+                reader.note(f"data_stages.{number}.start_training_step", start, remark)
     dataset = first.get("dataset")
     tokenizer = reader.take("tokenizer.tokenizer_name_or_path", None)
-    if isinstance(dataset, dict) and "dataset_folder" not in dataset and not dataset.get("load_from_disk"):
-        return _of_text(dataset, f"{path}.dataset", tokenizer)
-    remedy = "tokenize the documents with `boost data tokenize` and name the folder that it writes"
-    unset = {"data.source.paths": f"{_described(dataset, f'{path}.dataset')}; {remedy}"}
-    return {"source": {"kind": "tokenized", "paths": []}}, unset
-
-
-def _of_text(dataset: dict[str, Any], path: str, tokenizer: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    if isinstance(dataset, dict):
+        shown = ("dataset_folder", "dataset_weights", "hf_dataset_or_datasets", "hf_dataset_config_name",
+                 "hf_dataset_splits", "load_from_disk")  # fmt: skip
+        fields = ", ".join(assignment(name, dataset[name]) for name in shown if dataset.get(name))
+        described = f"{path}.dataset has {fields}"
+    else:
+        described = f"{assignment(f'{path}.dataset', dataset)} is random tokens"
+    if not isinstance(dataset, dict) or "dataset_folder" in dataset or dataset.get("load_from_disk"):
+        remedy = "tokenize the documents with `boost data tokenize` and name the folder that it writes"
+        return {"source": {"kind": "tokenized", "paths": []}}, {"data.source.paths": f"{described}; {remedy}"}
     source: dict[str, Any] = {"kind": "dataset", "paths": [], "text_field": dataset.get("text_column_name") or "text"}
     remedy = "nothing is downloaded; save it with save_to_disk of Hugging Face's datasets and name the folder"
     unset = {
-        "data.source.paths": f"{_described(dataset, path)}; {remedy}",
+        "data.source.paths": f"{described}; {remedy}",
         "data.tokenizer": f"{assignment('tokenizer.tokenizer_name_or_path', tokenizer)}; name its tokenizer.json",
     }
     return {"source": source, "tokenizer": ""}, unset
-
-
-def _described(dataset: Any, path: str) -> str:
-    if not isinstance(dataset, dict):
-        return f"{assignment(path, dataset)} is random tokens"
-    shown = ("dataset_folder", "dataset_weights", "hf_dataset_or_datasets", "hf_dataset_config_name",
-             "hf_dataset_splits", "load_from_disk")  # fmt: skip
-    return f"{path} has {', '.join(assignment(name, dataset[name]) for name in shown if dataset.get(name))}"
-
-
-def _stages(reader: Reader) -> tuple[dict[str, Any], str]:
-    """The data of the first stage and its path; notes that later stages, if reached, are dropped."""
-    stages, steps = reader.content.get("data_stages"), reader.whole("tokens.train_steps")
-    if not isinstance(stages, list) or not stages:
-        return _mapping(reader.content.get("data")), "data"  # earlier versions of nanotron
-    for number, stage in enumerate(stages):
-        start = _mapping(stage).get("start_training_step")
-        if number > 0 and not (isinstance(start, int) and start > steps):
-            named = f"data_stages.{number}.start_training_step"
-            reader.note(
-                named, start, "the job uses the first stage's data throughout; data.mixture combines sources by weight"
-            )
-        seed, run = _mapping(_mapping(stage).get("data")).get("seed"), reader.take("general.seed", None)
-        if number == 0 and seed not in (None, run):
-            reader.note("data_stages.0.data.seed", seed, f"training.seed={run} also orders the data")
-    return _mapping(_mapping(stages[0]).get("data")), "data_stages.0.data"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -243,8 +219,13 @@ def model_section(reader: Reader) -> dict[str, Any]:
         ValueError: Its family is not supported, or a size is missing.
     """
     family = _family(reader)
-    model = {size: reader.whole(f"{_AT}{size}") for size in _SIZES}
-    model["vocab_size"] = _padded_vocabulary(reader, model["vocab_size"])
+    model: dict[str, Any] = {size: reader.whole(f"{_AT}{size}") for size in _SIZES}
+    # As nanotron pads it: rounded up so that tensor parallel ranks get equal shares.
+    size = model["vocab_size"]
+    multiple: int = reader.whole("parallelism.tp") * reader.whole("model.make_vocab_size_divisible_by", 1)
+    model["vocab_size"] = padded = -(-size // multiple) * multiple
+    if padded != size:
+        reader.note(f"{_AT}vocab_size", size, f"model.vocab_size={padded}, to which nanotron pads it")
     model["family"] = family
     optional = {
         "num_key_value_heads": reader.whole(f"{_AT}num_key_value_heads", None),
@@ -258,8 +239,29 @@ def model_section(reader: Reader) -> dict[str, Any]:
             "rotary embeddings rotate halves of a head here, not neighbours: the same except for the order of weights"
         )
         reader.note(f"{_AT}rope_interleaved", True, remark)
-    _look_at_the_start(reader, family)
-    _refuse_the_rest(reader)
+
+    # Where the weights start.
+    if (std := reader.number("model.init_method.std", None)) is not None:
+        reader.note("model.init_method.std", std, _FIRST_WEIGHTS[family])
+    if reader.take("model.init_method.use_mup", False):
+        reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not supported here")
+    if (path := reader.take("model.init_method.path", None)) is not None:
+        remark = (
+            "leave it out; convert these weights with `python -m boost_core.convert start` and name the result in "
+            "checkpoint.weights_from of the job"
+        )
+        reader.refuse("model.init_method.path", path, remark)
+
+    # Whatever else may change the function: values other than ours and unknown fields.
+    for field, same in _THE_SAME_HERE.items():
+        if (value := reader.take(f"{_AT}{field}", same)) != same:
+            reader.refuse(f"{_AT}{field}", value, f"it is {str(same).lower()} here")
+    if reader.flag(f"{_AT}z_loss_enabled", False):
+        reader.refuse(f"{_AT}z_loss_enabled", True, "leave it out, and set training.z_loss of the job instead")
+    for field, value in reader.under(_AT).items():
+        if field not in _MODEL_WITHOUT_EFFECT:
+            remark = "not supported here, and may change what the model computes; if it does not, leave it out"
+            reader.refuse(f"{_AT}{field}", value, remark)
     return model | {field: value for field, value in optional.items() if value is not None}
 
 
@@ -284,57 +286,18 @@ def _bottleneck(reader: Reader) -> dict[str, Any]:
             reader.refuse(
                 f"{_AT}{name}", size, f"attention has {attention}; all bottlenecks of a model have one rank here"
             )
-    _look_at_the_norm(reader)
-    gated = reader.flag(f"{_AT}both_act", False)
-    return {"rank": attention, "gate_activation": True if gated else None}
-
-
-def _look_at_the_norm(reader: Reader) -> None:
-    norm, size = reader.take(f"{_AT}rmsnorm_type", "triton"), reader.whole("parallelism.tp")
-    if norm == "triton" and size > 1:
+    norm, ranks = reader.take(f"{_AT}rmsnorm_type", "triton"), reader.whole("parallelism.tp")
+    if norm == "triton" and ranks > 1:
         reader.note(
             f"{_AT}rmsnorm_type", norm,
             f"under BOOST's tensor parallelism this norm is over each rank's shard alone, another function for every "
-            f"parallelism.tp (here {size}); all norms here are over the whole hidden state, as BOOST's sync and online "
-            f"are; compare with a run of rmsnorm_type=sync",
+            f"parallelism.tp (here {ranks}); all norms here are over the whole hidden state, as BOOST's sync and "
+            f"online are; compare with a run of rmsnorm_type=sync",
         )  # fmt: skip
     elif norm not in ("triton", "sync", "online"):
         reader.refuse(f"{_AT}rmsnorm_type", norm, "no such norm in BOOST; it has triton, sync and online")
-
-
-def _padded_vocabulary(reader: Reader, size: int) -> int:
-    """The vocabulary as nanotron pads it: rounded up so that tensor parallel ranks get equal shares."""
-    multiple: int = reader.whole("parallelism.tp") * reader.whole("model.make_vocab_size_divisible_by", 1)
-    padded = -(-size // multiple) * multiple
-    if padded != size:
-        reader.note(f"{_AT}vocab_size", size, f"model.vocab_size={padded}, to which nanotron pads it")
-    return padded
-
-
-def _look_at_the_start(reader: Reader, family: str) -> None:
-    if (std := reader.number("model.init_method.std", None)) is not None:
-        reader.note("model.init_method.std", std, _FIRST_WEIGHTS[family])
-    if reader.take("model.init_method.use_mup", False):
-        reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not supported here")
-    if (path := reader.take("model.init_method.path", None)) is not None:
-        remark = (
-            "leave it out; convert these weights with `python -m boost_core.convert start` and name the result in "
-            "checkpoint.weights_from of the job"
-        )
-        reader.refuse("model.init_method.path", path, remark)
-
-
-def _refuse_the_rest(reader: Reader) -> None:
-    """Refuse whatever may change the function: values other than ours and unknown fields."""
-    for field, same in _THE_SAME_HERE.items():
-        if (value := reader.take(f"{_AT}{field}", same)) != same:
-            reader.refuse(f"{_AT}{field}", value, f"it is {str(same).lower()} here")
-    if reader.flag(f"{_AT}z_loss_enabled", False):
-        reader.refuse(f"{_AT}z_loss_enabled", True, "leave it out, and set training.z_loss of the job instead")
-    for field, value in reader.under(_AT).items():
-        if field not in _MODEL_WITHOUT_EFFECT:
-            remark = "not supported here, and may change what the model computes; if it does not, leave it out"
-            reader.refuse(f"{_AT}{field}", value, remark)
+    gated = reader.flag(f"{_AT}both_act", False)
+    return {"rank": attention, "gate_activation": True if gated else None}
 
 
 # How a foreign configuration trains: batches, optimizer, layout, checkpoints.
@@ -342,13 +305,6 @@ def _refuse_the_rest(reader: Reader) -> None:
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _SEED = 42  # nanotron's default
 _SCHEDULE = "optimizer.learning_rate_scheduler."
-
-
-def name(reader: Reader) -> str:
-    """The name of the run."""
-    run = str(reader.take("general.run", "imported"))
-    cleaned = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
-    return cleaned[:100] or "imported"
 
 
 def parallelism_section(reader: Reader) -> dict[str, Any]:
@@ -379,29 +335,25 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
 def training_section(reader: Reader) -> dict[str, Any]:
     """Steps and batches."""
     micro_batch, replicas = reader.whole("tokens.micro_batch_size"), reader.whole("parallelism.dp")
-    training = {
+    training: dict[str, Any] = {
         "steps": reader.whole("tokens.train_steps"),
         "sequence_length": reader.whole("tokens.sequence_length"),
         "micro_batch_size": micro_batch,
         "global_batch_size": micro_batch * replicas * reader.whole("tokens.batch_accumulation_per_replica", 1),
         "seed": reader.whole("general.seed", _SEED, least=0),
-        "precision": _precision(reader),
     }
+    precision = reader.take("model.dtype", "bfloat16")
+    if precision not in _PRECISIONS:
+        reader.note("model.dtype", precision, "bf16 is used")
+    if not reader.flag("optimizer.accumulate_grad_in_fp32", True) and precision != "float32":
+        reader.note("optimizer.accumulate_grad_in_fp32", False, "master weights and gradients are fp32 here")
+    training["precision"] = _PRECISIONS.get(precision, "bf16")
     interval = reader.whole("tokens.val_check_interval", -1, least=-1)
     batches = reader.whole("tokens.limit_val_batches", 0, least=0)
     if interval > 0 and batches > 0:
         training["evaluate_every_steps"] = interval
         training["evaluate_sequences"] = batches * micro_batch * replicas
     return training
-
-
-def _precision(reader: Reader) -> str:
-    precision = reader.take("model.dtype", "bfloat16")
-    if precision not in _PRECISIONS:
-        reader.note("model.dtype", precision, "bf16 is used")
-    if not reader.flag("optimizer.accumulate_grad_in_fp32", True) and precision != "float32":
-        reader.note("optimizer.accumulate_grad_in_fp32", False, "master weights and gradients are fp32 here")
-    return _PRECISIONS.get(precision, "bf16")
 
 
 def optimizer_section(reader: Reader) -> dict[str, Any]:
@@ -417,15 +369,6 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
         reader.refuse("optimizer.optimizer_factory.name", kind, "of these only adamW is supported here")
     if optimizer["weight_decay"]:
         reader.note("optimizer.weight_decay", optimizer["weight_decay"], "the weights of norms do not decay here")
-    return optimizer | _schedule(reader)
-
-
-def _of_adam(reader: Reader, field: str, default: float) -> Any:
-    """A field of Adam, which earlier versions of nanotron have one level up."""
-    return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
-
-
-def _schedule(reader: Reader) -> dict[str, Any]:
     steps, warmup = reader.whole("tokens.train_steps"), reader.whole(f"{_SCHEDULE}lr_warmup_steps", 0, least=0)
     rate = reader.number(f"{_SCHEDULE}learning_rate")
     lowest = reader.number(f"{_SCHEDULE}min_decay_lr", rate)
@@ -441,7 +384,12 @@ def _schedule(reader: Reader) -> dict[str, Any]:
     elif warmup > 0:
         remark = "step n has the rate of nanotron's step n + 1, whose first has none"
         reader.note(f"{_SCHEDULE}lr_warmup_steps", warmup, remark)
-    return schedule
+    return optimizer | schedule
+
+
+def _of_adam(reader: Reader, field: str, default: float) -> Any:
+    """A field of Adam, which earlier versions of nanotron have one level up."""
+    return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
 
 
 def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:
@@ -506,8 +454,10 @@ def import_config(path: str | Path) -> Imported:
     reader = Reader(content)
     model = model_section(reader)
     data, unset = data_section(reader)
+    run = str(reader.take("general.run", "imported"))
+    name = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
     job = {
-        "name": name(reader),
+        "name": name[:100] or "imported",
         "model": model,
         "parallelism": parallelism_section(reader),
         "data": data,
@@ -517,5 +467,11 @@ def import_config(path: str | Path) -> Imported:
         "resources": {"gpus_per_worker": 1},
     }
     reader.raise_if_refused()
-    reader.note_the_rest()
+    for section in content:  # what has not been read; each unknown section only once
+        if section in _SECTIONS_READ:
+            for field, value in reader.under(f"{section}.").items():
+                if f"{section}.{field}" not in _WITHOUT_EFFECT and not f"{section}.{field}".startswith(_AT):
+                    reader.note(f"{section}.{field}", value, "not carried over")
+        elif section not in (*_SECTIONS_WITHOUT_EFFECT, "data", "data_stages") and content[section] is not None:
+            reader.note(str(section), "", "this section is not carried over")
     return Imported({section: content for section, content in job.items() if content}, reader.notes, unset)

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import Config, FieldProblem, Wanted, raise_problems
+from boost_core.config.base import AcceptedKind, Config, FieldProblem, raise_problems
 
 # How the ranks of a gang are laid out: one type for job files, plan, scheduler, gang and metrics.
 
@@ -375,8 +375,8 @@ def chunk_tokens(sequence_length: int, ranks: int) -> int:
         ranks: Size of the context parallel group.
     """
     tokens = sequence_length // ranks
-    wanted = max(tokens // _CHUNKS, min(EFFICIENT, tokens // _FEWEST_CHUNKS), 1)
-    return next(size for size in range(wanted, 0, -1) if tokens % size == 0)
+    largest = max(tokens // _CHUNKS, min(EFFICIENT, tokens // _FEWEST_CHUNKS), 1)
+    return next(size for size in range(largest, 0, -1) if tokens % size == 0)
 
 
 # Which layouts a gang may take while its job runs.
@@ -460,9 +460,9 @@ class ElasticityConfig(Config):
             return handler(value)
         if isinstance(value, str):
             raise ValueError(f"{value!r} is not auto, nor a list of sizes such as [[2, 1], [1, 1]]; use one of these")
-        wanted = Wanted.by(LayoutList)
-        if wanted and (found := wanted.mixed_up(value)):
-            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+        accepted = AcceptedKind.of(LayoutList)
+        if accepted and (errors := accepted.mixed_up(value)):
+            raise ValidationError.from_exception_data(cls.__name__, errors, hide_input=True)
         # A min_length would also be reported for layouts that are given but wrong.
         if not (listed := _LAYOUT_LIST.validate_python(value)):
             raise ValueError("this allows no sizes; give one pair or more, or leave layouts out")
@@ -514,8 +514,3 @@ class ElasticityConfig(Config):
         """The layouts that the service has chosen, fewest ranks first; empty before the choice."""
         layouts = (Layout(*sizes) for sizes in self.resolved or ())
         return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
-
-    def with_chosen(self, layouts: tuple[Layout, ...] | None) -> "ElasticityConfig":
-        """Return a copy with layouts chosen by the service; ``None`` for none."""
-        sizes = None if layouts is None else tuple((layout.tp, layout.pp, layout.dp) for layout in layouts)
-        return self.model_copy(update={"resolved": sizes})

@@ -1,5 +1,6 @@
-"""YAML parsing with the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
+"""Reading what users give: YAML, small files, points in time.
 
+YAML has the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
 PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is a date and ``3e-4`` a string.
 Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
 """
@@ -28,16 +29,15 @@ def is_too_deep(content: Any) -> bool:
     level = {id(content): content}
     for _ in range(DEEPEST + 1):
         # By identity, because YAML may reference the same container many times.
-        level = {id(each): each for container in level.values() for each in _inside(container)}
+        inside = [
+            container.values() if isinstance(container, dict) else container
+            for container in level.values()
+            if isinstance(container, dict | list)
+        ]
+        level = {id(each): each for container in inside for each in container}
         if not level:
             return False
     return True
-
-
-def _inside(container: Any) -> Any:
-    if isinstance(container, dict):
-        return container.values()
-    return container if isinstance(container, list) else ()
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -139,14 +139,21 @@ def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> by
         OSError: It cannot be read.
     """
     if isinstance(filesystem, Disk):
-        return _read_local(filesystem, path, most_bytes)
-    found = filesystem.info(path)
-    if found["type"] != "file":
+        _refuse_irregular(path, filesystem.status(path))  # first, because opening a device may have side effects
+        with os.fdopen(filesystem.descriptor(path, _WITHOUT_WAITING), "rb") as stream:
+            status = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
+            _refuse_irregular(path, status)
+            _refuse_large(path, status.st_size, most_bytes)
+            content: bytes = stream.read(most_bytes + 1)
+        _refuse_large(path, len(content), most_bytes)
+        return content
+    info = filesystem.info(path)
+    if info["type"] != "file":
         raise Unreadable(f"{path!r} is not a regular file; check the path")
-    size = int(found["size"])
+    size = int(info["size"])
     _refuse_large(path, size, most_bytes)
-    content: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
-    return content
+    remote: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
+    return remote
 
 
 def refuse_irregular(filesystem: AbstractFileSystem, path: str) -> None:
@@ -161,19 +168,8 @@ def refuse_irregular(filesystem: AbstractFileSystem, path: str) -> None:
         _refuse_irregular(path, filesystem.status(path))
 
 
-def _read_local(disk: Disk, path: str, most_bytes: int) -> bytes:
-    _refuse_irregular(path, disk.status(path))  # first, because opening a device may have side effects
-    with os.fdopen(disk.descriptor(path, _WITHOUT_WAITING), "rb") as stream:
-        found = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
-        _refuse_irregular(path, found)
-        _refuse_large(path, found.st_size, most_bytes)
-        content = stream.read(most_bytes + 1)
-    _refuse_large(path, len(content), most_bytes)
-    return content
-
-
-def _refuse_irregular(path: str, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _refuse_irregular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise Unreadable(f"{path!r} is not a regular file; check the path")
 
 

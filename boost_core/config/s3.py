@@ -108,10 +108,24 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
             raise _unusable(what, error) from error
         if method == "get_object":
-            asked = {**dict(pair for other in others for pair in other.items()), **named}
-            return {**answer, "Body": self._body(what, answer, asked.get("Range", ""))}
+            requested = {**dict(pair for other in others for pair in other.items()), **named}
+            size = expected = int(answer["ContentLength"])
+            if part := _RANGE.fullmatch(requested.get("Range", "")):
+                begin, last = (int(number) for number in part.groups())
+                sent = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
+                total = int(sent.group(3)) if sent else size
+                expected = max(0, min(last, total - 1) - begin + 1)
+            if size != expected:
+                answer["Body"].close()
+                raise ShortAnswer(f"{what}: the store has sent {size} bytes of {expected}")
+            return {**answer, "Body": _Body(answer["Body"], what, self._seconds_for(size))}
         if method == "delete_objects" and (refused := answer.get("Errors")):
-            raise _not_deleted(refused, named["Bucket"])
+            first = refused[0]
+            text = f"delete_objects of s3://{named['Bucket']}/{first.get('Key', '')}: "
+            text += str(first.get("Message") or first.get("Code"))
+            if first.get("Code") == "AccessDenied":
+                raise PermissionError(f"{text}; this takes {_PERMISSIONS['delete_objects']}")
+            raise OSError(text)
         return answer
 
     call_s3 = sync_wrapper(_call_s3)  # s3fs's own would call s3fs's own
@@ -139,14 +153,6 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     def _seconds_for(self, size: int) -> float:
         return self.call_seconds + size / _LEAST_BYTES_PER_SECOND
-
-    def _body(self, what: str, answer: Mapping[str, Any], asked: str) -> "_Body":
-        size = int(answer["ContentLength"])
-        expected = _size_of_range(asked, answer.get("ContentRange") or "", size)
-        if size != expected:
-            answer["Body"].close()
-            raise ShortAnswer(f"{what}: the store has sent {size} bytes of {expected}")
-        return _Body(answer["Body"], what, self._seconds_for(size))
 
 
 class _Body:
@@ -229,14 +235,13 @@ def _named(method: str, named: Mapping[str, Any]) -> str:
 
 
 def _unusable(what: str, error: Exception) -> StoreUnusable:
-    return StoreUnusable(
-        f"the object store cannot be used: {what}: {_said(error)}; check the URL, AWS_ENDPOINT_URL and the credentials"
-    )
+    remedy = "check the URL, AWS_ENDPOINT_URL and the credentials"
+    return StoreUnusable(f"the object store cannot be used: {what}: {_message(error)}; {remedy}")
 
 
 def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
     """What earlier attempts of the call met says more than that time is up."""
-    before = f"; the attempt before failed with: {_said(failures[-1])}" if failures else ""
+    before = f"; the attempt before failed with: {_message(failures[-1])}" if failures else ""
     return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s{before}")
 
 
@@ -253,40 +258,16 @@ def _may_pass(error: Exception) -> bool:
 
 def _in_words(error: OSError, method: str, what: str) -> OSError:
     """The same error of the same kind, with the operation, the object and the permission that it takes."""
-    text = f"{what}: {(said := _said(error))}"
-    if said.startswith(_DENIED) and method in _PERMISSIONS:
+    text = f"{what}: {(message := _message(error))}"
+    if message.startswith(_DENIED) and method in _PERMISSIONS:
         text += f"; this takes {_PERMISSIONS[method]}"
     kind = type(error)
     return kind(text) if error.errno is None else kind(error.errno, text)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """A store's error with its code, which s3fs leaves out."""
     if not isinstance(error.__cause__, ClientError):
         return str(error)
     answer = error.__cause__.response.get("Error", {})
     return f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
-
-
-def _not_deleted(refused: list[Mapping[str, str]], bucket: str) -> OSError:
-    first = refused[0]
-    text = f"delete_objects of s3://{bucket}/{first.get('Key', '')}: {first.get('Message') or first.get('Code')}"
-    if first.get("Code") == "AccessDenied":
-        return PermissionError(f"{text}; this takes {_PERMISSIONS['delete_objects']}")
-    return OSError(text)
-
-
-def _size_of_range(asked: str, sent: str, size: int) -> int:
-    """The size that the answer to a request should have.
-
-    Args:
-        asked: The request's ``Range``; empty for a whole object.
-        sent: The answer's ``Content-Range``; empty for a whole object.
-        size: The answer's size.
-    """
-    asked_for, sent_part = _RANGE.fullmatch(asked), _CONTENT_RANGE.fullmatch(sent)
-    if asked_for is None:
-        return size
-    begin, last = (int(number) for number in asked_for.groups())
-    total = int(sent_part.group(3)) if sent_part else size
-    return max(0, min(last, total - 1) - begin + 1)

@@ -1,5 +1,6 @@
-"""The local disk as fsspec sees it, for paths and ``file://``, and confined to some folders where that is asked for.
+"""Where data and checkpoints are: the URLs that are served, and the local disk as fsspec sees it.
 
+The disk, of paths and ``file://``, may be confined to some folders.
 A check of a path by its name says nothing about what is opened later: whoever may write to a folder on the way can
 replace it with a symbolic link meanwhile. So a confined disk resolves a path, checks the result, and then opens exactly
 that, from one of its folders downwards, component by component and without following any further link.
@@ -20,8 +21,6 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic_core import PydanticCustomError
-
-import boost_core.config.storage  # noqa: F401  # registers itself with fsspec
 
 _FLAGS = {
     "r": os.O_RDONLY,
@@ -63,17 +62,17 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         if self.beneath is None:
             return Path(path).stat()
         with self._place(path, follow=True) as (folder, name):
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISLNK(found.st_mode):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
                 raise self._outside(path)  # it has just become one
-            return found
+            return status
 
     def entries(self, path: str) -> "list[os.DirEntry[str]]":
         """The entries of a folder, by name; each has its name only, as its path is not to be trusted."""
         folder = self.descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with os.scandir(folder) as found:
-                listed = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(folder) as scan:
+                listed = sorted(scan, key=lambda entry: entry.name)
             for entry in listed:  # while the folder is open
                 with suppress(FileNotFoundError):
                     entry.stat(follow_symlinks=False)
@@ -87,7 +86,8 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def _root(self, real: str) -> str | None:
         """The folder that a resolved path is in."""
-        return next((each for each in self.beneath or () if _is_beneath(real, each)), None)
+        roots = self.beneath or ()
+        return next((root for root in roots if real == root or real.startswith(f"{root.rstrip('/')}/")), None)
 
     @contextmanager
     def _place(self, path: str, follow: bool) -> Iterator[tuple[int, str]]:
@@ -105,15 +105,15 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             raise self._outside(path)
         *folders, name = real[len(root) :].strip("/").split("/")
         try:
-            held = os.open(root, _FOLDER)
+            descriptor = os.open(root, _FOLDER)
             try:
                 for each in folders:
-                    below = os.open(each, _FOLDER | os.O_NOFOLLOW, dir_fd=held)
-                    os.close(held)
-                    held = below
-                yield held, name or "."
+                    below = os.open(each, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                    os.close(descriptor)
+                    descriptor = below
+                yield descriptor, name or "."
             finally:
-                os.close(held)
+                os.close(descriptor)
         except OSError as error:
             error.filename = path  # otherwise it is the name of one component
             raise
@@ -138,16 +138,14 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         here = self.info(path)
         if here["type"] != "directory":
             return [here] if detail else [path]
-        found = [self._entry(_join(path, each.name), each) for each in self.entries(path)]
-        return found if detail else [each["name"] for each in found]
-
-    def _entry(self, path: str, entry: "os.DirEntry[str]") -> dict[str, Any]:
-        """What is known of a folder's entry; of a link, as for fsspec, the size of what it leads to."""
-        info = info_of(path, entry.stat(follow_symlinks=False))
-        if info["islink"]:
-            with suppress(OSError):
-                info["size"] = self.status(path).st_size
-        return info
+        infos = []
+        for entry in self.entries(path):
+            info = info_of(_join(path, entry.name), entry.stat(follow_symlinks=False))
+            if info["islink"]:  # as for fsspec, the size of what it leads to
+                with suppress(OSError):
+                    info["size"] = self.status(info["name"]).st_size
+            infos.append(info)
+        return infos if detail else [info["name"] for info in infos]
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether something is there that may be seen."""
@@ -306,27 +304,23 @@ def confine(folders: Sequence[str] | None) -> None:
     fsspec.config.conf["file"] = {} if folders is None else {"beneath": tuple(folders)}
 
 
-def _is_beneath(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
-
-
 def _join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def info_of(path: str, found: os.stat_result, islink: bool = False) -> dict[str, Any]:
+def info_of(path: str, status: os.stat_result, islink: bool = False) -> dict[str, Any]:
     """What fsspec's ``info`` returns for a path.
 
     Args:
         path: The path.
-        found: Its status.
+        status: Its status.
         islink: Whether it is a link, of which this is the status of what it leads to.
     """
     return {
-        "name": path, "size": found.st_size, "type": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
-        "created": found.st_ctime, "mtime": found.st_mtime, "mode": found.st_mode, "ino": found.st_ino,
-        "nlink": found.st_nlink, "uid": found.st_uid, "gid": found.st_gid,
-        "islink": islink or stat.S_ISLNK(found.st_mode),
+        "name": path, "size": status.st_size, "type": _KINDS.get(stat.S_IFMT(status.st_mode), "other"),
+        "created": status.st_ctime, "mtime": status.st_mtime, "mode": status.st_mode, "ino": status.st_ino,
+        "nlink": status.st_nlink, "uid": status.st_uid, "gid": status.st_gid,
+        "islink": islink or stat.S_ISLNK(status.st_mode),
     }  # fmt: skip
 
 
@@ -372,8 +366,10 @@ def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
 
 def _problem(url: str, schemes: Sequence[str]) -> str | None:
     scheme, separator, rest = url.partition("://")
+    *others, last = (f"{each}://" for each in schemes)
+    served = f"a local path, {', '.join(others)} or {last}"
     if "::" in url:
-        return f"'::' chains file systems, which is not supported; use {_named(schemes)}"
+        return f"'::' chains file systems, which is not supported; use {served}"
     if _CONTROL.search(url):
         return "contains a control character; check the path"
     if not separator:
@@ -381,31 +377,13 @@ def _problem(url: str, schemes: Sequence[str]) -> str | None:
         return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
     if scheme not in schemes:
         named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
-        return f"has {named}; use {_named(schemes)}"
-    return {"s3": _problem_on_s3, "hf": _problem_on_the_hub}.get(scheme, _no_problem)(rest)
-
-
-def _named(schemes: Sequence[str]) -> str:
-    *others, last = (f"{scheme}://" for scheme in schemes)
-    return f"a local path, {', '.join(others)} or {last}"
-
-
-def _no_problem(_rest: str) -> None:
-    return None
-
-
-def _problem_on_the_hub(rest: str) -> str | None:
-    kind, *names = rest.split("/")
-    if kind != "datasets" or len(names) < 2 or not all(names[:2]):
-        return "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
-    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
-
-
-def _problem_on_s3(rest: str) -> str | None:
-    bucket = rest.partition("/")[0]
-    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
+        return f"has {named}; use {served}"
+    first, *names = rest.split("/")
+    if scheme == "s3" and ("@" in first or (":" in first and not first.startswith("arn:"))):
         return f"the part before the first / is not a bucket name; {_CREDENTIALS}"
-    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
+    if scheme == "hf" and (first != "datasets" or len(names) < 2 or not all(names[:2])):
+        return "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
+    return f"has a query after '?'; {_CREDENTIALS}" if scheme in ("s3", "hf") and _QUERY.search(rest) else None
 
 
 def may_hold_credentials(text: str) -> bool:
@@ -425,14 +403,14 @@ def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, An
         url: The URL, or a plain path.
         storage_options: Options for ``s3://`` and for disks; default: the process's own.
     """
-    given = dict(storage_options or {})
-    beneath = {"beneath": given.pop("beneath")} if "beneath" in given else {}
+    options = dict(storage_options or {})
+    beneath = {"beneath": options.pop("beneath")} if "beneath" in options else {}
     if is_local(url):
-        given = beneath
+        options = beneath
     elif not url.startswith("s3://"):
-        given = {}
+        options = {}
     # Other processes write to the same places, so a cached listing could be stale.
-    return {"use_listings_cache": False, **given}
+    return {"use_listings_cache": False, **options}
 
 
 def literal(filesystem: fsspec.AbstractFileSystem, path: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config import ModelConfig, load_job
+from boost_core.config import load_job
 from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines
 from boost_core.config.storage import stores_in_words
 from boost_core.convert.export import (
@@ -44,9 +44,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 if something cannot be converted, 130 if interrupted."""
     arguments = _parser().parse_args(command_line)
     hear_interrupts()
-    warnings.filterwarnings(
-        "ignore", "torch.distributed is disabled"
-    )  # a single process reads the checkpoint, as intended
+    # A single process reads the checkpoint, as intended.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
     try:
         with stores_in_words():
             if arguments.command == "export":
@@ -62,7 +61,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     return 0
 
 
-def export(given: argparse.Namespace) -> None:
+def export(options: argparse.Namespace) -> None:
     """Export a checkpoint's model, in nanotron's format if requested.
 
     Raises:
@@ -70,26 +69,26 @@ def export(given: argparse.Namespace) -> None:
         ValueError: The checkpoint does not exist, cannot be exported this way, or the destination is not empty.
         OSError: The checkpoint cannot be read, or the destination or the hub does not accept the model.
     """
-    folder, step = chosen_checkpoint(given.checkpoints, given.step)
+    folder, step = chosen_checkpoint(options.checkpoints, options.step)
     with damage_named(folder, step):
-        if given.nanotron is None:
-            known = json.loads(given.known.read_bytes()) if given.known else {}
+        if options.nanotron is None:
+            known = json.loads(options.known.read_bytes()) if options.known else {}
             how = Export(
-                DTYPES[given.dtype],
-                given.max_shard_size,
-                given.merge,
-                given.tokenizer,
+                DTYPES[options.dtype],
+                options.max_shard_size,
+                options.merge,
+                options.tokenizer,
                 known.get("losses", {}),
                 known.get("scores", {}),
             )
-            destination, hub = Destination(given.model), Hub(given.push) if given.push else None
+            destination, hub = Destination(options.model), Hub(options.push) if options.push else None
             export_model(folder, step, destination, how, hub)
         else:
             model, weights = read_weights(folder, step)
             manifest = folder.manifest(step)
-            tokenizer = job_tokenizer_or_none(manifest, model, given.tokenizer)
+            tokenizer = job_tokenizer_or_none(manifest, model, options.tokenizer)
             about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
-            write_nanotron(Path(given.model), model, to_published(model, weights), about, given.nanotron)
+            write_nanotron(Path(options.model), model, to_published(model, weights), about, options.nanotron)
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
@@ -101,19 +100,17 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
         ValueError: The model is not the job's, or computes a different function.
     """
     job = load_job(job_file)
-    there, published = _model_in(model_folder)
+    published: Source
+    if (model_folder / NANOTRON_CONFIG).exists():
+        there, tensors = read_nanotron(model_folder)
+        published = InMemory(tensors)
+    else:
+        published = ModelFolder(model_folder)
+        there = published.model
     refuse_another_function(there, job.model)
     if is_cut(there, job.model):
         published = Factored(published, job.model.bottleneck_rank)
     write_start(CheckpointFolder(checkpoints), job, published)
-
-
-def _model_in(folder: Path) -> tuple[ModelConfig, Source]:
-    if (folder / NANOTRON_CONFIG).exists():
-        model, tensors = read_nanotron(folder)
-        return model, InMemory(tensors)
-    found = ModelFolder(folder)
-    return found.model, found
 
 
 def _parser() -> argparse.ArgumentParser:

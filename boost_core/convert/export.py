@@ -220,6 +220,7 @@ def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Los
     """
     about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
     rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"
+    trust = "" if merged or is_dense(model) else ", trust_remote_code=True"
     tokens = manifest.samples * manifest.sequence_length
     facts = {
         "checkpoint": f"step {manifest.step}, {manifest.saved_at:%Y-%m-%d %H:%M} UTC",
@@ -245,8 +246,8 @@ A {model.family} decoder of {parameter_count(model):,} parameters{rank}, trained
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("PATH"{_trust(model, merged)})
-tokenizer = AutoTokenizer.from_pretrained("PATH"{_trust(model, merged)})
+model = AutoModelForCausalLM.from_pretrained("PATH"{trust})
+tokenizer = AutoTokenizer.from_pretrained("PATH"{trust})
 ```
 
 The job:
@@ -256,16 +257,11 @@ The job:
 """
 
 
-def _trust(model: ModelConfig, merged: bool) -> str:
-    return "" if merged or is_dense(model) else ", trust_remote_code=True"
-
-
 # Safetensors files that are filled in any order, without holding the model in memory.
 #
 # The library can only write a file from tensors that all exist. Here a file is laid out first, according to the format
 # (https://huggingface.co/docs/safetensors: eight bytes of length, a JSON header, the tensors), and its tensors are
-# views
-# of the memory-mapped file.
+# views of the memory-mapped file.
 
 INDEX = "model.safetensors.index.json"
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -296,7 +292,20 @@ class TensorFiles:
         self.tensors: dict[str, torch.Tensor] = {}
         self._memory: dict[str, mmap.mmap] = {}
         for file, names in split.filename_to_tensors.items():
-            memory, begin = _laid_out(folder / file, {name: shapes[name] for name in names}, dtype)
+            entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+            end = 0
+            for name in names:
+                begin, end = end, end + sizes[name]
+                entries[name] = {"dtype": _NAMES[dtype], "shape": shapes[name], "data_offsets": (begin, end)}
+            header = json.dumps(entries).encode()
+            header += b" " * (-len(header) % _ALIGNMENT)
+            with (folder / file).open("x+b") as stream:
+                stream.write(len(header).to_bytes(8, "little") + header)
+                stream.flush()
+                begin = stream.tell()
+                # Allocated in full now: a disk that fills up while mapped memory is written would kill the process.
+                os.posix_fallocate(stream.fileno(), 0, begin + end)
+                memory = mmap.mmap(stream.fileno(), 0)
             for name in names:
                 flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shapes[name]), offset=begin)
                 self.tensors[name], self._memory[name] = flat.view(shapes[name]), memory
@@ -317,23 +326,6 @@ class TensorFiles:
         """
         for memory in {id(memory): memory for memory in self._memory.values()}.values():
             memory.flush()
-
-
-def _laid_out(path: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype) -> tuple[mmap.mmap, int]:
-    """Create a memory-mapped file of zeros; return it and the offset at which its tensors begin."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    with path.open("x+b") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        stream.flush()
-        # Allocated in full now, because a disk that fills up while mapped memory is written would kill the process.
-        os.posix_fallocate(stream.fileno(), 0, stream.tell() + end)
-        return mmap.mmap(stream.fileno(), 0), stream.tell()
 
 
 # The choice of a checkpoint, and errors that explain if it is gone or damaged.
@@ -448,7 +440,15 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     with destination.staging(needed) as staged:
         with removal_named(folder, step):
             if how.merge:
-                _write_merged(folder, manifest, model, exported, staged, how)
+                with TemporaryFolder(".factors-", staged.parent) as beside:
+                    low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
+                    shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
+                    dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
+                    for name, tensor in dense.tensors.items():
+                        for used in multiply_out(name, tensor, low_rank.tensors):
+                            low_rank.release(used)
+                        dense.release(name)
+                    dense.flush()
             else:
                 _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
         texts = {
@@ -515,17 +515,3 @@ def _write_tensors(
     load_alone(folder, manifest, _FillFiles(model, written))
     written.flush()
     return written
-
-
-def _write_merged(
-    folder: CheckpointFolder, manifest: Manifest, model: ModelConfig, merged: ModelConfig, to: Path, how: Export
-) -> None:
-    with TemporaryFolder(".factors-", to.parent) as beside:
-        factors = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
-        shapes = {name: slot.published_shape for name, slot in published_slots(merged).items()}
-        written = TensorFiles(to, shapes, how.dtype, how.max_shard_size)
-        for name, tensor in written.tensors.items():
-            for used in multiply_out(name, tensor, factors.tensors):
-                factors.release(used)
-            written.release(name)
-        written.flush()

@@ -82,12 +82,21 @@ class ModelFolder:
             for name in file.keys():  # noqa: SIM118  # not a mapping
                 if name in self.shapes:
                     raise ValueError(f"{name} is in {path} and in another file of {folder}; leave one model there")
-                found = file.get_slice(name)
-                if found.get_dtype() not in _DTYPES:
-                    raise ValueError(f"{name} is quantized ({found.get_dtype()}); give the model in fp32, fp16 or bf16")
-                self.shapes[name], self._files[name] = tuple(found.get_shape()), path
+                stored = file.get_slice(name)
+                dtype = stored.get_dtype()
+                if dtype not in _DTYPES:
+                    raise ValueError(f"{name} is quantized ({dtype}); give the model in fp32, fp16 or bf16")
+                self.shapes[name], self._files[name] = tuple(stored.get_shape()), path
         if self.model.tie_embeddings and self.shapes.pop(_HEAD, None) is not None and _TABLE in self.shapes:
-            self._refuse_another_head(folder)  # some writers store it twice
+            # Some writers store the head twice.
+            head, table = (_opened(self._files[name]).get_slice(name) for name in (_HEAD, _TABLE))
+            rows = range(0, head.get_shape()[0], _ROWS)
+            same = head.get_shape() == table.get_shape()
+            if not (same and all(torch.equal(head[row : row + _ROWS], table[row : row + _ROWS]) for row in rows)):
+                raise ValueError(
+                    f"{folder / _CONFIG} has tie_word_embeddings=true, but {_HEAD} and {_TABLE} differ; remove "
+                    f"{_HEAD}, or set tie_word_embeddings to false, whichever is the model that was trained"
+                )
 
     def read(self, name: str) -> torch.Tensor:
         """Read a tensor in fp32.
@@ -100,16 +109,6 @@ class ModelFolder:
         if not tensor.isfinite().all():
             raise ValueError(f"{name} in {self._files[name]} holds values that are not finite; give another model")
         return tensor
-
-    def _refuse_another_head(self, folder: Path) -> None:
-        head, table = (_opened(self._files[name]).get_slice(name) for name in (_HEAD, _TABLE))
-        rows = range(0, head.get_shape()[0], _ROWS)
-        same = head.get_shape() == table.get_shape()
-        if not (same and all(torch.equal(head[row : row + _ROWS], table[row : row + _ROWS]) for row in rows)):
-            raise ValueError(
-                f"{folder / _CONFIG} has tie_word_embeddings=true, but {_HEAD} and {_TABLE} differ; remove {_HEAD}, or "
-                "set tie_word_embeddings to false, whichever is the model that was trained"
-            )
 
 
 def _opened(path: Path) -> Any:
@@ -151,7 +150,17 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> No
     Raises:
         ValueError: The tensors are not those of the job's model.
     """
-    _refuse_other_tensors(job.model, published)
+    model, slots = job.model, published_slots(job.model)
+    if different := slots.keys() ^ published.shapes.keys():
+        raise ValueError(
+            f"the tensors are not those of a {model.family} model of {model.num_hidden_layers} layers: "
+            f"{', '.join(sorted(different)[:3])}{' …' if len(different) > 3 else ''} is on one side only; "
+            "make the job's model the same"
+        )
+    for name, slot in slots.items():
+        if slot.published_shape != published.shapes[name]:
+            there, here = list(published.shapes[name]), list(slot.published_shape)
+            raise ValueError(f"{name} is {there} there and {here} in the job; make the job's model the same")
     checksums = save_one_by_one(folder, 0, _SaveSource(job, published))
     folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)
 
@@ -175,20 +184,6 @@ class _SaveSource(SaveChunks):
         name, kind = self._of[write_item.index]
         tensor = self._published.read(name) if kind == _MASTER else torch.zeros(self._published.shapes[name])
         return self._slots[name].chunk(tensor, kind).tensor.contiguous()
-
-
-def _refuse_other_tensors(model: ModelConfig, published: Source) -> None:
-    slots = published_slots(model)
-    if different := slots.keys() ^ published.shapes.keys():
-        raise ValueError(
-            f"the tensors are not those of a {model.family} model of {model.num_hidden_layers} layers: "
-            f"{', '.join(sorted(different)[:3])}{' …' if len(different) > 3 else ''} is on one side only; "
-            "make the job's model the same"
-        )
-    for name, slot in slots.items():
-        if slot.published_shape != published.shapes[name]:
-            there, here = list(published.shapes[name]), list(slot.published_shape)
-            raise ValueError(f"{name} is {there} there and {here} in the job; make the job's model the same")
 
 
 # Factoring of a dense model's projections to low rank by truncated singular value decomposition.
@@ -239,10 +234,10 @@ def _factors_of(weight: str) -> tuple[str, ...]:
 def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded with zeros."""
     left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
-    kept = min(rank, len(values))
-    root = values[:kept].sqrt()
+    values = values[:rank]
+    size, root = len(values), values.sqrt()
     a_dr, b_rf = w_df.new_zeros(w_df.shape[0], rank), w_df.new_zeros(rank, w_df.shape[1])
-    a_dr[:, :kept], b_rf[:kept] = left[:, :kept] * root, root.unsqueeze(-1) * right[:kept]
+    a_dr[:, :size], b_rf[:size] = left[:, :size] * root, root.unsqueeze(-1) * right[:size]
     return a_dr, b_rf
 
 
@@ -276,10 +271,9 @@ def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
         # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
         changed = changed | {"gate_activation"}
     different = [name for name in ours if name not in changed and theirs[name] != ours[name]]
-    if different:
-        lines = [f"{name}{_published(name)} is {theirs[name]} there and {ours[name]} in the job" for name in different]
+    lines = []
+    for name in different:
+        published = f" (published as {_PUBLISHED_NAMES[name]})" if name in _PUBLISHED_NAMES else ""
+        lines.append(f"{name}{published} is {theirs[name]} there and {ours[name]} in the job")
+    if lines:
         raise ValueError(f"{'; '.join(lines)}; make the job's model the same, or start from another")
-
-
-def _published(name: str) -> str:
-    return f" (published as {_PUBLISHED_NAMES[name]})" if name in _PUBLISHED_NAMES else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,7 +62,16 @@ def modules() -> Modules:
         import nanotron.distributed
     except ImportError as error:
         raise ValueError("nanotron is not installed; run: pip install 'boost-service[nanotron]'") from error
-    _import_logging()
+    # Its logging circularly imports its configuration, which has a placeholder meanwhile.
+    placeholders: dict[str, Any] = {name: ModuleType(name) for name in ("nanotron.config", "nanotron.config.config")}
+    for module in placeholders.values():
+        module.LoggingArgs = object
+    sys.modules.update(placeholders)
+    try:
+        import nanotron.logging
+    finally:
+        for name in placeholders:
+            del sys.modules[name]
     import nanotron.config  # noqa: F401  # before its parallel layers, which import it circularly
     from nanotron.constants import CHECKPOINT_VERSION
     from nanotron.parallel import ParallelContext, parameters
@@ -78,19 +87,6 @@ def modules() -> Modules:
     return Modules(
         TensorMetadata, parameters.SlicesPair, CHECKPOINT_VERSION, Context, tensor_parallel, parameters, weights
     )
-
-
-def _import_logging() -> None:
-    """Import nanotron's logging, which circularly imports its configuration, with placeholders for the latter."""
-    placeholders: dict[str, Any] = {name: ModuleType(name) for name in ("nanotron.config", "nanotron.config.config")}
-    for module in placeholders.values():
-        module.LoggingArgs = object
-    sys.modules.update(placeholders)
-    try:
-        import nanotron.logging  # noqa: F401
-    finally:
-        for name in placeholders:
-            del sys.modules[name]
 
 
 CONFIG = "model_config.json"
@@ -142,7 +138,10 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
             )
         for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
             turned = neighbours and place < packed.turned
-            published[name] = _to_halves(part, model.head_size) if turned else part
+            if turned:  # from rotating neighbours to rotating halves
+                neighbours_shape = (-1, model.head_size // 2, 2, *part.shape[1:])
+                part = part.view(neighbours_shape).transpose(1, 2).reshape(part.shape)
+            published[name] = part
     return model, {name: tensor.contiguous() for name, tensor in published.items()}
 
 
@@ -166,10 +165,10 @@ def write_nanotron(
         )
     folder.mkdir(parents=True, exist_ok=True)
     for packed in _packed(model):
-        tensors = [
-            _to_neighbours(published[name], model.head_size) if place < packed.turned else published[name]
-            for place, name in enumerate(packed.published)
-        ]
+        tensors = [published[name] for name in packed.published]
+        for place, rows in enumerate(tensors[: packed.turned]):  # from rotating halves to rotating neighbours
+            halves = rows.view(-1, 2, model.head_size // 2, *rows.shape[1:])
+            tensors[place] = halves.transpose(1, 2).reshape(rows.shape)
         _write_shards(folder / "model", packed, tensors, tensor_parallel_size)
     config = published_config(model, trained_on)
     content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
@@ -209,15 +208,6 @@ def _packed(model: ModelConfig) -> Iterator[_Packed]:
         yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), table, 0)
 
 
-def _to_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    """Reorder rows of heads from rotating neighbours to rotating halves."""
-    return rows.view(-1, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
-def _to_neighbours(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    return rows.view(-1, 2, head_size // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
 def _merged(root: Path, name: str) -> torch.Tensor:
     """Assemble a whole weight from all its shards."""
     *folders, last = name.split(".")
@@ -228,9 +218,13 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     whole: torch.Tensor | None = None
     covered = 0
     for path in shards:
-        shard, metadata = _shard(path)
+        try:
+            with safe_open(path, framework="pt") as stream:
+                shard, metadata = stream.get_tensor("data"), stream.metadata()
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}; copy it again") from error
         if not metadata or "unsharded_shape" not in metadata:
-            return shard
+            return cast("torch.Tensor", shard)
         placed = modules().tensor_metadata.from_str_dict(
             {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
         )
@@ -242,14 +236,6 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     if whole is None or covered != whole.numel():
         raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
     return whole
-
-
-def _shard(path: Path) -> tuple[torch.Tensor, dict[str, str] | None]:
-    try:
-        with safe_open(path, framework="pt") as stream:
-            return stream.get_tensor("data"), stream.metadata()
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}; copy it again") from error
 
 
 def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""Writing ``config.json``: the published class that computes what the trainer does, and its fields.
+"""``config.json``, written and read: the published class that computes what the trainer does, and its fields.
 
 ===========================================  ================  ===================================================
 the model                                    the class         why
@@ -17,7 +17,7 @@ ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``c
 does not have it, so ``auto_map`` names a class of ours for it as well, which computes the same from the same fields.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -214,20 +214,34 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     if not isinstance(kind, str) or kind not in _KINDS:
         has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
         raise ValueError(f"{file}: model_type is {_short(kind)}{has}; give a model of type {', '.join(_KINDS)}")
-    own_fields, defaults, function = _KINDS[kind]
+    own_fields, defaults = _KINDS[kind]
     _refuse(file, _unknown(config, _READ | own_fields, defaults))
     if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
-    _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind), *_window_problems(config)))
-    model = _validated(file, _common(config, defaults) | function(config))
-    _refuse(file, _head_problems(config, model, kind))
+    _refuse(file, (*_rope_problems(config, kind), *_other_problems(config, kind)))
+    common = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
+    common["rope_theta"] = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
+    common["rope_scaling"] = next(filter(None, (_scaling(config.get(name)) for name in _ROPES)), None)
+    model = _validated(file, common | _function(config, kind))
+    problems, head_dim = [], config.get("head_dim", defaults.get("head_dim"))
+    if head_dim not in (None, model.head_size):
+        problems.append(
+            f"head_dim is {_short(head_dim)}, and the trainer's models support "
+            f"hidden_size/num_attention_heads={model.head_size} only"
+        )
+    if kind == COLA and model.key_value_heads != model.num_attention_heads:
+        problems.append(
+            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
+            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
+        )
+    _refuse(file, problems)
     return model
 
 
 def _refuse(file: str, problems: Iterable[str]) -> None:
-    if found := "; ".join(problems):
+    if text := "; ".join(problems):
         raise ValueError(
-            f"{file}: {found}; start from another model, or remove from {file} what changes nothing in this one"
+            f"{file}: {text}; start from another model, or remove from {file} what changes nothing in this one"
         )
 
 
@@ -238,74 +252,57 @@ def _validated(file: str, model: Any) -> ModelConfig:
         raise ValueError(f"{file}: {'; '.join(in_lines(error).splitlines())}") from error
 
 
-def _common(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    given = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
-    scalings = (_scaling(config.get(name)) for name in _ROPES)
-    return given | {
-        "rope_theta": next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA),
-        "rope_scaling": next(filter(None, scalings), None),
-    }
-
-
-def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
-    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)] is not Activation.LINEAR}
-
-
-def _of_mistral(config: dict[str, Any]) -> dict[str, Any]:
-    window = config.get("sliding_window", _DEFAULTS_OF_MISTRAL["sliding_window"])
-    return _of_llama(config) | {"sliding_window": window}
-
-
-def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
-    window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
-    return _of_llama(config) | {"sliding_window": window, "qk_norm": True}
-
-
-def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
-    linear = _ACTIVATIONS[_activation(config)] is Activation.LINEAR
-    rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
-    return {
-        "family": "svd" if linear else "cola",
-        "gate_activation": not linear and not config.get("only_lr_act", True),
-        "rank": hidden_size // 4 if rank is None and isinstance(hidden_size, int) else rank,
-    }
-
-
-def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
-    # Saved by the class of earlier exports, it also has only_lr_act, to which gate_act has preference there.
-    lax = config.get("lax")
-    base = "svd" if _ACTIVATIONS[_activation(config)] is Activation.LINEAR else "cola"
-    return {
-        "family": base if lax is None else "lax",
-        "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
-        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")] is not Activation.LINEAR,
-        "rank": config.get("rank"),
-        "sliding_window": config.get("sliding_window"),
-        "qk_norm": config.get("qk_norm", False),
-    }
-
-
-# For each type, its additional fields, the defaults of its class, and the function that makes a job's model of them.
-_KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    LLAMA: (set(), _DEFAULTS, _of_llama),
-    MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL, _of_mistral),
-    QWEN3: (
-        {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
-        _DEFAULTS_OF_QWEN3,
-        _of_qwen3,
-    ),
-    COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS, _of_cola),
-    OWN_TYPE: (
-        {"rank", "gate_act", "only_lr_act", "lax", "sliding_window", "qk_norm", "model"},
-        _DEFAULTS,
-        _of_ours,
-    ),
+# For each type, its additional fields, and the defaults of its class.
+_KINDS: dict[str, tuple[set[str], dict[str, Any]]] = {
+    LLAMA: (set(), _DEFAULTS),
+    MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL),
+    QWEN3: ({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}, _DEFAULTS_OF_QWEN3),
+    COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS),
+    OWN_TYPE: ({"rank", "gate_act", "only_lr_act", "lax", "sliding_window", "qk_norm", "model"}, _DEFAULTS),
 }
 
 
+def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What a class computes, as fields of a job's model."""
+    linear = _ACTIVATIONS[_activation(config)] is Activation.LINEAR
+    if kind == COLA:
+        rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
+        return {
+            "family": "svd" if linear else "cola",
+            "gate_activation": not linear and not config.get("only_lr_act", True),
+            "rank": hidden_size // 4 if rank is None and isinstance(hidden_size, int) else rank,
+        }
+    if kind == OWN_TYPE:
+        # Saved by the class of earlier exports, it also has only_lr_act, to which gate_act has preference there.
+        lax, base = config.get("lax"), "svd" if linear else "cola"
+        return {
+            "family": base if lax is None else "lax",
+            "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
+            "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")] is not Activation.LINEAR,
+            "rank": config.get("rank"),
+            "sliding_window": config.get("sliding_window"),
+            "qk_norm": config.get("qk_norm", False),
+        }
+    dense = {"family": "dense", "gate_activation": not linear}
+    if kind == MISTRAL:
+        dense["sliding_window"] = config.get("sliding_window", _DEFAULTS_OF_MISTRAL["sliding_window"])
+    if kind == QWEN3:
+        window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
+        dense |= {"sliding_window": window, "qk_norm": True}
+    return dense
+
+
 def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
+    our_classes = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
     for name, value in (defaults | config).items():
-        if value is None or name in known or name in _WITHOUT_EFFECT or (name == "auto_map" and _is_ours(value)):
+        if value is None or name in known or name in _WITHOUT_EFFECT:
+            continue
+        # ``REPOSITORY--`` is put before the classes of models that were loaded from a hub.
+        if (
+            name == "auto_map"
+            and isinstance(value, dict)
+            and all((auto_class, str(each).rpartition("--")[2]) in our_classes for auto_class, each in value.items())
+        ):
             continue
         if name not in _ONLY:
             yield f"{name} is {_short(value)}, which the trainer does not know"
@@ -313,47 +310,24 @@ def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) 
             yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
 
 
-def _is_ours(auto_map: Any) -> bool:
-    """Whether all classes are ours; ``REPOSITORY--`` is put before those of models that were loaded from a hub."""
-    ours = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
-    return isinstance(auto_map, dict) and all(
-        (auto_class, str(name).rpartition("--")[2]) in ours for auto_class, name in auto_map.items()
-    )
-
-
-def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
-    head_dim = config.get("head_dim", _KINDS[kind][1].get("head_dim"))
-    if head_dim not in (None, model.head_size):
-        yield (
-            f"head_dim is {_short(head_dim)}, and the trainer's models support "
-            f"hidden_size/num_attention_heads={model.head_size} only"
-        )
-    if kind == COLA and model.key_value_heads != model.num_attention_heads:
-        yield (
-            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
-            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
-        )
-
-
-def _window_problems(config: dict[str, Any]) -> Iterator[str]:
-    slides = bool(config.get("use_sliding_window"))
-    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
-        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
-    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
-    if kinds and not (isinstance(kinds, list) and all(kind == alike for kind in kinds)):
-        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
-
-
-def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+def _other_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    """Problems with activations, and with windows."""
     activation, of_bottleneck = _activation(config), config.get("lr_act_type")
     for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
-        if (found := _activation(config, name)) not in _ACTIVATIONS:
-            yield f"{name} is {_short(found)}, and the trainer's models support silu or linear only"
+        if (value := _activation(config, name)) not in _ACTIVATIONS:
+            yield f"{name} is {_short(value)}, and the trainer's models support silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
         yield (
             f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
             "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
         )
+
+    slides = bool(config.get("use_sliding_window"))
+    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
+        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
+    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(each == alike for each in kinds)):
+        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
 
 
 def _activation(config: dict[str, Any], name: str = "hidden_act", default: str = "silu") -> str:
@@ -399,8 +373,8 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
                 f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
                 "this way nor partial"
             )
-    given = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
-    if len(given) == len(_ROPES) and given[0] != given[1]:
+    settings = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
+    if len(settings) == len(_ROPES) and settings[0] != settings[1]:
         yield " and ".join(f"{name} is {_short(config[name])}" for name in _ROPES)
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):

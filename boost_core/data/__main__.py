@@ -1,18 +1,25 @@
-"""Documents to tokens: ``python -m boost_core.data --help``."""
+"""Documents to tokens: ``python -m boost_core.data --help``.
+
+Corpora of many files take further options: filters, duplicates, shuffling, engines.
+"""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import get_args
 
 import fsspec
+from pydantic import ValidationError
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
-from boost_core.config.data import BYTES, CorpusConfig, OnError, SourceConfig
+from boost_core.config.data import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.config.data_files import list_files
 from boost_core.config.storage import no_room, stores_in_words
-from boost_core.data.corpus_command import add_corpus_options, build, corpus_of, is_corpus, source_of
 from boost_core.data.documents import documents, refuse_own_output
+from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.engine import Engine, LocalEngine
 from boost_core.data.token_folder import TokenFolder
 from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
@@ -23,23 +30,40 @@ _TRAINED = "tokenizer.json"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tokenize; return 0 on success, 2 if something cannot be read or written, 130 if interrupted."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     hear_interrupts()
     try:
         with stores_in_words():
-            several = is_corpus(given)
-            refuse_own_output(source_of(given), given.folder)
-            corpus_of(given, BYTES if given.train_bpe is not None else given.tokenizer)  # before training a tokenizer
-            corpus = corpus_of(given, _tokenizer_of(given))
-            if several:
-                return build(corpus, given)
-            plan = _plan(corpus, given.folder)
+            if options.address is not None and not options.ray:
+                raise ValueError("--address is for a Ray cluster; give --ray, too")
+            if options.workers is not None and options.ray:
+                raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
+            is_corpus = options.filter or options.exact_dedup or options.near_dedup or options.ray
+            is_corpus = is_corpus or options.workers is not None or options.shuffle is not None
+            source = SourceConfig(kind=options.kind, paths=tuple(options.sources), text_field=options.text_field)
+            refuse_own_output(source, options.folder)
+            name = options.tokenizer
+            if options.train_bpe is not None:
+                _corpus(options, source, BYTES)  # what is wrong with it is said before a tokenizer is trained
+                name = f"{options.folder.rstrip('/')}/{_TRAINED}"
+                _train_once(source, name, options)
+            corpus = _corpus(options, source, name)
+            if is_corpus:
+                return _build(corpus, options)
+            content, tokenizer = "", open_tokenizer(corpus.tokenizer, corpus.end_of_document)
+            if isinstance(tokenizer, FileTokenizer):
+                with fsspec.open(corpus.tokenizer, "r", encoding="utf-8") as stream:
+                    content = stream.read()
+            plan = TokenizePlan(
+                corpus.source, options.folder, tokenizer, content, corpus.validation_fraction, corpus.shard_tokens,
+                corpus.on_error,
+            )  # fmt: skip
             index = tokenize(plan, _show)
     except KeyboardInterrupt:
         print_lines("\ninterrupted; run the same command again to pick up where it left off", to=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        full = no_room(error, given.folder, "run the same command again")
+        full = no_room(error, options.folder, "run the same command again")
         print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
         return 2
     print_lines(
@@ -53,42 +77,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(corpus: CorpusConfig, folder: str) -> TokenizePlan:
-    content, tokenizer = "", open_tokenizer(corpus.tokenizer, corpus.end_of_document)
-    if isinstance(tokenizer, FileTokenizer):
-        with fsspec.open(corpus.tokenizer, "r", encoding="utf-8") as stream:
-            content = stream.read()
-    return TokenizePlan(
-        corpus.source, folder, tokenizer, content, corpus.validation_fraction, corpus.shard_tokens, corpus.on_error
-    )
+def _corpus(options: argparse.Namespace, source: SourceConfig, tokenizer: str) -> CorpusConfig:
+    return CorpusConfig(
+        source=source, tokenizer=tokenizer, end_of_document=options.end_of_document,
+        filters=tuple(options.filter), exact_dedup=options.exact_dedup,
+        near_dedup=NearDedup() if options.near_dedup else None, seed=options.shuffle or 0,
+        validation_fraction=options.validation, shard_tokens=options.shard_tokens, on_error=options.on_error,
+    )  # fmt: skip
 
 
-def _tokenizer_of(given: argparse.Namespace) -> str:
-    """The name of the tokenizer, which is trained first if requested."""
-    if given.train_bpe is None:
-        return str(given.tokenizer)
-    _train_once(source_of(given), given.folder, given.train_bpe, given.on_error)
-    return f"{given.folder.rstrip('/')}/{_TRAINED}"
-
-
-def _train_once(source: SourceConfig, folder: str, vocabulary: int, on_error: OnError) -> None:
+def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) -> None:
     """Train a tokenizer and store it in the folder for the tokens; one that an interrupted run left there is kept."""
-    filesystem, path = fsspec.url_to_fs(f"{folder.rstrip('/')}/{_TRAINED}")
+    filesystem, path = fsspec.url_to_fs(name)
     if filesystem.exists(path):
         return
-    print(f"learning {vocabulary:,} tokens", file=sys.stderr)
-    content = train_bpe(_texts(source, on_error), vocabulary)
-    TokenFolder(folder).write(_TRAINED, content.encode())
+
+    def texts() -> Iterator[bytes]:
+        for file in list_files(source):
+            for document in documents(file, source):
+                if not document.problem:
+                    yield document.content
+                elif options.on_error == "fail":
+                    raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
+
+    print(f"learning {options.train_bpe:,} tokens", file=sys.stderr)
+    content = train_bpe(texts(), options.train_bpe)  # before the folder is made
+    TokenFolder(options.folder).write(_TRAINED, content.encode())
 
 
-def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:
-    """The good documents; a bad one is an error unless bad ones are skipped."""
-    for file in list_files(source):
-        for document in documents(file, source):
-            if not document.problem:
-                yield document.content
-            elif on_error == "fail":
-                raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
+def _build(corpus: CorpusConfig, options: argparse.Namespace) -> int:
+    """Build the corpus and print what it contains; return 0."""
+    with ExitStack() as stack:
+        engine: Engine
+        if options.ray:
+            try:
+                from boost_core.data.pipeline.ray_engine import ray_engine  # needs an extra, and slow to import
+            except ImportError as error:
+                problem = f"--ray needs Ray ({error}); install boost-service[service], or leave --ray out"
+                raise ValueError(problem) from error
+            engine = stack.enter_context(ray_engine(options.address))
+        else:
+            engine = stack.enter_context(closing(LocalEngine(options.workers or os.cpu_count() or 1)))
+        lineage = Build(corpus, options.folder, engine, _show_build).run()
+    counts = lineage.counts
+    filtered = "".join(f", {count:,} filtered out by {measure}" for measure, count in counts.filtered.items())
+    print_lines(
+        f"\n{counts.kept:,} of {counted(counts.read, 'document')}, {counted(counts.tokens, 'token')} of a vocabulary "
+        f"of {lineage.tokenizer.vocabulary:,}, in {options.folder}\nleft out: {counts.bad:,} bad{filtered}, "
+        f"{counts.exact_duplicates:,} exact and {counts.near_duplicates:,} near duplicates\n"
+        f"lineage.json says what it was made from; its fingerprint is {lineage.fingerprint}",
+        to=sys.stderr,
+    )
+    return 0
 
 
 def _show(progress: Progress) -> None:
@@ -98,6 +138,27 @@ def _show(progress: Progress) -> None:
         f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
     print_over(line)
+
+
+def _show_build(progress: BuildProgress) -> None:
+    rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
+    read = counted(progress.counts.read, "document")
+    line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second"
+    print_over(line)
+
+
+def _filter(text: str) -> QualityFilter:
+    measure, *bounds = text.split(":")
+    try:
+        least, most = (float(each) if each else None for each in bounds)
+        return QualityFilter.model_validate({"measure": measure, "min": least, "max": most})
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not MEASURE:MIN:MAX with a measure of {', '.join(get_args(Measure))}, such as words:50:100000"
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +183,21 @@ def _parser() -> argparse.ArgumentParser:
         help="what to do with a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
     )  # fmt: skip
     command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
-    add_corpus_options(command)
+    group = command.add_argument_group(
+        "corpora", "Any of these shuffles the documents, uses several processes and writes DST/lineage.json."
+    )
+    group.add_argument(
+        "--filter", action="append", default=[], metavar="MEASURE:MIN:MAX", type=_filter,
+        help=f"keep documents within these bounds, one of which may be empty; on {', '.join(get_args(Measure))}",
+    )  # fmt: skip
+    group.add_argument("--exact-dedup", action="store_true", help="keep the first of documents with the same words")
+    group.add_argument(
+        "--near-dedup", action="store_true", help="keep the first of documents that are nearly equal (MinHash)"
+    )
+    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the documents with this seed (default: 0)")
+    group.add_argument("--workers", type=int, metavar="N", help="local processes (default: one per core)")
+    group.add_argument("--ray", action="store_true", help="run on a Ray cluster with Ray Data")
+    group.add_argument("--address", help="with --ray: the cluster's address (default: RAY_ADDRESS, or a new local Ray)")
     return parser
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.data import DataConfig, SourceConfig, ValidationSet
+from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.data_files import (
     Part,
     Shard,
@@ -64,7 +64,12 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
             return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
     # Another folder of tokens at the same URL has another index.
     digest = hashlib.sha256(f"{folder}\n{index.model_dump_json()}\n{shard.name}".encode()).hexdigest()
-    cached = _cache() / digest
+    cache = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    status = cache.lstat()
+    if not cache.is_dir() or cache.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{cache} is not a folder that only this user can use; remove it, or set another TMPDIR")
+    cached = cache / digest
     while True:
         with suppress(FileNotFoundError), cached.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH)
@@ -72,15 +77,6 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
             # The mapping duplicates the descriptor, and with it the lock.
             return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
         _copy(filesystem, name, size, cached)
-
-
-def _cache() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder that only this user can use; remove it, or set another TMPDIR")
-    return folder
 
 
 def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: Path) -> None:
@@ -114,9 +110,14 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
 
 def _make_room(cache: Path, needed: int) -> None:
     """Remove the shards that were not used for the longest until what is left unused and the new one have room."""
-    unused = sorted(_unused(cache))
+    unused = []
+    for path in cache.iterdir():
+        with suppress(OSError), path.open("rb") as stream:  # it was just removed, or is mapped
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(stream.fileno())
+            unused.append((status.st_mtime, status.st_size, path))
     total, disk = sum(size for _, size, _ in unused), shutil.disk_usage(cache)
-    for _, size, path in unused:
+    for _, size, path in sorted(unused):
         free = shutil.disk_usage(cache).free
         if free >= needed and total <= _UNUSED_SHARE * disk.total:
             break
@@ -127,14 +128,6 @@ def _make_room(cache: Path, needed: int) -> None:
             f"{cache} has {free / 1e9:,.3f} GB free, and a shard of tokens takes {needed / 1e9:,.3f} GB; make room, or "
             "set TMPDIR to a folder on a larger disk"
         )
-
-
-def _unused(cache: Path) -> Iterator[tuple[float, int, Path]]:
-    for path in cache.iterdir():
-        with suppress(OSError), path.open("rb") as stream:  # it was just removed
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(stream.fileno())
-            yield status.st_mtime, status.st_size, path
 
 
 # A long sequence of tokens in one or more pieces, with random access.
@@ -161,13 +154,13 @@ class TokenStream:
 
     def read(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """The tokens from position ``begin`` up to ``end``."""
-        found, place = [], begin
+        parts, place = [], begin
         while place < end:
             index = bisect_right(self._ends, place)
             first = self._ends[index] - len(self._pieces[index])
-            found.append(self._pieces[index][place - first : end - first])
+            parts.append(self._pieces[index][place - first : end - first])
             place = self._ends[index]
-        return np.concatenate(found).astype(np.int64)
+        return np.concatenate(parts).astype(np.int64)
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Number of occurrences of each token id, from 0 to the largest."""
@@ -217,14 +210,38 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
         OSError: A file cannot be read.
     """
     if data.tokenized:
-        return _mapped(data)
+        sources = [*(source for source, _ in data.sources), *data.validation]
+        indices = {path: read_index(path) for source in sources for path in source.paths}
+        if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
+            raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make them all with the same one")
+        mapped = tuple(
+            Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
+            for source, weight in data.sources
+        )
+        sets = {named.name: _mapped_part(named, "validation", indices) for named in data.validation}
+        return Corpus(mapped, next(iter(indices.values())).end_of_document, sets)
+
     tokenizer = open_tokenizer(data.tokenizer, data.end_of_document)
-    streams = tuple(
-        Stream(*_tokenized(source, data.validation_fraction, sequence_length, tokenizer), weight)
-        for source, weight in data.sources
-    )
-    validation = {named.name: _whole(named, sequence_length, tokenizer) for named in data.validation}
-    return Corpus(streams, tokenizer.end_of_document, validation)
+    streams = []
+    for source, weight in data.sources:
+        split = split_source(source, data.validation_fraction, sequence_length)
+        training, text_bytes = _tokens_of(split.training, source, tokenizer)
+        if split.lone_file:
+            boundary = len(training) - validation_tail(len(training), data.validation_fraction)
+            training, validation = training[:boundary], training[boundary:]
+            # The boundary is between two tokens; the tail is assumed to have its share of the file's bytes.
+            text_bytes *= len(validation) / max(len(training) + len(validation), 1)
+        else:
+            validation, text_bytes = _tokens_of(split.validation, source, tokenizer)
+        for part, tokens in (("training", training), ("validation", validation)):
+            refuse_too_little(part, len(tokens), "tokens", sequence_length)
+        streams.append(Stream(TokenStream([training]), TokenStream([validation], text_bytes), weight))
+    validation_sets = {}
+    for named in data.validation:
+        tokens, text_bytes = _tokens_of(list_files(named), named, tokenizer)
+        refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
+        validation_sets[named.name] = TokenStream([tokens], text_bytes)
+    return Corpus(tuple(streams), tokenizer.end_of_document, validation_sets)
 
 
 def unigram_entropy(corpus: Corpus) -> float:
@@ -235,29 +252,6 @@ def unigram_entropy(corpus: Corpus) -> float:
         counts[: len(of_stream)] += of_stream
     frequency = counts[counts > 0] / counts.sum()
     return float(-(frequency * np.log(frequency)).sum())
-
-
-def _tokenized(
-    source: SourceConfig, validation_fraction: float, sequence_length: int, tokenizer: Tokenizer
-) -> tuple[TokenStream, TokenStream]:
-    split = split_source(source, validation_fraction, sequence_length)
-    training, text_bytes = _tokens_of(split.training, source, tokenizer)
-    if split.lone_file:
-        boundary = len(training) - validation_tail(len(training), validation_fraction)
-        training, validation = training[:boundary], training[boundary:]
-        # The boundary is between two tokens; the tail is assumed to have its share of the file's bytes.
-        text_bytes *= len(validation) / max(len(training) + len(validation), 1)
-    else:
-        validation, text_bytes = _tokens_of(split.validation, source, tokenizer)
-    for part, tokens in (("training", training), ("validation", validation)):
-        refuse_too_little(part, len(tokens), "tokens", sequence_length)
-    return TokenStream([training]), TokenStream([validation], text_bytes)
-
-
-def _whole(named: ValidationSet, sequence_length: int, tokenizer: Tokenizer) -> TokenStream:
-    tokens, text_bytes = _tokens_of(list_files(named), named, tokenizer)
-    refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
-    return TokenStream([tokens], text_bytes)
 
 
 def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> tuple[Tokens, float]:
@@ -273,19 +267,6 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
                 parts.append(tokens)
                 text_bytes += len(document.content)
     return np.concatenate(parts)[:-1], text_bytes
-
-
-def _mapped(data: DataConfig) -> Corpus:
-    sources = [*(source for source, _ in data.sources), *data.validation]
-    indices = {path: read_index(path) for source in sources for path in source.paths}
-    if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
-        raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make them all with the same one")
-    streams = tuple(
-        Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
-        for source, weight in data.sources
-    )
-    validation = {named.name: _mapped_part(named, "validation", indices) for named in data.validation}
-    return Corpus(streams, next(iter(indices.values())).end_of_document, validation)
 
 
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:

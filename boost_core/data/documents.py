@@ -16,16 +16,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from boost_core.config.columns import ARROW_FILE, no_text_column
 from boost_core.config.data import SourceConfig
 from boost_core.config.data_files import HUB, WHOLE_DISK, Input, SourceFile, compression, hub_problem
+from boost_core.config.user_files import ARROW_FILE, no_text_column
 
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
 _ROWS = 1024  # rows decoded at once
 # The types of columns of text, each with the one that reads the same memory as bytes.
 _BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-_Content = io.BufferedReader | gzip.GzipFile
 # What decompression and Arrow raise for damaged content, and file systems when they fail.
 _UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
 _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
@@ -72,7 +71,7 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
             elif source.kind in ("arrow", "dataset"):
                 yield from _of_arrow(stream, file.url, source.text_field)
             else:
-                yield from _of_text(_decompressed(stream, file.url), file.url, source)
+                yield from _of_text(stream, file.url, source)
     except _UNREADABLE as error:
         yield Document(file.url, "", b"", _damage(error))
     except Exception as error:
@@ -88,46 +87,39 @@ def _damage(error: Exception) -> str:
     return f"is damaged or cut off: {error}"
 
 
-def _decompressed(stream: Any, url: str) -> _Content:
-    """The content of a file, decompressed if it is an archive. Reading a damaged one raises one of ``_UNREADABLE``."""
+def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
+    """The documents of a file of text or lines; reading a damaged archive raises one of ``_UNREADABLE``."""
     codec = compression(url)
-    if codec is None:
-        return io.BufferedReader(stream, _READ_AHEAD)
-    archive = io.BufferedReader(stream, _READ_AHEAD)
-    if not archive.peek(1):
-        raise OSError(f"the {codec} archive is empty")
-    if codec == "gzip":  # Arrow fails on the zeros with which tapes and tar pad archives
-        return gzip.GzipFile(fileobj=archive)
-    return io.BufferedReader(pa.CompressedInputStream(archive, codec), _READ_AHEAD)
-
-
-def _of_text(stream: _Content, url: str, source: SourceConfig) -> Iterator[Document]:
+    stream: io.BufferedReader | gzip.GzipFile = io.BufferedReader(file, _READ_AHEAD)
+    if codec is not None:
+        if not stream.peek(1):
+            raise OSError(f"the {codec} archive is empty")
+        if codec == "gzip":  # Arrow fails on the zeros with which tapes and tar pad archives
+            stream = gzip.GzipFile(fileobj=stream)
+        else:
+            stream = io.BufferedReader(pa.CompressedInputStream(stream, codec), _READ_AHEAD)
     beginning = stream.peek(4)
-    found = next((name for mark, name in _BYTE_ORDER_MARKS if beginning.startswith(mark)), None)
-    if found:
-        problem = f"is {found}, by its byte order mark; convert it to UTF-8, as with: iconv -f {found} -t UTF-8"
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if beginning.startswith(mark)), None)
+    if encoding:
+        problem = f"is {encoding}, by its byte order mark; convert it to UTF-8, as with: iconv -f {encoding} -t UTF-8"
         yield Document(url, "", beginning, problem)
     elif source.kind == "jsonl":
-        yield from _of_lines(stream, url, source.text_field)
+        number = 0
+        try:
+            while line := stream.readline(_LONGEST + 1):
+                number += 1
+                if problem := _too_long(line):
+                    yield Document(url, f"line {number}", line, problem)
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(_READ_AHEAD)
+                elif line.strip():
+                    yield _of_line(line, url, f"line {number}", source.text_field)
+        except _UNREADABLE as error:
+            yield Document(url, f"after line {number}", b"", _damage(error))
     else:
         content = stream.read(_LONGEST + 1)
         problem = _too_long(content) or _not_utf8(content)
         yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), problem)
-
-
-def _of_lines(stream: _Content, url: str, field: str) -> Iterator[Document]:
-    number = 0
-    try:
-        while line := stream.readline(_LONGEST + 1):
-            number += 1
-            if problem := _too_long(line):
-                yield Document(url, f"line {number}", line, problem)
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(_READ_AHEAD)
-            elif line.strip():
-                yield _of_line(line, url, f"line {number}", field)
-    except _UNREADABLE as error:
-        yield Document(url, f"after line {number}", b"", _damage(error))
 
 
 def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
@@ -295,34 +287,34 @@ class Reading:
             digest=self._digest.hexdigest(), whole=whole,
         )  # fmt: skip
 
-    def skip(self, held: Input) -> None:
+    def skip(self, stored: Input) -> None:
         """Skip the documents that shards hold.
 
         Raises:
             ValueError: The documents differ from what the shards hold.
         """
-        while self.count < held.end and next(self, None) is not None:
+        while self.count < stored.end and next(self, None) is not None:
             pass
-        rest = next(self._documents, None) if held.whole else None
-        if rest is not None or self._digest.hexdigest() != held.digest:
+        rest = next(self._documents, None) if stored.whole else None
+        if rest is not None or self._digest.hexdigest() != stored.digest:
             raise ValueError(
                 f"{self.file.url} has changed, and finished shards hold tokens of its old content; restore it, or "
                 "tokenize into another folder"
             )
 
 
-def refuse_changed(held: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
+def refuse_changed(stored: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
     """Refuse input that differs from what shards hold. Files not in any shard may change, come and go.
 
     Args:
-        held: The files of which shards hold something, in order.
+        stored: The files of which shards hold something, in order.
         files: The files that are there now, in order.
         source: Their source, which says how documents are found in them.
 
     Raises:
         ValueError: A file is gone, has changed, or was added between them.
     """
-    for place, was in enumerate(held):
+    for place, was in enumerate(stored):
         file = files[place] if place < len(files) else None
         if file is None or file.url != was.file:
             there = file is not None and any(each.url == was.file for each in files)

@@ -58,7 +58,10 @@ class Sampler:
         ]
         self._pattern = turns([stream.weight for stream in corpus.streams], MIXTURE_PERIOD)
         self._counts = np.bincount(self._pattern, minlength=len(self._sources))
-        self._before = _ranks(self._pattern)
+        self._before = np.empty_like(self._pattern)  # for each turn, the number of earlier turns of the same source
+        for source in np.unique(self._pattern):
+            turns_of_source = np.flatnonzero(self._pattern == source)
+            self._before[turns_of_source] = np.arange(len(turns_of_source))
         self._newest: tuple[tuple[int, int], Sequences] | None = None
 
     def sequences(self, first_sample: int, count: int) -> Sequences:
@@ -67,14 +70,14 @@ class Sampler:
         The newest batch is kept, so that a caller that has prefetched it need not wait for it to be read again.
         """
         if self._newest is None or self._newest[0] != (first_sample, count):
-            samples = range(first_sample, first_sample + count)
-            self._newest = (first_sample, count), np.stack([self._sequence(sample) for sample in samples])
+            batch = []
+            for sample in range(first_sample, first_sample + count):
+                period, place = divmod(sample, len(self._pattern))
+                source = self._pattern[place]
+                number = int(period * self._counts[source] + self._before[place])
+                batch.append(self._sources[int(source)].sequence(number))
+            self._newest = (first_sample, count), np.stack(batch)
         return self._newest[1]
-
-    def _sequence(self, sample: int) -> Sequences:
-        period, place = divmod(sample, len(self._pattern))
-        source = self._pattern[place]
-        return self._sources[int(source)].sequence(int(period * self._counts[source] + self._before[place]))
 
 
 def turns(weights: Sequence[float], period: int) -> npt.NDArray[np.int64]:
@@ -93,15 +96,6 @@ def turns(weights: Sequence[float], period: int) -> npt.NDArray[np.int64]:
     # Turn j of n is due at (j + 1/2)/n of the period.
     due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     return np.repeat(np.arange(len(weights)), counts)[np.argsort(due, kind="stable")]
-
-
-def _ranks(pattern: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each turn, the number of earlier turns of the same source."""
-    ranks = np.empty_like(pattern)
-    for source in np.unique(pattern):
-        here = np.flatnonzero(pattern == source)
-        ranks[here] = np.arange(len(here))
-    return ranks
 
 
 def replica_share(first_sample: int, global_batch_size: int, part: int, parts: int) -> tuple[int, int]:
@@ -140,13 +134,12 @@ class EvaluationSet:
         """
         total = sum(weight for _, weight in parts)
         shares = np.cumsum([0.0] + [weight / total for _, weight in parts])
-        windows = [
-            (tokens, window)
-            for (tokens, _), (low, high) in zip(
-                parts, pairwise(np.rint(shares * sequences).astype(int).tolist()), strict=True
-            )
-            for window in _spread(tokens, sequence_length, high - low)
-        ]
+        windows: list[tuple[TokenStream, int]] = []
+        bounds = np.rint(shares * sequences).astype(int).tolist()
+        for (tokens, _), (low, high) in zip(parts, pairwise(bounds), strict=True):
+            available = (len(tokens) - 1) // sequence_length
+            spread = np.linspace(0, available - 1, min(high - low, available))
+            windows += [(tokens, window) for window in np.unique(spread.astype(np.int64)).tolist()]
         return cls(windows, sequence_length)
 
     @property
@@ -163,15 +156,9 @@ class EvaluationSet:
             part: Number of the part, from 0.
             parts: Number of parts.
         """
-        chosen = self.windows[part::parts]
-        for begin in range(0, len(chosen), batch_size):
-            yield np.stack([_window(*each, self.sequence_length) for each in chosen[begin : begin + batch_size]])
-
-
-def _spread(tokens: TokenStream, length: int, wanted: int) -> list[int]:
-    available = (len(tokens) - 1) // length
-    chosen: list[int] = np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(np.int64)).tolist()
-    return chosen
+        windows = self.windows[part::parts]
+        for begin in range(0, len(windows), batch_size):
+            yield np.stack([_window(*each, self.sequence_length) for each in windows[begin : begin + batch_size]])
 
 
 def _window(tokens: TokenStream, window: int, length: int) -> Sequences:

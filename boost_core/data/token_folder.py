@@ -30,9 +30,11 @@ class TokenFolder:
         self._filesystem, self._path = fsspec.url_to_fs(url, use_listings_cache=False)
         self._filesystem.makedirs(self._path, exist_ok=True)
 
-    def read(self, name: str) -> bytes:
-        """Read a file."""
-        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}")
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Read a file, or its bytes from ``begin`` up to ``end``."""
+        if end is not None and end <= begin:
+            return b""
+        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}", start=begin or None, end=end)
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -82,11 +84,6 @@ class TokenFolder:
         if self._filesystem.exists(f"{self._path}/{name}"):
             self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Read the bytes of a file from ``begin`` up to ``end``."""
-        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}", start=begin, end=end) if end > begin else b""
-        return content
-
     def open(self, name: str) -> "NewFile":
         """Open a new file for writing; an existing one is overwritten.
 
@@ -101,8 +98,7 @@ class TokenFolder:
 
     def shard(self, part: Part, number: int) -> "ShardFile":
         """Start a new shard; what an interrupted run left of it is overwritten."""
-        name = f"{part}-{number:05}.bin"
-        return ShardFile(name, self.open(name))
+        return ShardFile(self._filesystem, f"{self._path}/{part}-{number:05}.bin")
 
     def quarantine(self, number: int) -> "QuarantineFile":
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
@@ -168,12 +164,12 @@ class ShardFile:
     """A shard that is being written.
 
     Args:
-        name: The file's name.
-        file: The file.
+        filesystem: Where it is.
+        path: Its path there.
     """
 
-    def __init__(self, name: str, file: NewFile) -> None:
-        self.name, self.tokens, self.text_bytes, self._file = name, 0, 0, file
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        self.name, self.tokens, self.text_bytes, self._file = path.rpartition("/")[2], 0, 0, NewFile(filesystem, path)
         self._digest = hashlib.sha256()
 
     def write(self, tokens: Tokens, text_bytes: int) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -31,17 +31,11 @@ from boost_core.data.documents import Document, Reading, refuse_changed
 from boost_core.data.token_folder import QuarantineFile, ShardFile, TokenFolder
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
 
-if TYPE_CHECKING:
-    from boost_core.data.documents import Document
-
-
-# Tokenization of documents, a few MiB at a time.
-
 _BATCH_BYTES = 8 << 20  # text tokenized at once
 _DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
 
 
-def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Group documents into lists of a few MiB, to be tokenized at once."""
     batch: list[Document] = []
     size = 0
@@ -55,7 +49,7 @@ def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
         yield batch
 
 
-def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple["Document", Tokens]]:
+def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, Tokens]]:
     """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
 
     A document that contains the end-of-document token is bad, too, as it would become two documents.
@@ -127,10 +121,10 @@ class TokenizePlan:
     @property
     def digest(self) -> str:
         """A digest that is equal for equal tokenizers, splits and other settings."""
-        said = [
+        settings = [
             self.source.kind, self.source.text_field, self.tokenizer_json, self.validation_fraction, self.shard_tokens,
         ]  # fmt: skip
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:
@@ -147,9 +141,9 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
     """
     started = time.monotonic()
     folder = TokenFolder(plan.folder)
-    index, held = _begun(plan, folder)
+    index, stored = _resumed(plan, folder)
     # One iterator for all rounds: each continues where the previous one stopped.
-    rest = _batches_from(plan, index.cursor, held)
+    rest = _batches_from(plan, index.cursor, stored)
     tokens = 0
     while not index.complete:
         finished = False
@@ -159,16 +153,16 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             shards = {part: stack.enter_context(folder.shard(part, number)) for part in _PARTS}
             quarantine = stack.enter_context(folder.quarantine(number))
             for batch in rest:
-                done = _write(batch, plan, shards, quarantine)
+                skipped, written = _write(batch, plan, shards, quarantine)
                 index = index.model_copy(
                     update={
                         "cursor": batch.after,
-                        "documents": index.documents + done.documents,
-                        "skipped": index.skipped + done.skipped,
+                        "documents": index.documents + len(batch.documents) - skipped,
+                        "skipped": index.skipped + skipped,
                     }
                 )
                 _add(inputs, batch.read)
-                tokens += done.tokens
+                tokens += written
                 seconds = time.monotonic() - started
                 report(Progress(batch.after.file, len(plan.files), index.documents, index.skipped, tokens, seconds))
                 if shards["training"].tokens >= plan.shard_tokens:
@@ -176,12 +170,16 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             else:
                 finished = True
         if finished and not index.documents:
-            raise ValueError(_without_documents(plan, index.skipped))
-        made = tuple(
+            where = ", ".join(plan.source.paths)
+            if index.skipped:
+                listed = f"{plan.folder}/quarantine-*.jsonl says why"
+                raise ValueError(f"all {index.skipped:,} documents of {where} are bad; {listed}")
+            raise ValueError(f"there are no documents in {where}; check the files")
+        finished_shards = tuple(
             Shard(part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes)
             for part, shard in shards.items()
         )
-        index = index.model_copy(update={"shards": (*index.shards, *made), "complete": finished})
+        index = index.model_copy(update={"shards": (*index.shards, *finished_shards), "complete": finished})
         folder.write(_inputs_name(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
         folder.write(INDEX, index.model_dump_json(indent=2).encode())
     return index
@@ -203,16 +201,7 @@ class _Batch:
     read: Input
 
 
-@dataclass(frozen=True)
-class _Done:
-    """The outcome of a batch."""
-
-    documents: int
-    skipped: int
-    tokens: int
-
-
-def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
+def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
     """The index to continue from, and what its shards hold of each file."""
     index = find_index(plan.folder)
     if index is None:
@@ -232,14 +221,14 @@ def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[In
     for number in range(len(index.shards) // len(_PARTS)):
         for read in _INPUTS.validate_json(folder.read(_inputs_name(number))):
             _add(inputs, read)
-    held = list(inputs.values())
-    refuse_changed(held, plan.files, plan.source)
-    if index.complete and len(plan.files) > len(held):
+    stored = list(inputs.values())
+    refuse_changed(stored, plan.files, plan.source)
+    if index.complete and len(plan.files) > len(stored):
         raise ValueError(
-            f"{plan.folder} is complete and holds nothing of {plan.files[len(held)].url}; tokenize new files into "
+            f"{plan.folder} is complete and holds nothing of {plan.files[len(stored)].url}; tokenize new files into "
             "another folder"
         )
-    return index, held
+    return index, stored
 
 
 def _add(inputs: dict[str, Input], read: Input) -> None:
@@ -252,18 +241,11 @@ def _inputs_name(number: int) -> str:
     return f"inputs-{number:05}.json"
 
 
-def _without_documents(plan: TokenizePlan, skipped: int) -> str:
-    where = ", ".join(plan.source.paths)
-    if skipped:
-        return f"all {skipped:,} documents of {where} are bad; {plan.folder}/quarantine-*.jsonl says why"
-    return f"there are no documents in {where}; check the files"
-
-
-def _batches_from(plan: TokenizePlan, start: Cursor, held: list[Input]) -> Iterator[_Batch]:
+def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Iterator[_Batch]:
     for number, file in enumerate(plan.files[start.file :], start=start.file):
         reading = Reading(file, plan.source)
         if number == start.file and start.document:
-            reading.skip(held[number])
+            reading.skip(stored[number])
         done = first = reading.count
         for batch in batches(reading):
             begin, done = Cursor(file=number, document=done), reading.count
@@ -274,7 +256,10 @@ def _batches_from(plan: TokenizePlan, start: Cursor, held: list[Input]) -> Itera
         yield _Batch([], here, Cursor(file=number + 1), reading.so_far(first, whole=True))
 
 
-def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], quarantine: QuarantineFile) -> _Done:
+def _write(
+    batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], quarantine: QuarantineFile
+) -> tuple[int, int]:
+    """Write a batch's documents; return the number of bad ones that were skipped, and of tokens written."""
     before, skipped = sum(shard.tokens for shard in shards.values()), 0
     for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
         if document.problem:
@@ -288,5 +273,4 @@ def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], qua
             continue
         part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
         shards[part].write(tokens, len(document.content))
-    written = sum(shard.tokens for shard in shards.values()) - before
-    return _Done(len(batch.documents) - skipped, skipped, written)
+    return skipped, sum(shard.tokens for shard in shards.values()) - before

@@ -13,8 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config import ModelConfig
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
-from boost_core.config.data_files import MOST_BYTES, find_index, read_index
+from boost_core.config.data_files import find_index, read_index
 from boost_core.config.reading import read_small
+from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -73,8 +74,8 @@ class FileTokenizer:
         else:
             candidates = [end_of_document] if tokenizer.token_to_id(end_of_document) is not None else []
         if len(candidates) != 1:
-            wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)} as a special token"
-            problem = f"has both {' and '.join(candidates)}" if candidates else f"does not have {wanted}"
+            missing = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)} as a special token"
+            problem = f"has both {' and '.join(candidates)}" if candidates else f"does not have {missing}"
             raise ValueError(f"{name} {problem}; name the token that ends a document in end_of_document")
         self.end_name = candidates[0]
         self.end_of_document: int = tokenizer.get_vocab()[self.end_name]
@@ -101,7 +102,8 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     if name in (None, BYTES):
         return ByteTokenizer()
     filesystem, path = fsspec.url_to_fs(name)
-    return FileTokenizer(load_tokenizer(read_small(filesystem, path, MOST_BYTES), name), name, end_of_document)
+    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
+    return FileTokenizer(load_tokenizer(content, name), name, end_of_document)
 
 
 def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
@@ -208,16 +210,13 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
         ValueError: The file is not a tokenizer.
         OSError: It cannot be read.
     """
-    if data.tokenized:
-        return _of_tokens(data.sources[0][0].paths[0], model, name, data.end_of_document)
-    name = name or data.tokenizer
-    return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
-
-
-def _of_tokens(folder: str, model: ModelConfig, name: str | None, end_of_document: str | None) -> ExportedTokenizer:
-    """The tokenizer that made a folder's tokens, which is stored in the folder unless it is bytes."""
+    if not data.tokenized:
+        name = name or data.tokenizer
+        return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
+    # The tokenizer that made a folder's tokens is stored in the folder unless it is bytes.
+    folder = data.sources[0][0].paths[0]
     if name is not None and find_index(folder) is None:  # the folder is gone, so compare with the model only
-        return _of_file(name, model, end_of_document)
+        return _of_file(name, model, data.end_of_document)
     index = read_index(folder)
     name = name or f"{folder.rstrip('/')}/{_FILE}"
     filesystem, path = fsspec.url_to_fs(name)
@@ -230,12 +229,12 @@ def _of_file(
     name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0
 ) -> ExportedTokenizer:
     filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_BYTES)
+    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     tokenizer = load_tokenizer(content, name)
-    found = max(tokenizer.get_vocab().values()) + 1
-    if found > model.vocab_size or vocabulary not in (0, found):
+    size = max(tokenizer.get_vocab().values()) + 1
+    if size > model.vocab_size or vocabulary not in (0, size):
         raise TokenizerDiffers(
-            f"{name} has {found} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
+            f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
             "tokenizer it was trained with"
         )
     if end is None:

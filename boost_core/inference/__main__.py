@@ -5,6 +5,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
@@ -15,14 +16,22 @@ from boost_core.terminal import print_lines
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 if it cannot be run, 130 if interrupted."""
-    given = _parser().parse_args(command_line)
+    options = _parser().parse_args(command_line)
     hear_interrupts()
-    warnings.filterwarnings(
-        "ignore", "torch.distributed is disabled"
-    )  # a single process reads the checkpoint, as intended
+    # A single process reads the checkpoint, as intended.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
     try:
         with stores_in_words():
-            (_generate if given.command == "generate" else _evaluate)(given)
+            if options.command == "generate":
+                # Imported here because transformers may not be installed.
+                from boost_core.inference.generate import Sampling, generate, load_model
+
+                how = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
+                folder, step = chosen_checkpoint(options.checkpoints, options.step)
+                write = partial(print, end="", flush=True)
+                generate(load_model(folder, step, options.tokenizer), options.prompt, how, write)
+            else:
+                _evaluate(options)
     except ImportError as error:
         print_lines(f"{error}; install boost-service[eval]", to=sys.stderr)
         return 2
@@ -35,34 +44,21 @@ def main(command_line: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _generate(given: argparse.Namespace) -> None:
-    # Imported here because transformers may not be installed.
-    from boost_core.inference.generate import Sampling, generate, load_model
-
-    how = Sampling(given.max_new_tokens, given.temperature, given.top_p, given.seed)
-    folder, step = chosen_checkpoint(given.checkpoints, given.step)
-    generate(load_model(folder, step, given.tokenizer), given.prompt, how, _show)
-
-
-def _evaluate(given: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> None:
     from boost_core.inference.generate import load_model
     from boost_core.inference.tasks import evaluate, tasks_in
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own defaults
-    tasks_in(given.tasks)  # bad paths are refused before anything is loaded
-    folder, step = chosen_checkpoint(given.checkpoints, given.step)
-    found = evaluate(load_model(folder, step, given.tokenizer), given.tasks, given.limit, given.batch_size)
-    width = max(len(score.task) for score in found.scores)
-    for score in found.scores:
+    tasks_in(options.tasks)  # bad paths are refused before anything is loaded
+    folder, step = chosen_checkpoint(options.checkpoints, options.step)
+    result = evaluate(load_model(folder, step, options.tokenizer), options.tasks, options.limit, options.batch_size)
+    width = max(len(score.task) for score in result.scores)
+    for score in result.scores:
         error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
         value = "not a finite number" if score.value is None else f"{score.value:.4f}"
         print_lines(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({counted(score.samples, 'document')})")
-    if given.out:
-        Path(given.out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def _show(text: str) -> None:
-    print(text, end="", flush=True)
+    if options.out:
+        Path(options.out).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,13 +14,12 @@ from boost_core.architecture import is_dense
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.reshard import LoadChunks
 from boost_core.checkpoint.shards import load_alone
-from boost_core.config import ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.convert.export import damage_named, removal_named
 from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM
 from boost_core.convert.names import published_slots
 from boost_core.convert.published_config import COLA, TrainedOn, model_type, published_config
-from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer
+from boost_core.data.tokenizers import TokenizerDiffers, job_tokenizer
 
 # A checkpoint as a transformers model, filled directly from its files.
 
@@ -61,46 +60,38 @@ def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> Lo
     with removal_named(folder, step), damage_named(folder, step):
         manifest = folder.manifest(step)
         model = manifest.read_model()
-        found = _tokenizer(DataConfig.model_validate(manifest.job["data"]), model, tokenizer)
-        made = _without_weights(model, TrainedOn(manifest.sequence_length, found.end_of_document))
-        round_weights(made, dtype)
-        tensors = made.state_dict()
+        data = DataConfig.model_validate(manifest.job["data"])
+        try:
+            exported = job_tokenizer(data, model, tokenizer)
+        except TokenizerDiffers:
+            raise
+        except Exception as error:  # a store's client raises errors of its own
+            remedy = "check --tokenizer" if tokenizer else "give its tokenizer.json with --tokenizer"
+            raise ValueError(f"the job's tokenizer cannot be read ({error}); {remedy}") from error
+        config = published_config(model, TrainedOn(manifest.sequence_length, exported.end_of_document))
+        kind = model_type(model)
+        with no_init_weights():
+            if is_dense(model):
+                instance = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind).from_dict(config))
+            elif kind == COLA:
+                instance = ColaForCausalLM(ColaConfig.from_dict(config))
+            else:
+                instance = BoostForCausalLM(BoostConfig.from_dict(config))
+        instance.tie_weights()  # skipped along with the initialization
+        round_weights(instance, dtype)
+        tensors = instance.state_dict()
         chunks = [slot.chunk(tensors[name]) for name, slot in published_slots(model).items()]
         load_alone(folder, manifest, LoadChunks(chunks))
     for_transformers = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(found.content), **found.settings
+        tokenizer_object=tokenizers.Tokenizer.from_str(exported.content), **exported.settings
     )
-    return LoadedModel(step, made.to(device).eval(), for_transformers, manifest.sequence_length)
+    return LoadedModel(step, instance.to(device).eval(), for_transformers, manifest.sequence_length)
 
 
 def round_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Convert a model's weights to a type. Its buffers are kept, because rotary frequencies have to be precise."""
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
-
-
-def _without_weights(model: ModelConfig, about: TrainedOn) -> Any:
-    """An instance of the class that computes a model, with uninitialized weights."""
-    config, kind = published_config(model, about), model_type(model)
-    with no_init_weights():
-        if is_dense(model):
-            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind).from_dict(config))
-        elif kind == COLA:
-            made = ColaForCausalLM(ColaConfig.from_dict(config))
-        else:
-            made = BoostForCausalLM(BoostConfig.from_dict(config))
-    made.tie_weights()  # skipped along with the initialization
-    return made
-
-
-def _tokenizer(data: DataConfig, model: ModelConfig, name: str | None) -> ExportedTokenizer:
-    try:
-        return job_tokenizer(data, model, name)
-    except TokenizerDiffers:
-        raise
-    except Exception as error:  # a store's client raises errors of its own
-        remedy = "check --tokenizer" if name else "give its tokenizer.json with --tokenizer"
-        raise ValueError(f"the job's tokenizer cannot be read ({error}); {remedy}") from error
 
 
 DEFAULT_NEW_TOKENS = 100
@@ -160,23 +151,23 @@ def generate(loaded: LoadedModel, prompt: str, how: Sampling, write: Callable[[s
     end = loaded.model.config.eos_token_id
     tokens = loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"] or [end]
     room = loaded.sequence_length - len(tokens)
-    wanted = how.max_new_tokens or min(DEFAULT_NEW_TOKENS, room)
+    count = how.max_new_tokens or min(DEFAULT_NEW_TOKENS, room)
     if room < 1:
         raise ValueError(
             f"the prompt has {len(tokens):,} tokens, and the model was trained on sequences of "
             f"{loaded.sequence_length:,}; give at most {loaded.sequence_length - 1:,}"
         )
-    if wanted > room:
+    if count > room:
         raise ValueError(
             f"the prompt has {len(tokens):,} tokens, and the model was trained on sequences of "
-            f"{loaded.sequence_length:,}; ask for at most {room:,} with --max-new-tokens, not {wanted:,}"
+            f"{loaded.sequence_length:,}; ask for at most {room:,} with --max-new-tokens, not {count:,}"
         )
     if how.seed is not None:
         torch.manual_seed(how.seed)
-    drawn = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}
+    sampling = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}
     token_bs = torch.tensor([tokens], device=loaded.model.device)
-    made_bs = loaded.model.generate(
-        token_bs, attention_mask=torch.ones_like(token_bs), max_new_tokens=wanted, eos_token_id=end, pad_token_id=end,
-        streamer=_Streamer(loaded, write), **(drawn if how.temperature else {"do_sample": False}),
+    output_bs = loaded.model.generate(
+        token_bs, attention_mask=torch.ones_like(token_bs), max_new_tokens=count, eos_token_id=end, pad_token_id=end,
+        streamer=_Streamer(loaded, write), **(sampling if how.temperature else {"do_sample": False}),
     )  # fmt: skip
-    return int(made_bs.shape[1]) - len(tokens)
+    return int(output_bs.shape[1]) - len(tokens)

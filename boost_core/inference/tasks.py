@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,22 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
         ValueError: A path has no task file.
     """
     places = [Path(path).resolve() for path in paths]
-    for given, place in zip(paths, places, strict=True):
+    for text, place in zip(paths, places, strict=True):
         if not place.exists():
-            raise ValueError(f"no task file or folder is at {given!r}; check --tasks")
+            raise ValueError(f"no task file or folder is at {text!r}; check --tasks")
     folders = {str(place if place.is_dir() else place.parent) for place in places}
     manager = TaskManager(include_path=sorted(folders), include_defaults=False)
-    found: list[str] = []
-    for given, place in zip(paths, places, strict=True):
-        names = [name for name, entry in manager.task_index.items() if _is_in(entry.yaml_path, place)]
+    tasks: list[str] = []
+    for text, place in zip(paths, places, strict=True):
+        names = [
+            name
+            for name, entry in manager.task_index.items()
+            if entry.yaml_path and place in (path := entry.yaml_path.resolve(), *path.parents)
+        ]
         if not names:
-            raise ValueError(f"{given!r} has no task of lm-eval: a YAML file with a field task")
-        found += names
-    return manager, list(dict.fromkeys(found))
+            raise ValueError(f"{text!r} has no task of lm-eval: a YAML file with a field task")
+        tasks += names
+    return manager, list(dict.fromkeys(tasks))
 
 
 def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch_size: int) -> Scores:
@@ -58,41 +62,33 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
             pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size,
             max_length=loaded.sequence_length, prefix_token_id=loaded.model.config.eos_token_id,
         )  # fmt: skip
-        found = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, limit=limit, log_samples=True)
+        results = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, limit=limit, log_samples=True)
     except Exception as error:  # from the task's code, its data, or the hub it names
         raise ValueError(f"lm-eval cannot evaluate {', '.join(names)}: {type(error).__name__}: {error}") from error
-    assert found is not None  # it is None only on ranks other than the first, and there is only one
-    scores = tuple(score for task in found["results"] for score in _scores(task, found))
-    return Scores(step=loaded.step, evaluated_by=f"lm-eval {found['lm_eval_version']}", scores=scores)
-
-
-def _is_in(file: Path | None, place: Path) -> bool:
-    return file is not None and (file.resolve() == place or place in file.resolve().parents)
-
-
-def _scores(task: str, found: Mapping[str, Any]) -> Iterable[Score]:
-    results, better = found["results"][task], found["higher_is_better"].get(task, {})
-    version = found["versions"].get(task)
-    for name, value in results.items():
-        metric, _, kind = name.partition(",")
-        if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
-            continue
-        yield Score(
-            task=task,
-            metric=metric if kind == "none" else name,
-            value=_finite(value),
-            stderr=_finite(results.get(f"{metric}{_STDERR},{kind}")),
-            higher_is_better=better.get(metric),
-            samples=found.get("n-samples", {}).get(task, {}).get("effective", 0),
-            version=None if version is None else str(version),
-            task_hash=_hash(found.get("samples", {}).get(task, ())),
-        )
+    assert results is not None  # it is None only on ranks other than the first, and there is only one
+    scores = []
+    for task, values in results["results"].items():
+        better, version = results["higher_is_better"].get(task, {}), results["versions"].get(task)
+        samples = results.get("samples", {}).get(task, ())
+        prompts = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
+        for name, value in values.items():
+            metric, _, kind = name.partition(",")
+            if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
+                continue
+            scores.append(
+                Score(
+                    task=task,
+                    metric=metric if kind == "none" else name,
+                    value=_finite(value),
+                    stderr=_finite(values.get(f"{metric}{_STDERR},{kind}")),
+                    higher_is_better=better.get(metric),
+                    samples=results.get("n-samples", {}).get(task, {}).get("effective", 0),
+                    version=None if version is None else str(version),
+                    task_hash=hashlib.sha256(prompts.encode()).hexdigest()[:_HASH_DIGITS],
+                )
+            )
+    return Scores(step=loaded.step, evaluated_by=f"lm-eval {results['lm_eval_version']}", scores=tuple(scores))
 
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _hash(samples: Iterable[Mapping[str, Any]]) -> str:
-    asked = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
-    return hashlib.sha256(asked.encode()).hexdigest()[:_HASH_DIGITS]

@@ -1,6 +1,6 @@
 """Memory of the rank that needs most in a layout.
 
-``state_memory`` has the persistent state, ``activations`` the cost per token, ``in_hand`` the number of micro-batches
+``state_memory`` has the persistent state, ``activations`` the cost per token, ``replay`` the number of micro-batches
 in flight. This module adds:
 
 =========  ==========================================================================================================
@@ -39,11 +39,12 @@ from operator import ge
 
 from boost_core.config.job import JobSpec
 from boost_core.config.model import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, ModelConfig, SparseAttentionConfig
-from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, ParallelismConfig, RecomputeMode, chunk_tokens
+from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, RecomputeMode, chunk_tokens
 from boost_core.context.selection import STAGES, attention_layer, head_groups, most_moved, moved_as, sent_between_nodes
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.machine import Machine, attends_in_one, attends_on_device, captures_steps, machine_for
+from boost_core.plan.replay import InHand, in_hand
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import Stage, cut, rank_tokens, tokens_by_part
 
@@ -203,7 +204,7 @@ class _Fixed:
     besides_blocks: Sequence[int]
     owed: Sequence[int]
     remote_tasks: int
-    moments: "frozenset[InHand]"
+    moments: frozenset[InHand]
     may_capture: bool
 
 
@@ -509,70 +510,6 @@ def _alike_with_lax(
         counts[False, False, mode] += count - crossed - receives
         begin += count
     return tuple(entry for entry in counts.items() if entry[1])
-
-
-# Micro-batches that a pipeline rank has in flight, by the schedules of ``torch.distributed.pipelining``.
-#
-# The schedule's warm-up forward passes come first: under 1f1b one per stage from this one to the last; with v = 2
-# stages per rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and
-# backward passes alternate. Under zero_bubble the weight gradients of rank r's first r backward passes are deferred,
-# and from then on always those of r passes (arXiv 2104.04473, 2401.10241).
-
-_ROUNDS = 4  # of p micro-batches; by then the pattern repeats
-
-# Micro-batches kept by a rank's first and second stage, and how many of each still owe their weight gradients.
-InHand = tuple[tuple[int, int], tuple[int, int]]
-
-# While walking through a step, four counts are digits of one number: kept by either stage, owed by either stage.
-_DIGIT_BITS = 24
-_KEPT = (1, 1 << _DIGIT_BITS)
-_OWED = (1 << 2 * _DIGIT_BITS, 1 << 3 * _DIGIT_BITS)
-
-
-def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
-    """Return a rank's in-flight counts at the moments of a step; moments midway between two others are left out.
-
-    Args:
-        parallelism: The pipeline.
-        rank: The pipeline rank.
-        micro_batches: Micro-batches of a step.
-    """
-    size = parallelism.pipeline_parallel_size
-    if parallelism.pipeline_schedule == "1f1b":
-        return frozenset({((min(micro_batches, size - rank), 0), (0, 0))})
-    late = parallelism.pipeline_schedule == "zero_bubble"
-    return _of_two_stages(size, rank, min(micro_batches, _ROUNDS * size), late)
-
-
-@lru_cache(maxsize=4096)
-def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
-    passes = 2 * micro_batches
-    warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
-    moment, moments = 0, [0]
-    for step in range(passes + warm_up):
-        if step < passes:
-            moment += _KEPT[step // size % 2]
-            moments.append(moment)
-        if (backward := step - warm_up) < 0:
-            continue
-        stage = 1 - backward // size % 2
-        moment += (_OWED[stage] if late else 0) - _KEPT[stage]
-        moments.append(moment)
-        if late and backward >= rank:  # the weight gradients of an earlier backward pass
-            moment -= _OWED[1 - (backward - rank) // size % 2]
-            moments.append(moment)
-    # What grows with the counts never peaks midway between two other moments alone.
-    between = {
-        moment
-        for stride in (1, 2, 3)  # forward, backward and weight gradients take turns
-        for before, moment, after in zip(moments, moments[stride:], moments[2 * stride :], strict=False)
-        if before + after == 2 * moment and before != moment
-    }
-    in_hand = set()
-    for moment in set(moments) - between:
-        digits = [moment >> number * _DIGIT_BITS & (1 << _DIGIT_BITS) - 1 for number in range(4)]
-        in_hand.add(((digits[0], digits[1]), (digits[2], digits[3])))
-    return frozenset(in_hand)
 
 
 def _in_flight_bytes(moment: InHand, saved: Sequence[int], owed: Sequence[int]) -> int:

@@ -11,13 +11,15 @@ computation and send behind it, so they only wait for what arrives late; transfe
 direction are sequential.
 
 Steps of many micro-batches are periodic: after 32 rounds of p micro-batches, each further round is assumed to take as
-long as the one before.
+long as the one before. ``in_hand`` counts the micro-batches that a rank has in flight, for ``memory``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+from boost_core.config.parallelism import ParallelismConfig
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 _ROUNDS = 32
@@ -272,3 +274,67 @@ def at_least(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
         after = max(begins + micro_batches * inputs if late else whole, back)
         ended[rank] = max(whole, after + (first.weights if late else 0.0))
     return ended
+
+
+# Micro-batches that a pipeline rank has in flight, by the schedules of ``torch.distributed.pipelining``.
+#
+# The schedule's warm-up forward passes come first: under 1f1b one per stage from this one to the last; with v = 2
+# stages per rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and
+# backward passes alternate. Under zero_bubble the weight gradients of rank r's first r backward passes are deferred,
+# and from then on always those of r passes (arXiv 2104.04473, 2401.10241).
+
+_IN_HAND_ROUNDS = 4  # of p micro-batches; by then the pattern repeats
+
+# Micro-batches kept by a rank's first and second stage, and how many of each still owe their weight gradients.
+InHand = tuple[tuple[int, int], tuple[int, int]]
+
+# While walking through a step, four counts are digits of one number: kept by either stage, owed by either stage.
+_DIGIT_BITS = 24
+_KEPT = (1, 1 << _DIGIT_BITS)
+_OWED = (1 << 2 * _DIGIT_BITS, 1 << 3 * _DIGIT_BITS)
+
+
+def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
+    """Return a rank's in-flight counts at the moments of a step; moments midway between two others are left out.
+
+    Args:
+        parallelism: The pipeline.
+        rank: The pipeline rank.
+        micro_batches: Micro-batches of a step.
+    """
+    size = parallelism.pipeline_parallel_size
+    if parallelism.pipeline_schedule == "1f1b":
+        return frozenset({((min(micro_batches, size - rank), 0), (0, 0))})
+    late = parallelism.pipeline_schedule == "zero_bubble"
+    return _of_two_stages(size, rank, min(micro_batches, _IN_HAND_ROUNDS * size), late)
+
+
+@lru_cache(maxsize=4096)
+def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
+    passes = 2 * micro_batches
+    warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
+    moment, moments = 0, [0]
+    for step in range(passes + warm_up):
+        if step < passes:
+            moment += _KEPT[step // size % 2]
+            moments.append(moment)
+        if (backward := step - warm_up) < 0:
+            continue
+        stage = 1 - backward // size % 2
+        moment += (_OWED[stage] if late else 0) - _KEPT[stage]
+        moments.append(moment)
+        if late and backward >= rank:  # the weight gradients of an earlier backward pass
+            moment -= _OWED[1 - (backward - rank) // size % 2]
+            moments.append(moment)
+    # What grows with the counts never peaks midway between two other moments alone.
+    between = {
+        moment
+        for stride in (1, 2, 3)  # forward, backward and weight gradients take turns
+        for before, moment, after in zip(moments, moments[stride:], moments[2 * stride :], strict=False)
+        if before + after == 2 * moment and before != moment
+    }
+    in_hand = set()
+    for moment in set(moments) - between:
+        digits = [moment >> number * _DIGIT_BITS & (1 << _DIGIT_BITS) - 1 for number in range(4)]
+        in_hand.add(((digits[0], digits[1]), (digits[2], digits[3])))
+    return frozenset(in_hand)

@@ -26,7 +26,8 @@ from boost_core.messages import (
     StepReport,
     WorkerCommand,
 )
-from boost_core.plan.machine import Basis, Fitted
+from boost_core.plan.correction import Fitted
+from boost_core.plan.machine import Basis
 from service.jobs.history import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.jobs.tables import RequestRow

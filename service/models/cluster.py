@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from boost_core.plan.machine import Basis, Fitted, MeasuredProfile
+from boost_core.plan.correction import Fitted
+from boost_core.plan.machine import Basis, MeasuredProfile
 
 
 class NodeJob(BaseModel):

@@ -12,7 +12,7 @@ from boost_core.config.model import FamilyName
 
 ROOT = Path(__file__).parents[2]
 NAMES = {*get_args(FamilyName), *get_args(StrategyName)}
-MAY_BRANCH = ("boost_core/architecture/", "boost_core/config/")
+MAY_BRANCH = ("boost_core/architecture.py", "boost_core/config/")
 
 
 def branches(tree: ast.AST) -> Iterator[int]:

@@ -163,6 +163,17 @@ def test_the_folders_to_open_first_are_there() -> None:
 
 
 def test_every_file_that_a_recipe_names_is_there() -> None:
-    for recipe in ROOT.glob("docs/contributing/*.md"):
+    for recipe in [*ROOT.glob("docs/contributing/*.md"), ROOT / "CONTRIBUTING.md"]:
         paths = re.findall(r"`((?:boost_core|service|tests|deploy|docs|helm)/[\w./]+)`", recipe.read_text())
         assert [path for path in paths if not (ROOT / path).exists()] == [], recipe.name
+
+
+def test_the_tree_of_rooms_names_every_folder_of_code() -> None:
+    _, _, tree = (ROOT / "docs/contributing/README.md").read_text().partition("## The rooms")
+    for package in ("boost_core", "service"):
+        _, _, rooms = tree.partition(f"    {package}/\n")
+        named = set(
+            re.findall(r"\b(\w+)/", "\n".join(line for line in rooms.splitlines() if line.startswith("      ")))
+        )
+        folders = {init.parent.name for init in (ROOT / package).glob("*/__init__.py")}
+        assert folders - named == set(), package

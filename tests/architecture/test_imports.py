@@ -30,25 +30,28 @@ ROOT = Path(__file__).parents[2]
 
 
 def imported(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return {name for node in ast.walk(ast.parse(path.read_text())) for name in imported_by(node)}
 
 
-@pytest.mark.parametrize("floor", ["nn", "models", "optim", "data", "kernels"])
+def imported_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return set()
+
+
+@pytest.mark.parametrize("floor", ["model", "optim", "data", "kernels"])
 def test_collectives_are_left_to_the_parallel_floor(floor: str) -> None:
     files = list((ROOT / "boost_core" / floor).rglob("*.py"))
     assert files
     assert not [path for path in files if "torch.distributed" in imported(path)]
 
 
-@pytest.mark.parametrize("floor", ["nn", "models"])
-def test_a_model_never_asks_how_many_ranks_there_are(floor: str) -> None:
-    for path in (ROOT / "boost_core" / floor).rglob("*.py"):
+def test_a_model_never_asks_how_many_ranks_there_are() -> None:
+    files = list((ROOT / "boost_core/model").rglob("*.py"))
+    assert files
+    for path in files:
         text = path.read_text()
         assert not [word for word in ("tensor_parallel_size", "world_size", "tp_size", ".rank()") if word in text], path
 
@@ -64,3 +67,11 @@ def test_only_the_guarded_readers_of_torchs_index_import_pickle() -> None:
     files = [path for root in ("boost_core", "service") for path in (ROOT / root).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if imported(path) & {"pickle", "cloudpickle", "dill"}}
     assert found == {"boost_core/checkpoint/folder.py", "boost_core/checkpoint/shards.py"}
+
+
+@pytest.mark.parametrize("program", ["boost_core/config/user_files.py", "service/gang/ray/fork_client.py"])
+def test_programs_that_run_by_themselves_load_the_standard_library_alone(program: str) -> None:
+    """They run isolated from packages, and within seconds and little memory; functions may import more."""
+    tree = ast.parse((ROOT / program).read_text())
+    names = {name.partition(".")[0] for node in tree.body for name in imported_by(node)}
+    assert "sys" in names and names <= sys.stdlib_module_names

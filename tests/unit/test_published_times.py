@@ -2,7 +2,7 @@
 
 The paper does not say how its GPUs are wired. Its times at tp 2 follow from boards of four where every two have
 100 GB/s a direction to each other (NVIDIA's HGX A100 of four GPUs), and not from a switch, at which two have 300 GB/s
-as four do: vanilla at 3B would be 27 % below its time. The shares that ``plan.profile`` takes of data sheets were
+as four do: vanilla at 3B would be 27 % below its time. The shares that ``plan.machine`` takes of data sheets were
 chosen by the rows of 1B and 3B; those of 7B were held out.
 """
 

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.columns import problems_of_schemas
 from boost_core.config.data_files import (
     SourceFile,
     SourceSplit,
@@ -21,6 +20,7 @@ from boost_core.config.data_files import (
     schema_of,
     split_source,
 )
+from boost_core.config.user_files import problems_of_schemas
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 

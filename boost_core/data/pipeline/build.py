@@ -20,7 +20,6 @@ from boost_core import __version__
 from boost_core.config.data import BYTES, CorpusConfig
 from boost_core.config.data_files import (
     INDEX,
-    MOST_BYTES,
     Cursor,
     Part,
     Shard,
@@ -30,13 +29,13 @@ from boost_core.config.data_files import (
     list_files,
 )
 from boost_core.config.reading import read_small
+from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 from boost_core.data.pipeline.duplicates import (
     EXACT_COLUMNS,
+    ROWS_AT_ONCE,
     Documents,
     KeyColumns,
-    near_columns,
     not_the_first,
-    partitions_of,
     together,
 )
 from boost_core.data.pipeline.engine import Engine
@@ -96,7 +95,18 @@ def write_shards(task: ShardTask) -> ShardPair:
         OSError: The runs cannot be read, or the shards cannot be written.
     """
     folder = TokenFolder(task.folder)
-    documents, keys, validation, text_bytes, tokens = _documents(task, folder)
+    dropped = np.frombuffer(folder.read(DROPPED), "<i8")
+    # The keys at which the pair's range begins and ends; the last range extends to the largest key.
+    low, high = (place * 2**64 // task.of for place in (task.number, task.number + 1))
+    bounds = np.array([low, min(high, 2**64 - 1)], np.uint64)
+    columns: list[tuple[_Array, ...]] = []
+    tokens: list[Tokens] = []
+    for run, table in zip(task.runs, read_tables(folder, task.runs, (*_COLUMNS, "tokens")), strict=True):
+        begin, end = np.searchsorted(table["key"], bounds)
+        remaining = ~np.isin(table["document"][begin:end], dropped)
+        columns.append(tuple(table[name][begin:end][remaining] for name in _COLUMNS))
+        tokens.extend(compress(_tokens(table["tokens"], begin, end, folder, f"{run}.bin", task.dtype), remaining))
+    documents, keys, validation, text_bytes = (np.concatenate(each) for each in zip(*columns, strict=True))
     written = dict.fromkeys(_PARTS, 0)
     with ExitStack() as stack:
         shards = {part: stack.enter_context(folder.shard(part, task.number)) for part in _PARTS}
@@ -104,14 +114,14 @@ def write_shards(task: ShardTask) -> ShardPair:
             part: Part = "validation" if validation[place] else "training"
             shards[part].write(tokens[place], int(text_bytes[place]))
             written[part] += 1
-    made = [
+    records = [
         ShardRecord(
             part=part, name=shard.name, tokens=shard.tokens, documents=written[part], text_bytes=shard.text_bytes,
             sha256=shard.sha256,
         )
         for part, shard in shards.items()
     ]  # fmt: skip
-    pair = ShardPair(inputs=task.inputs, shards=tuple(made))
+    pair = ShardPair(inputs=task.inputs, shards=tuple(records))
     folder.write(pair_name(task.number), pair.model_dump_json().encode())
     return pair
 
@@ -121,32 +131,12 @@ def pair_name(number: int) -> str:
     return f"{BUILDING}/shards-{number:05}.json"
 
 
-def _documents(task: ShardTask, folder: TokenFolder) -> tuple[_Array, _Array, _Array, _Array, list[Tokens]]:
-    """The documents of a range that are not dropped: columns of the runs' tables, and their tokens."""
-    dropped = np.frombuffer(folder.read(DROPPED), "<i8")
-    columns: list[tuple[_Array, ...]] = []
-    tokens: list[Tokens] = []
-    for run, table in zip(task.runs, read_tables(folder, task.runs, (*_COLUMNS, "tokens")), strict=True):
-        begin, end = np.searchsorted(table["key"], _bounds(task))
-        kept = ~np.isin(table["document"][begin:end], dropped)
-        columns.append(tuple(table[name][begin:end][kept] for name in _COLUMNS))
-        tokens.extend(compress(_tokens(table["tokens"], begin, end, folder, f"{run}.bin", task.dtype), kept))
-    documents, keys, validation, text_bytes = (np.concatenate(each) for each in zip(*columns, strict=True))
-    return documents, keys, validation, text_bytes, tokens
-
-
-def _bounds(task: ShardTask) -> _Array:
-    """The keys at which a pair's range begins and ends; the last range extends to the largest key."""
-    begin, end = (place * 2**64 // task.of for place in (task.number, task.number + 1))
-    return np.array([begin, min(end, 2**64 - 1)], np.uint64)
-
-
 def _tokens(counts: _Array, begin: int, end: int, folder: TokenFolder, name: str, dtype: str) -> list[Tokens]:
     """The tokens of a run's documents from ``begin`` up to ``end``, which are stored consecutively."""
     ends = np.cumsum(counts)
     first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
     of_token = np.dtype(dtype).newbyteorder("<")
-    content = folder.read_range(name, first * of_token.itemsize, last * of_token.itemsize)
+    content = folder.read(name, first * of_token.itemsize, last * of_token.itemsize)
     return np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first) if end > begin else []
 
 
@@ -200,7 +190,10 @@ class Build:
         self._began, self._counts, self._read_bytes = time.monotonic(), Counts(), 0
         # Read only once, so that what is recorded is what is used.
         name = corpus.tokenizer
-        self._content = b"" if name == BYTES else _read(name)
+        self._content = b""
+        if name != BYTES:
+            filesystem, path = fsspec.url_to_fs(name)
+            self._content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
         self._tokenizer = open_tokenizer(name, corpus.end_of_document)
         self._sha256 = hashlib.sha256(self._content).hexdigest() if self._content else ""
         self._files = list_files(corpus.source)
@@ -218,28 +211,57 @@ class Build:
             folder.make(BUILDING)
             if self._content:
                 folder.write(_TOKENIZER, self._content)
-            finished = self._made(folder)
+            finished = self._make(folder)
             folder.write(LINEAGE, finished.model_dump_json(indent=2).encode())
-            folder.write(INDEX, self._index(finished).model_dump_json(indent=2).encode())
+            dtype: Any = dtype_for(self._tokenizer.vocabulary).name
+            index = TokenIndex(
+                dtype=dtype, vocabulary=self._tokenizer.vocabulary, end_of_document=self._tokenizer.end_of_document,
+                documents=finished.counts.kept, skipped=finished.counts.bad, source=self._digest,
+                shards=tuple(
+                    Shard(part=each.part, name=each.name, tokens=each.tokens, text_bytes=each.text_bytes)
+                    for each in finished.shards
+                ),
+                cursor=Cursor(file=len(finished.files)), complete=True,
+            )  # fmt: skip
+            folder.write(INDEX, index.model_dump_json(indent=2).encode())
         folder.remove(BUILDING)
         self._counts = finished.counts
         self._tell("done", len(finished.shards), len(finished.shards))
         return finished
 
-    def _made(self, folder: TokenFolder) -> Lineage:
+    def _make(self, folder: TokenFolder) -> Lineage:
         records = self._prepare(folder)
         self._tell("duplicates", 0, 1)
         exact = self._tied(records, EXACT_COLUMNS if self.corpus.exact_dedup else ())
-        near = self._tied(records, near_columns(self.corpus))
+        bands = self.corpus.near_dedup.bands if self.corpus.near_dedup else 0
+        near = self._tied(records, tuple(f"band_{band}" for band in range(bands)))
         folder.write(DROPPED, np.union1d(exact, near).astype("<i8").tobytes())
         pairs = self._shards(folder, records)
-        return self._lineage(records, pairs, len(exact), len(np.setdiff1d(near, exact)))
+        shards = tuple(shard for pair in pairs for shard in pair.shards)
+        self._counts = self._counts.model_copy(
+            update={
+                "exact_duplicates": len(exact), "near_duplicates": len(np.setdiff1d(near, exact)),
+                "kept": sum(each.documents for each in shards), "tokens": sum(each.tokens for each in shards),
+            }
+        )  # fmt: skip
+        tokenizer = TokenizerRecord(
+            name=self.corpus.tokenizer, sha256=self._sha256, vocabulary=self._tokenizer.vocabulary,
+            end_of_document=self._tokenizer.end_of_document,
+        )  # fmt: skip
+        versions = {
+            "boost": __version__, "python": platform.python_version(), "tokenizers": tokenizers.__version__,
+            "pyarrow": pa.__version__, "minhash": ALGORITHM,
+        }  # fmt: skip
+        return Lineage(
+            corpus=self.corpus, tokenizer=tokenizer, files=tuple(record.input for record in records),
+            counts=self._counts, shards=shards, versions=versions,
+        )  # fmt: skip
 
     @property
     def _digest(self) -> str:
         """A digest that is equal whenever the same documents give the same tokens."""
-        said = self.corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
-        return hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{said}".encode()).hexdigest()
+        settings = self.corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
+        return hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{settings}".encode()).hexdigest()
 
     def _finished(self, folder: TokenFolder) -> Lineage | None:
         """The lineage of the folder's corpus if it is complete and the same as this one."""
@@ -252,8 +274,8 @@ class Build:
                 "same as before, or another folder"
             )
         lineage = Lineage.model_validate_json(folder.read(LINEAGE))
-        held = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
-        if different := sorted(file.url for file in held ^ set(self._files)):
+        stored = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
+        if different := sorted(file.url for file in stored ^ set(self._files)):
             raise ValueError(
                 f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
                 "tokenize into another folder"
@@ -270,11 +292,16 @@ class Build:
         }
         recorded = [number for number in tasks if record_name(number) in there]
         for content in folder.read_each([record_name(number) for number in recorded]):
+            # What an earlier run left counts if it is of the same corpus, and the file is unchanged.
             record = FileRecord.model_validate_json(content)
-            if _is_valid(record, tasks[record.number]):
+            was, file = record.input, tasks[record.number].file
+            unchanged = bool(file.stamp) and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
+            if record.corpus == digest and unchanged:
                 records[record.number] = record
                 del tasks[record.number]
-        self._counts = _total(records.values())
+        self._counts = Counts()
+        for record in records.values():
+            self._counts = self._counts.plus(record.counts)
         self._tell("files", len(records), of)
         sizes = [task.file.size for task in tasks.values()]
         for record in self.engine.map(prepare, list(tasks.values()), sizes):
@@ -283,22 +310,33 @@ class Build:
             self._read_bytes += record.counts.bytes
             self._tell("files", len(records), of)
         if not any(record.runs for record in records.values()):
-            raise ValueError(_without_documents(self.corpus, self._counts, self.folder))
+            where, counts = ", ".join(self.corpus.source.paths) or "the standard library", self._counts
+            if not counts.read:
+                raise ValueError(f"there are no documents in {where}; check the files")
+            dropped = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
+            raise ValueError(
+                f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({self.folder}/"
+                f"quarantine-*.jsonl), filtered out: {dropped}; fix the documents, or set other bounds"
+            )
         return [records[number] for number in range(of)]
 
     def _tied(self, records: Sequence[FileRecord], names: tuple[str, ...]) -> Documents:
         if not names:
             return np.zeros(0, np.int64)
         documents = tuple(record.counts.read for record in records for _ in record.runs)
-        partitions = partitions_of(self._counts.read * len(names))
+        partitions = max(1, -(-self._counts.read * len(names) // ROWS_AT_ONCE))  # each of which fits into memory
         columns = KeyColumns(self.folder, _runs(records), documents, names, partitions)
         return not_the_first(together(self.engine.ties(columns)))
 
     def _shards(self, folder: TokenFolder, records: Sequence[FileRecord]) -> list[ShardPair]:
         runs = _runs(records)
-        of = max(1, -(-self._training_tokens(folder, runs) // self.corpus.shard_tokens))
-        said = [self._digest, folder.read(DROPPED).hex(), *(record.model_dump_json() for record in records)]
-        inputs = hashlib.sha256("\n".join(said).encode()).hexdigest()
+        dropped, training_tokens = folder.read(DROPPED), 0
+        for table in read_tables(folder, runs, ("document", "validation", "tokens")):
+            training = ~table["validation"].astype(bool) & ~np.isin(table["document"], np.frombuffer(dropped, "<i8"))
+            training_tokens += int(table["tokens"][training].sum())
+        of = max(1, -(-training_tokens // self.corpus.shard_tokens))
+        ingredients = [self._digest, dropped.hex(), *(record.model_dump_json() for record in records)]
+        inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
         dtype = dtype_for(self._tokenizer.vocabulary).name
         pairs, tasks = dict[str, ShardPair](), list[ShardTask]()
         for number in range(of):
@@ -314,82 +352,10 @@ class Build:
             self._tell("shards", len(pairs), of)
         return [pairs[name] for name in sorted(pairs)]
 
-    def _training_tokens(self, folder: TokenFolder, runs: Sequence[str]) -> int:
-        dropped, tokens = np.frombuffer(folder.read(DROPPED), "<i8"), 0
-        for table in read_tables(folder, runs, ("document", "validation", "tokens")):
-            training = ~table["validation"].astype(bool) & ~np.isin(table["document"], dropped)
-            tokens += int(table["tokens"][training].sum())
-        return tokens
-
-    def _lineage(self, records: Sequence[FileRecord], pairs: Sequence[ShardPair], exact: int, near: int) -> Lineage:
-        shards = tuple(shard for pair in pairs for shard in pair.shards)
-        self._counts = self._counts.model_copy(
-            update={
-                "exact_duplicates": exact, "near_duplicates": near, "kept": sum(each.documents for each in shards),
-                "tokens": sum(each.tokens for each in shards),
-            }
-        )  # fmt: skip
-        tokenizer = TokenizerRecord(
-            name=self.corpus.tokenizer, sha256=self._sha256, vocabulary=self._tokenizer.vocabulary,
-            end_of_document=self._tokenizer.end_of_document,
-        )  # fmt: skip
-        return Lineage(
-            corpus=self.corpus, tokenizer=tokenizer, files=tuple(record.input for record in records),
-            counts=self._counts, shards=shards, versions=_versions(),
-        )  # fmt: skip
-
-    def _index(self, lineage: Lineage) -> TokenIndex:
-        dtype: Any = dtype_for(self._tokenizer.vocabulary).name
-        return TokenIndex(
-            dtype=dtype, vocabulary=self._tokenizer.vocabulary, end_of_document=self._tokenizer.end_of_document,
-            documents=lineage.counts.kept, skipped=lineage.counts.bad, source=self._digest,
-            shards=tuple(Shard(part=each.part, name=each.name, tokens=each.tokens, text_bytes=each.text_bytes)
-                for each in lineage.shards
-            ),
-            cursor=Cursor(file=len(lineage.files)), complete=True,
-        )  # fmt: skip
-
     def _tell(self, stage: Stage, done: int, of: int) -> None:
         seconds = time.monotonic() - self._began
         self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, seconds))
 
 
-def _is_valid(record: FileRecord, task: FileTask) -> bool:
-    """Whether the record that an earlier run left for a file is of the same corpus, and the file is unchanged."""
-    was, file = record.input, task.file
-    unchanged = bool(file.stamp) and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
-    return record.corpus == task.digest and unchanged
-
-
-def _read(tokenizer: str) -> bytes:
-    filesystem, path = fsspec.url_to_fs(tokenizer)
-    return read_small(filesystem, path, MOST_BYTES)
-
-
 def _runs(records: Iterable[FileRecord]) -> tuple[str, ...]:
     return tuple(run for record in records for run in record.runs)
-
-
-def _total(records: Iterable[FileRecord]) -> Counts:
-    total = Counts()
-    for record in records:
-        total = total.plus(record.counts)
-    return total
-
-
-def _without_documents(corpus: CorpusConfig, counts: Counts, folder: str) -> str:
-    where = ", ".join(corpus.source.paths) or "the standard library"
-    if not counts.read:
-        return f"there are no documents in {where}; check the files"
-    refused = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
-    return (
-        f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({folder}/"
-        f"quarantine-*.jsonl), filtered out: {refused}; fix the documents, or set other bounds"
-    )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "boost": __version__, "python": platform.python_version(), "tokenizers": tokenizers.__version__,
-        "pyarrow": pa.__version__, "minhash": ALGORITHM,
-    }  # fmt: skip

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.data import CorpusConfig
 from boost_core.data.pipeline.files import Keys, read_tables
 from boost_core.data.token_folder import TokenFolder
 
 EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
 
-_ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
+ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
 
 Documents = npt.NDArray[np.int64]
 
@@ -46,11 +45,6 @@ class KeyColumns:
     documents: tuple[int, ...]
     names: tuple[str, ...]
     partitions: int
-
-
-def near_columns(corpus: CorpusConfig) -> tuple[str, ...]:
-    """The key columns of near duplicates, which share at least one of these keys."""
-    return tuple(f"band_{band}" for band in range(corpus.near_dedup.bands)) if corpus.near_dedup else ()
 
 
 def keys_of(columns: KeyColumns, runs: Sequence[str], partition: int | None = None) -> tuple[Keys, Documents]:
@@ -82,27 +76,22 @@ def ties(keys: Keys, documents: Documents) -> Ties:
     return Ties(documents[tied], firsts[tied])
 
 
-def together(found: Iterator[Ties]) -> Ties:
+def together(parts: Iterator[Ties]) -> Ties:
     """Concatenate ties."""
-    pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *found]
+    pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *parts]
     return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
 
 
-def not_the_first(found: Ties) -> Documents:
+def not_the_first(ties: Ties) -> Documents:
     """The documents that are connected to an earlier one, in order."""
-    known, places = np.unique(np.concatenate(found), return_inverse=True)
+    members, places = np.unique(np.concatenate(ties), return_inverse=True)
     documents, firsts = np.split(places, 2)
-    labels = np.arange(len(known))
+    labels = np.arange(len(members))
     while True:
         before = labels.copy()
         np.minimum.at(labels, documents, labels[firsts])
         np.minimum.at(labels, firsts, labels[documents])
         labels = labels[labels]  # halves the distance to the first
         if (labels == before).all():
-            later: Documents = known[labels != np.arange(len(known))]
+            later: Documents = members[labels != np.arange(len(members))]
             return later
-
-
-def partitions_of(rows: int) -> int:
-    """The number of partitions for this many keys, so that each fits into memory."""
-    return max(1, -(-rows // _ROWS_AT_ONCE))

@@ -45,13 +45,13 @@ class LocalEngine:
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:
             context = multiprocessing.get_context("spawn")  # a fork would lose this process's threads
-            ours, self._held = context.Pipe(duplex=False)
+            ours, self._end_of_workers = context.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(workers, context, _begin_worker, (ours,))
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
         if self._pool is not None:
-            self._held.close()
+            self._end_of_workers.close()
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
@@ -74,16 +74,16 @@ class LocalEngine:
             yield ties(*keys_of(columns, columns.runs, partition))
 
 
-def _begin_worker(held: Connection) -> None:
+def _begin_worker(pipe: Connection) -> None:
     """Make a worker end when the other end of a pipe closes; Ctrl-C is left to the process that holds that end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_one_core()
-    threading.Thread(target=_end_with, args=(held,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
 
 
-def _end_with(held: Connection) -> None:
+def _end_with(pipe: Connection) -> None:
     with suppress(EOFError, OSError):
-        held.recv()
+        pipe.recv()
     os._exit(1)  # without waiting for writes in progress, since only complete files count
 
 

@@ -117,8 +117,8 @@ class Lineage(Config):
     @property
     def fingerprint(self) -> str:
         """A digest that is equal for the same tokenizer and tokens, wherever the documents are."""
-        said = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
-        return hashlib.sha256("\n".join(said).encode()).hexdigest()
+        digests = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 # Quality filters: measures of a text as plain functions, checked against the user's bounds.
@@ -166,8 +166,8 @@ def words(text: str) -> float:
 
 def word_length(text: str) -> float:
     """Mean characters per word; 0 without words."""
-    found = _split(text)
-    return sum(map(len, found)) / len(found) if found else 0.0
+    parts = _split(text)
+    return sum(map(len, parts)) / len(parts) if parts else 0.0
 
 
 def symbols(text: str) -> float:
@@ -177,12 +177,12 @@ def symbols(text: str) -> float:
 
 def letters(text: str) -> float:
     """Share of the words that contain a letter; 0 without words."""
-    found = _split(text)
-    if not found:
+    parts = _split(text)
+    if not parts:
         return 0.0
     if text.isascii():  # many times as fast as word by word
-        return len(text.encode().translate(_SPACES, _NEITHER).split()) / len(found)
-    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in found) / len(found)
+        return len(text.encode().translate(_SPACES, _NEITHER).split()) / len(parts)
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in parts) / len(parts)
 
 
 def repeated_lines(text: str) -> float:
@@ -237,7 +237,7 @@ def exact_keys(words: Sequence[Sequence[str]]) -> Keys:
 def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
     """A key for each band of each document's MinHash signature: [D, B].
 
-    Words of scripts without spaces are split further, see ``filters.split_words``.
+    Words of scripts without spaces are split further, see ``split_words``.
     """
     words = [split_words(" ".join(each)) for each in words]
     shingles, offsets = _shingles(words, near.shingle_words)
@@ -254,7 +254,9 @@ def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
     counts = np.array([len(each) for each in words], np.uint64)
     offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
     # Each document's words are padded with zeros, so that no shingle reaches into the next document.
-    is_word = _not_padding(counts, length - 1)
+    flags = np.tile(np.array([True, False]), len(words))
+    lengths = np.stack([counts.astype(np.int64), np.full(len(words), length - 1)], axis=1)
+    is_word = np.repeat(flags, lengths.ravel())
     hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
     of_words = np.zeros(len(is_word), np.uint64)
     of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
@@ -262,12 +264,6 @@ def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
     for place in range(length):
         shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
     return shingles[is_word[: len(shingles)]], offsets
-
-
-def _not_padding(counts: Keys, padding: int) -> npt.NDArray[np.bool_]:
-    """Mask of the positions of words, where each document's words are followed by ``padding`` zeros."""
-    flags = np.tile(np.array([True, False]), len(counts))
-    return np.repeat(flags, np.stack([counts.astype(np.int64), np.full(len(counts), padding)], axis=1).ravel())
 
 
 def _mixed(values: Keys) -> Keys:
@@ -367,10 +363,14 @@ def _add(
         chosen.append(document)
         places.append(place)
         texts.append(text)
-    bad, kept = 0, []
+    bad, remaining = 0, []
     for place, text, (document, tokens) in zip(places, texts, encode(chosen, tokenizer), strict=True):
         if document.problem:
-            _refuse(document, corpus)
+            if corpus.on_error == "fail":
+                raise ValueError(
+                    f"{document}\nfix it and run the same command again, which continues with the files that are left; "
+                    "or leave bad documents out with --on-error skip"
+                )
             quarantine.write(document)
             bad += 1
             continue
@@ -378,43 +378,33 @@ def _add(
         run.tokens.append(tokens)
         run.text_bytes.append(len(document.content))
         run.size += tokens.nbytes + _DOCUMENT_BYTES
-        kept.append(text)
-    _add_keys(run, kept, corpus)
+        remaining.append(text)
+    if remaining and (corpus.exact_dedup or corpus.near_dedup):
+        words = [text.lower().split() for text in remaining]
+        if corpus.exact_dedup:
+            run.exact.append(exact_keys(words))
+        if corpus.near_dedup:
+            run.bands.append(band_keys(words, corpus.near_dedup))
     size = sum(len(document.content) for document in batch if not document.problem)
     return Counts(read=len(batch), bad=bad, filtered=filtered, bytes=size)
-
-
-def _refuse(document: Document, corpus: CorpusConfig) -> None:
-    if corpus.on_error == "fail":
-        raise ValueError(
-            f"{document}\nfix it and run the same command again, which continues with the files that are left; or "
-            "leave bad documents out with --on-error skip"
-        )
-
-
-def _add_keys(run: _Run, texts: Sequence[str], corpus: CorpusConfig) -> None:
-    if not texts or not (corpus.exact_dedup or corpus.near_dedup):
-        return
-    words = [text.lower().split() for text in texts]
-    if corpus.exact_dedup:
-        run.exact.append(exact_keys(words))
-    if corpus.near_dedup:
-        run.bands.append(band_keys(words, corpus.near_dedup))
 
 
 def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
     # The digest keeps these files apart from any that another, just stopped build may still be writing.
     name = f"{BUILDING}/{task.digest[:12]}-{task.number:05}-{number:03}"
-    keys = np.fromiter(_shuffle_keys(task, run.places), np.uint64, len(run.places))
+    seed = task.corpus.seed.to_bytes(8, "little")
+    digests = (
+        hashlib.blake2b(f"{task.number}/{place}".encode(), key=seed, digest_size=8).digest() for place in run.places
+    )
+    keys = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(run.places))
     order = np.argsort(keys, kind="stable")
     with folder.open(f"{name}.bin") as stream:
         for place in order:
             stream.write(run.tokens[place].astype(run.tokens[place].dtype.newbyteorder("<"), copy=False).tobytes())
     parts = [part_of(task.number, place, task.corpus.validation_fraction) for place in run.places]
     columns = {
-        "document": (np.array(run.places, np.int64) | task.number << 32)[
-            order
-        ],  # the lower bits: its index in the file
+        # The lower bits of a document's number are its index in the file.
+        "document": (np.array(run.places, np.int64) | task.number << 32)[order],
         "key": keys[order],
         "validation": np.array([part == "validation" for part in parts])[order],
         "tokens": np.array([len(tokens) for tokens in run.tokens], np.int64)[order],
@@ -426,13 +416,6 @@ def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
         columns |= {f"band_{band}": each[order] for band, each in enumerate(np.concatenate(run.bands).T)}
     folder.write(f"{name}.arrow", _as_arrow(pa.table(columns)))
     return name
-
-
-def _shuffle_keys(task: FileTask, places: Sequence[int]) -> Iterator[int]:
-    seed = task.corpus.seed.to_bytes(8, "little")
-    for place in places:
-        digest = hashlib.blake2b(f"{task.number}/{place}".encode(), key=seed, digest_size=8).digest()
-        yield int.from_bytes(digest, "little")
 
 
 def _as_arrow(table: pa.Table) -> bytes:

@@ -93,27 +93,24 @@ class RayEngine:
         keys = _Keys(columns, self._prepare_worker)
         if columns.partitions == 1:
             everything = self._tasks([{"group": _Group(columns.runs)}])
-            found = everything.map_batches(_Ties(keys), batch_size=None, batch_format="numpy", **self._arguments)
+            batches = everything.map_batches(_Ties(keys), batch_size=None, batch_format="numpy", **self._arguments)
         else:
             sizes = [count * len(columns.names) for count in columns.documents]
             together = _grouped(sizes, _BLOCK_KEYS, len(sizes))
             rows = [{"group": _Group([columns.runs[place] for place in places])} for places in together]
             blocks = self._tasks(rows).map_batches(keys, batch_size=1, batch_format="numpy", **self._arguments)
-            found = blocks.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
-        for batch in found.iter_batches(batch_size=None, batch_format="numpy"):
+            batches = blocks.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
+        for batch in batches.iter_batches(batch_size=None, batch_format="numpy"):
             yield Ties(batch["document"].astype(np.int64), batch["first"].astype(np.int64))
 
     def _tasks(self, rows: list[dict[str, Any]]) -> ray.data.Dataset:
         """A dataset of which each row becomes a task of its own."""
-        self._configure()
-        return ray.data.from_items(rows, override_num_blocks=len(rows))
-
-    def _configure(self) -> None:
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # the build reports its own progress
         context = DataContext.get_current()
         context.enable_progress_bars = False
         context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED  # tasks only: no actors that hold CPUs
         context.execution_options.resource_limits = ExecutionResources(cpu=self._cpus)
+        return ray.data.from_items(rows, override_num_blocks=len(rows))
 
 
 def _grouped(sizes: Sequence[int], most: int, most_items: int) -> list[range]:
@@ -183,5 +180,5 @@ class _Ties:
 
 
 def _ties_of(group: dict[str, Any]) -> dict[str, Any]:
-    found = ties(group["key"], group["document"])
-    return {"document": found.documents, "first": found.firsts}
+    tied = ties(group["key"], group["document"])
+    return {"document": tied.documents, "first": tied.firsts}
