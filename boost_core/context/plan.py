@@ -495,14 +495,14 @@ class StageWork:
         keys: Those received as keys and values; ``None`` if no rank sends any.
         latents: Those received as latents; ``None`` likewise.
         pieces: The attention of the rank's own queries to these keys.
-        foreign_pieces: The same for queries received.
+        remote_pieces: The same for queries received.
     """
 
     chunks: Sequence[int]
     keys: Traffic | None
     latents: Traffic | None
     pieces: Sequence[Piece]
-    foreign_pieces: Sequence[Piece]
+    remote_pieces: Sequence[Piece]
 
 
 @dataclass(frozen=True)
@@ -513,19 +513,19 @@ class RankWork:
         window: The tokens of all.
         chunks: The rank's own, in the order of its tokens.
         pieces: The attention of its own queries to the rank's own keys.
-        foreign_pieces: The same for queries received.
+        remote_pieces: The same for queries received.
         stages: The stages that follow; the same number on every rank.
         queries: The chunks whose queries are sent to other ranks, and those received; ``None`` if no rank sends any.
-        foreign: The chunks whose queries are received, in order of arrival.
+        remote: The chunks whose queries are received, in order of arrival.
     """
 
     window: Window
     chunks: Sequence[int]
     pieces: Sequence[Piece]
-    foreign_pieces: Sequence[Piece]
+    remote_pieces: Sequence[Piece]
     stages: Sequence[StageWork]
     queries: Traffic | None
-    foreign: Sequence[int]
+    remote: Sequence[int]
 
 
 def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) -> RankWork:
@@ -540,14 +540,14 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
     own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
     moved = {transfer.chunk for transfer in plan.queries}
     in_order = sorted(plan.queries, key=lambda transfer: (transfer.sender, transfer.chunk))
-    foreign = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
-    own_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved]))
-    foreign_queries = list(_runs(window, list(enumerate(foreign))))
+    remote = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
+    local_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved]))
+    remote_queries = list(_runs(window, list(enumerate(remote))))
 
     def pieces(chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
         """The pieces of both with the keys of some chunks, which are stored one after the other."""
         keys = list(_runs(window, list(enumerate(chunks))))
-        return list(_pieces(window, own_queries, keys)), list(_pieces(window, foreign_queries, keys))
+        return list(_pieces(window, local_queries, keys)), list(_pieces(window, remote_queries, keys))
 
     stages = []
     for sent in filter(None, plan.key_stages):
@@ -556,8 +556,8 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         between = [transfer for transfer in sent if nodes[transfer.sender] != nodes[transfer.receiver]]
         keys, latents = (_rank_traffic(plan.ranks, rank, own, chunks, each) for each in (in_node, between))
         stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
-    traffic = _rank_traffic(plan.ranks, rank, own, foreign, plan.queries)
-    return RankWork(window, own, *pieces(own), stages, traffic, foreign)
+    traffic = _rank_traffic(plan.ranks, rank, own, remote, plan.queries)
+    return RankWork(window, own, *pieces(own), stages, traffic, remote)
 
 
 @dataclass(frozen=True)
