@@ -154,12 +154,21 @@ def _load_patiently(
         PermissionError: Likewise.
         StoreAway: On all ranks: nothing can be read.
     """
+
+    def damage() -> str:
+        """What a checkpoint's manifest and file sizes say, which is cheap."""
+        try:
+            return folder.checkpoint(step).damage
+        except FileNotFoundError:
+            return f"{folder.step_url(step)} is gone"
+
     deadline = time.monotonic() + STORE_PATIENCE_SECONDS  # of the first rank alone
     attempts, others_answered = 0, False
     while True:
         attempts += 1
         try:
-            _refuse_incomplete(folder, step)
+            if problem := read_on_first_rank(damage):
+                raise CheckpointDamaged(problem)
             load(step)
         except CheckpointDamaged:
             if folder.is_local or attempts > 1:
@@ -193,19 +202,6 @@ def _another_answers(folder: CheckpointFolder, step: int, candidates: Sequence[i
         except Exception as error:  # stores raise types of their own
             logger.warning("checkpoint %s cannot be read either: %s", folder.step_url(other), error)
     return False
-
-
-def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
-    """Check a checkpoint's manifest and file sizes on the first rank, which is cheap."""
-
-    def damage() -> str:
-        try:
-            return folder.checkpoint(step).damage
-        except FileNotFoundError:
-            return f"{folder.step_url(step)} is gone"
-
-    if problem := read_on_first_rank(damage):
-        raise CheckpointDamaged(problem)
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:
@@ -259,7 +255,7 @@ class CheckpointManager:
             folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
             membership.before_save,
         )  # fmt: skip
-        self._copy_seconds, self._held_seconds = 0.0, 0.0
+        self._copy_seconds, self._stalled_seconds = 0.0, 0.0
         self._failing_since: float | None = None
         self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step reported as missed, and when
 
@@ -290,7 +286,7 @@ class CheckpointManager:
             return False
         started = time.perf_counter()
         is_free = self._saver.makes_way()
-        self._held_seconds += time.perf_counter() - started
+        self._stalled_seconds += time.perf_counter() - started
         return not is_free
 
     def before_update(self) -> None:
@@ -395,8 +391,8 @@ class CheckpointManager:
 
     def held_seconds(self) -> float:
         """Return how long the loop has stood still for copies since the last call."""
-        held, self._held_seconds = self._held_seconds, 0.0
-        return held
+        seconds, self._stalled_seconds = self._stalled_seconds, 0.0
+        return seconds
 
     def collect(self, wait: bool = False) -> None:
         """Report the checkpoint being written, once it is committed.
@@ -427,7 +423,7 @@ class CheckpointManager:
         self._saver.start(self._state.step, chunks, snapshot, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
-        self._held_seconds += self._copy_seconds
+        self._stalled_seconds += self._copy_seconds
 
     def _copied(self, lasting: bool) -> list[Chunk]:
         chunks = self._copies.take(self._state.chunks(), lasting)

@@ -30,7 +30,7 @@ from boost_core.parallel.communicator import Communicator, Entry, StepClock
 from boost_core.plan.machine import Cluster, Level, Machine, machine_for
 from boost_core.plan.resolve import units
 from boost_core.plan.work import block_work
-from boost_core.train.batch import Batch, Dealer, OwnTokens, document_lengths
+from boost_core.train.batch import Batch, LocalTokens, Partitioner, document_lengths
 from boost_core.train.loop import evaluate, train
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.sample import continued
@@ -164,7 +164,7 @@ def _step(case: Case, spec: JobSpec) -> Found:
     gradients = {} if case.zero_stage else {
         name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
     }  # fmt: skip
-    imbalance = state.dealer.load.imbalance
+    imbalance = state.partitioner.load.imbalance
     kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 5)
     validation = evaluate(state, kept).loss
     texts = list(continued(state, [[3, 4, 5], [6]], 3, END))
@@ -529,7 +529,7 @@ def let_go(case: Case) -> bool:
     state = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END)
     sequences = Drawn(case.documents).sequences(0, 1)
     batch = Batch.of(sequences, END, CPU)
-    own = state.dealer.deal(batch, sequences)
+    own = state.partitioner.partition(batch, sequences)
     loss_T = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
     left = weakref.ref(state.gradients), weakref.ref(state.process_groups)
     del state, own, loss_T
@@ -545,7 +545,7 @@ def test_attention_that_is_kept_holds_nothing_when_a_step_breaks(ranks: Ranks) -
 def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
     """When plans are made in three steps, and whether they are those of lengths that the device has."""
     state, drawn, order, alike = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END), Drawn(3), [], []
-    plan, values, deal = ContextPlanner.plan, StepClock.values, Dealer.deal
+    plan, values, deal = ContextPlanner.plan, StepClock.values, Partitioner.partition
 
     def planned(dealing: ContextPlanner, documents: Sequence[int], densely: bool) -> ContextPlan:
         order.append("plan")
@@ -555,15 +555,15 @@ def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
         order.append("wait")
         return values(clock, tensor)
 
-    def dealt(dealer: Dealer, batch: Batch, sequences: Sequences) -> OwnTokens:
+    def dealt(partitioner: Partitioner, batch: Batch, sequences: Sequences) -> LocalTokens:
         assert batch.starts is not None
         lengths = begins(batch.starts, LENGTH).diff()
         alike.append(document_lengths(sequences, END) == tuple(lengths[lengths > 0].tolist()))
-        return deal(dealer, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
+        return deal(partitioner, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
 
     with (
         patch.object(ContextPlanner, "plan", planned), patch.object(StepClock, "values", waited),
-        patch.object(Dealer, "deal", dealt),
+        patch.object(Partitioner, "partition", dealt),
     ):  # fmt: skip
         for _ in range(3):
             training_step(state, drawn)  # type: ignore[arg-type]
