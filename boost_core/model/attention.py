@@ -20,8 +20,7 @@ from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
-from boost_core.model.low_rank import Bottleneck, Dense
-from boost_core.model.strategy import Exchanged, PartialLatents
+from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, PartialLatents
 from boost_core.parallel.recompute import Crossing, Segments
 from boost_core.parallel.weight_gradients import GradientSinks
 

@@ -15,8 +15,7 @@ from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried
-from boost_core.model.low_rank import WeightedModule
-from boost_core.model.strategy import NormWeights, Strategy
+from boost_core.model.low_rank import NormWeights, Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator

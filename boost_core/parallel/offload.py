@@ -1,10 +1,10 @@
-"""Tensors that blocks keep for their backward pass in the host's memory: ``recompute: offload``.
+"""Tensors that blocks save for their backward pass in the host's memory: ``recompute: offload``.
 
-A tensor to be kept is copied to the host while work continues, and its memory on the device is released
+A tensor to be saved is copied to the host while work continues, and its memory on the device is released
 one block later: when the corresponding segment of the next block puts its own tensors there, work waits for the copies
 of this one. So about one block's tensors of a rank are in transit at a time, however many micro-batches it has in
 flight, and a backward pass that follows its own forward pass finds the last block's still on the device. The others
-are fetched ahead of their use (``shared_latents``), except for the first block of a backward pass that follows another
+are fetched ahead of their use (``recompute``), except for the first block of a backward pass that follows another
 micro-batch's forward pass.
 
 On a GPU, copies run on two streams of their own, one for each direction, and the host's buffers are page-locked.
@@ -18,6 +18,7 @@ import mmap
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -103,15 +104,11 @@ class HostMemory:
 
     def put(self, tensor: torch.Tensor) -> "HostCopy":
         """Start to copy a dense tensor, which must no longer be written to."""
-        buffer = self.take(tensor.nbytes, tensor.device)
+        free = self._free[tensor.nbytes]
+        buffer = free.pop() if free else _Buffer(host_bytes(tensor.nbytes, tensor.device))
         copy = HostCopy(self, buffer, tensor)
         self._leaving[-1].append(copy)
         return copy
-
-    def take(self, size: int, device: torch.device) -> "_Buffer":
-        """Take an unused buffer of this size, or a new one."""
-        free = self._free[size]
-        return free.pop() if free else _Buffer(host_bytes(size, device))
 
     def give_back(self, buffer: "_Buffer") -> None:
         """Return a buffer for reuse."""
@@ -125,6 +122,7 @@ class HostMemory:
         return self._streams[device]
 
 
+@dataclass(eq=False)
 class _Buffer:
     """Some of the host's memory.
 
@@ -133,9 +131,8 @@ class _Buffer:
         read: When the last copy from it has arrived; ``None`` where copies are made at once.
     """
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.bytes = memory
-        self.read: torch.cuda.Event | None = None
+    bytes: torch.Tensor
+    read: torch.cuda.Event | None = None
 
 
 class HostCopy:

@@ -22,7 +22,7 @@ from boost_core.kernels.fp8_product import (
     quantised,
     take_quantised,
 )
-from boost_core.model.norm import precise
+from boost_core.kernels.launch import precise
 
 
 @dataclass(frozen=True)
