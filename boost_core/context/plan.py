@@ -85,25 +85,17 @@ class AttentionLayer:
         """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
-    def request_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
-        """Bytes sent per token whose attention is computed elsewhere.
+    def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
+        """Bytes sent per token whose attention is computed elsewhere, and bytes sent back.
 
-        Forward, its queries; backward, also the output's gradient and what is kept. As latents, a share of one either
-        way, as what is kept stays where it is computed.
+        Forward, its queries, and what is saved; backward, its queries, the output's gradient and what is saved, and the
+        gradient of its queries. As latents, a share of one either way, as what is saved stays where it is computed.
         """
         if moved == "latents":
-            return self.share_bytes
-        return 2 * self.query_bytes + self.saved_bytes if backward else self.query_bytes
-
-    def response_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
-        """Bytes sent back per such token: what is kept, or the gradient of its queries; or a share of a latent."""
-        if moved == "latents":
-            return self.share_bytes
-        return self.query_bytes if backward else self.saved_bytes
-
-    def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
-        """Bytes sent per such token, and sent back."""
-        return self.request_bytes(backward, moved), self.response_bytes(backward, moved)
+            return self.share_bytes, self.share_bytes
+        if backward:
+            return 2 * self.query_bytes + self.saved_bytes, self.query_bytes
+        return self.query_bytes, self.saved_bytes
 
     def moved_gathered_bytes(self, backward: bool) -> tuple[int, int]:
         """Bytes that the node's other ranks contribute to the latents that are sent, and to the sum that is sent back.

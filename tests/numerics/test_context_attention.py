@@ -161,8 +161,8 @@ def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, i
             expected[SENT] = 2 * stages, 2 * sends[rank] * size * layer.key_bytes
             expected[RETURNED] = stages, comes[rank] * size * layer.key_bytes
         for backward, (there, back) in enumerate(MOVED if case.plan.queries else ()):
-            expected[there] = 1, asks[rank] * size * layer.request_bytes(bool(backward))
-            expected[back] = 1, answers[rank] * size * layer.response_bytes(bool(backward))
+            expected[there] = 1, asks[rank] * size * layer.moved_bytes(bool(backward))[0]
+            expected[back] = 1, answers[rank] * size * layer.moved_bytes(bool(backward))[1]
         assert lines == expected
     forward = sum(
         lines.get(entry, (0, 0))[1] // (2 if entry == SENT else 1) for lines in of_ranks for entry in (SENT, *MOVED[0])

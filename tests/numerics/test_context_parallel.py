@@ -476,10 +476,10 @@ def planned_of_moved(case: Case) -> dict[str, int]:
         ways |= {"output latent gradients": moved, "query latent gradients": moved}
         return {purpose: tokens * layer.share_bytes for purpose, tokens in ways.items()}
     return {
-        "queries": forward * layer.request_bytes(backward=False),
-        "outputs": forward * layer.response_bytes(backward=False),
-        "queries and output gradients": moved * layer.request_bytes(backward=True),
-        "query gradients": moved * layer.response_bytes(backward=True),
+        "queries": forward * layer.moved_bytes(backward=False)[0],
+        "outputs": forward * layer.moved_bytes(backward=False)[1],
+        "queries and output gradients": moved * layer.moved_bytes(backward=True)[0],
+        "query gradients": moved * layer.moved_bytes(backward=True)[1],
     }
 
 
