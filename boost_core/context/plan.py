@@ -529,11 +529,11 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         nodes: The node of each rank, if latents are sent between nodes; ``None`` if keys and values are.
     """
     window, nodes = plan.window, nodes or [0] * plan.ranks
-    own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
+    local = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
     moved = {transfer.chunk for transfer in plan.queries}
     in_order = sorted(plan.queries, key=lambda transfer: (transfer.sender, transfer.chunk))
     remote = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
-    local_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved]))
+    local_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(local) if chunk not in moved]))
     remote_queries = list(_runs(window, list(enumerate(remote))))
 
     def pieces(chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
@@ -546,10 +546,10 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
         in_node = [transfer for transfer in sent if nodes[transfer.sender] == nodes[transfer.receiver]]
         between = [transfer for transfer in sent if nodes[transfer.sender] != nodes[transfer.receiver]]
-        keys, latents = (_rank_traffic(plan.ranks, rank, own, chunks, each) for each in (in_node, between))
+        keys, latents = (_rank_traffic(plan.ranks, rank, local, chunks, each) for each in (in_node, between))
         stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
-    traffic = _rank_traffic(plan.ranks, rank, own, remote, plan.queries)
-    return RankWork(window, own, *pieces(own), stages, traffic, remote)
+    traffic = _rank_traffic(plan.ranks, rank, local, remote, plan.queries)
+    return RankWork(window, local, *pieces(local), stages, traffic, remote)
 
 
 @dataclass(frozen=True)
@@ -574,11 +574,11 @@ class _Run:
 
 
 def _rank_traffic(
-    ranks: int, rank: int, own: Sequence[int], chunks: Sequence[int], sent: Sequence[Transfer]
+    ranks: int, rank: int, local: Sequence[int], chunks: Sequence[int], sent: Sequence[Transfer]
 ) -> Traffic | None:
     if not sent:
         return None
-    at, place = ({chunk: number for number, chunk in enumerate(each)} for each in (own, chunks))
+    at, place = ({chunk: number for number, chunk in enumerate(each)} for each in (local, chunks))
     sends: list[list[int]] = [[] for _ in range(ranks)]
     comes: list[list[int]] = [[] for _ in range(ranks)]
     for transfer in sent:

@@ -75,13 +75,13 @@ class Lines:
         """Return the number of visible query-key pairs; one element."""
         tokens, blocks = self.tokens, self.blocks
         rest = blocks * BLOCK - tokens  # missing from the last block
-        own = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
+        by_own_blocks = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
         by_slashes = (BLOCK * (tokens - BLOCK * self.slashes[1:])).sum()
         block = self.verticals // BLOCK
         covered = torch.searchsorted(self.slashes, blocks - 1 - block, right=True)
         rows = tokens - BLOCK * (block + covered)
         rows += rest * self.is_slash()[blocks - 1 - block]  # of the last block, if it is among those
-        return own + by_slashes + rows.sum()
+        return by_own_blocks + by_slashes + rows.sum()
 
 
 def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttentionConfig) -> list[Lines]:

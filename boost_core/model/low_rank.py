@@ -77,8 +77,8 @@ class GatheredLatents:
         """Return them once, so that their memory is freed after use."""
         if self.latents is None:
             raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
-        taken, self.latents = self.latents, None
-        return taken
+        latents, self.latents = self.latents, None
+        return latents
 
 
 class SavedLatents(Protocol):

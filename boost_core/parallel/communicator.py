@@ -250,11 +250,11 @@ class Communicator:
         if operation == dist.ReduceOp.SUM and self._symmetric is not None and self._symmetric.takes(tensor):
             return self._start_symmetric(self._symmetric, tensor, purpose, None)[0]
 
-        def launch() -> dist.Work:
-            work: dist.Work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry("all_reduce", self._dimension, purpose), tensor, launch)
+        return self._ledger.start(
+            Entry("all_reduce", self._dimension, purpose),
+            tensor,
+            lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
+        )
 
     def start_sum_of_latents_(
         self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
@@ -313,12 +313,11 @@ class Communicator:
             purpose: The purpose, for the ledger.
         """
         comes, goes = map(list, rows)
-
-        def launch() -> dist.Work:
-            work: dist.Work = dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry("all_to_all", self._dimension, purpose), payload, launch)
+        return self._ledger.start(
+            Entry("all_to_all", self._dimension, purpose),
+            payload,
+            lambda: dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True),
+        )
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
@@ -351,11 +350,11 @@ class Communicator:
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
     ) -> Pending:
-        def launch() -> dist.Work:
-            work: dist.Work = collective(out, payload, group=self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
+        return self._ledger.start(
+            Entry(kind, self._dimension, purpose),
+            payload,
+            lambda: collective(out, payload, group=self._group, async_op=True),
+        )
 
 
 # The clock of a step: how its time is divided among its parts.

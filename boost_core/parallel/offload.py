@@ -142,55 +142,47 @@ class HostCopy:
         host: Whose buffer it has.
         buffer: The buffer, of the tensor's size.
         tensor: What to copy.
+
+    Attributes:
+        leaving: The tensor as long as the device has it.
+        version: Counts what has been written to it.
     """
 
     def __init__(self, host: HostMemory, buffer: _Buffer, tensor: torch.Tensor) -> None:
         self._host, self._buffer, self._keepers = host, buffer, 0
         if not tensor.is_contiguous():
             raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
-        self._leaving: torch.Tensor | None = tensor.detach()
-        self._version = tensor._version
+        self.leaving: torch.Tensor | None = tensor.detach()
+        self.version = tensor._version
         self._come: torch.Tensor | None = None
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._left: torch.cuda.Event | None = None
         self._ready: torch.cuda.Event | None = None
         if not self._copies_later:
-            self._in_buffer().copy_(self._leaving)
+            self._in_buffer().copy_(self.leaving)
             return
         out, _ = host.streams(self._device)
         out.wait_stream(torch.cuda.current_stream(self._device))
         if buffer.read is not None:
             out.wait_event(buffer.read)
-        self._left = self._copied(out, self._in_buffer(), self._leaving)
+        self._left = self._copied(out, self._in_buffer(), self.leaving)
 
     def keep(self) -> None:
         """Count one more keeper, who will take the tensor."""
         self._keepers += 1
 
-    @property
-    def leaves(self) -> bool:
-        """Whether the device still has the tensor."""
-        return self._leaving is not None
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether this is a copy of the same memory in the same shape and type, not written to since."""
-        own = self._leaving
-        if own is None or own.data_ptr() != tensor.data_ptr() or self._version != tensor._version:
-            return False
-        return own.shape == tensor.shape and own.dtype == tensor.dtype
-
     def let_go(self) -> None:
         """Release the memory on the device unless it is being fetched back; work waits until it has been copied."""
-        if self._leaving is not None:
+        if self.leaving is not None:
             self._wait_for(self._left)
-        self._leaving = None
+        self.leaving = None
 
     def fetch(self) -> None:
         """Start to copy it back, unless it is there or under way."""
         if self._come is not None:
             return
-        if self._leaving is not None:
-            self._come = self._leaving
+        if self.leaving is not None:
+            self._come = self.leaving
             return
         self._come = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         if not self._copies_later:
@@ -244,6 +236,29 @@ class HostCopy:
     def _wait_for(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
+
+
+class SharedCopies:
+    """Copies on the host, shared by all that save the same memory."""
+
+    def __init__(self) -> None:
+        self._copies: list[HostCopy] = []
+
+    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
+        """A tensor's copy, for one more owner; it is reused as long as the device still has the tensor."""
+        self._copies = [copy for copy in self._copies if copy.leaving is not None]
+        for copy in self._copies:
+            own = copy.leaving
+            # The same memory in the same shape and type, not written to since.
+            if own is None or own.data_ptr() != tensor.data_ptr() or copy.version != tensor._version:
+                continue
+            if own.shape == tensor.shape and own.dtype == tensor.dtype:
+                copy.keep()
+                return copy
+        copy = host.put(tensor)
+        self._copies.append(copy)
+        copy.keep()
+        return copy
 
 
 def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, GatheredLatents, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
-from boost_core.parallel.offload import HostCopy, HostMemory
+from boost_core.parallel.offload import HostCopy, HostMemory, SharedCopies
 from boost_core.parallel.overlap import Turn
 
 Result = TypeVar("Result")
@@ -101,23 +101,6 @@ class Segments:
         return work(exchanged, carried, *others)
 
 
-class _Copies:
-    """Copies on the host, shared by all that save the same memory."""
-
-    def __init__(self) -> None:
-        self._copies: list[HostCopy] = []
-
-    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
-        """A tensor's copy, for one more owner; it is reused as long as the device still has the tensor."""
-        self._copies = [copy for copy in self._copies if copy.leaves]
-        copy = next((copy for copy in self._copies if copy.is_of(tensor)), None)
-        if copy is None:
-            copy = host.put(tensor)
-            self._copies.append(copy)
-        copy.keep()
-        return copy
-
-
 @dataclass
 class Lookahead:
     """One forward pass through several blocks, whose segments the backward pass gathers ahead.
@@ -130,7 +113,7 @@ class Lookahead:
 
     overlapped: bool = False
     last: "SlicedLatents | None" = None
-    copies: _Copies = field(default_factory=_Copies)
+    copies: SharedCopies = field(default_factory=SharedCopies)
 
 
 class SlicedLatents:
@@ -236,7 +219,7 @@ class _Saved:
     """
 
     def __init__(
-        self, tensor: torch.Tensor, copies: _Copies, host: HostMemory | None, ranks: Communicator | None
+        self, tensor: torch.Tensor, copies: SharedCopies, host: HostMemory | None, ranks: Communicator | None
     ) -> None:
         # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
         self._turned = not tensor.is_contiguous() and (host is not None or ranks is not None)

@@ -47,9 +47,18 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
     if box.numel() == 0:
         return
     limit = _CHUNK_ON_CPU if box.device.type == "cpu" else _CHUNK
+    device = box.device
     for inside, sizes in _chunks(tuple(box.shape), limit):
         begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]
-        values = _normals(shape, begin, sizes, key, box.device)
+        # Standard normal values, float64: four neighbours in a row of the tensor share a counter.
+        first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
+        row = torch.zeros((), dtype=torch.int64, device=device)
+        for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
+            row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
+        column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
+        counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
+        words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
+        values = _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
         values *= stds if isinstance(stds, float) else _part(stds.expand(box.shape), inside, sizes)
         _part(box, inside, sizes).copy_(values.float())
 
@@ -67,18 +76,6 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         # Their upper halves are dropped by the next round's mask.
         c1, c3, product_0, product_1 = product_1, product_0, c1, c3
     return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
-
-
-def _normals(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device: torch.device) -> torch.Tensor:
-    """Standard normal values of a box, float64: four neighbours in a row of the tensor share a counter."""
-    first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
-    row = torch.zeros((), dtype=torch.int64, device=device)
-    for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
-        row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
-    column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
-    counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
-    words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
-    return _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
 
 
 def _box_muller(words: Words) -> torch.Tensor:

@@ -330,8 +330,8 @@ def most_fetched(spec: JobSpec) -> int:
     def look() -> None:
         nonlocal most, sizes, copies
         sizes = {storage: size for storage, size in sizes.items() if not storage.expired()}
-        copies = [copy for copy in copies if copy.leaves]
-        leaving = sum(copy._leaving.nbytes for copy in copies if copy._leaving is not None)
+        copies = [copy for copy in copies if copy.leaving is not None]
+        leaving = sum(copy.leaving.nbytes for copy in copies if copy.leaving is not None)
         most = max(most, sum(sizes.values()) + leaving)
 
     def begun(self: HostCopy, *arguments: Any) -> None:
