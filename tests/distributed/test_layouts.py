@@ -340,7 +340,7 @@ def most_fetched(spec: JobSpec) -> int:
         look()
 
     def fetched(self: HostCopy) -> None:
-        comes = self._come is None and self._leaving is None
+        comes = self._come is None and self.leaving is None
         fetch(self)
         if comes and self._come is not None:
             sizes[StorageWeakRef(self._come.untyped_storage())] = self._come.nbytes
