@@ -299,8 +299,9 @@ class MovedLatents:
             gradient_sum = GradientSum.begin(query_mhe, dout_mhe, out_mhe, lse_mh)
 
             def respond(_: torch.Tensor) -> TaskGradients:
-                dquery_share_mc, of_weights = share_mc, no_gradients(maker)
-                if graph is not None:
+                if graph is None:
+                    dquery_share_mc, of_weights = share_mc, no_gradients(maker)
+                else:
                     with_history_mhe, inputs, ddown = graph
                     dquery_mhe = gradient_sum.dquery.to(out_mhe.dtype)
                     dquery_latent_mr, *dweights = torch.autograd.grad(with_history_mhe, inputs, dquery_mhe)

@@ -180,6 +180,7 @@ class SparseIndex:
             mass_bkt = mass_of_blocks(score_bkp, most_dhp[at][_LAST], sum_dhp[at][_LAST], document.tokens)
             masses[at] = mass_bkt.flatten(1)[:, document.slot_t]
         lines = self._choose(masses, heads, dtype)
+        del masses
 
         # How much of the sampled queries' attention that keeps.
         kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
