@@ -203,13 +203,18 @@ def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
             assert torch.equal(part, parts[number % case.layout.tp]), (case, name)
 
 
+def most_moved(_: ContextPlanner, plan: ContextPlan) -> SimpleNamespace:
+    """Figures by which the plan that moves most tasks is the fastest."""
+    return SimpleNamespace(seconds=-len(plan.queries))
+
+
 def rounded(cases: list[Case], alone: bool) -> list[Found]:
     """In bf16, with as many moved tasks as there may be."""
     specs = [case.spec(ONE if alone else case.layout) for case in cases]
     in_bf16 = [
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
     ]
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
@@ -333,7 +338,7 @@ MORE_MOVED = [
 
 def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
     """Of the plans that a job may have, by those that move most tasks, whatever they take."""
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return stepped(cases, alone)
 
 
@@ -368,10 +373,10 @@ SHORT = 35
 def in_some_micro_batches(case: Case, layout: Layout) -> tuple[list[float], int]:
     """As ``after_steps``, where tasks move if the first document is short."""
 
-    def seconds(_: ContextPlanner, plan: ContextPlan) -> int:
-        return len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1)
+    def figures(_: ContextPlanner, plan: ContextPlan) -> SimpleNamespace:
+        return SimpleNamespace(seconds=len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1))
 
-    with patch.object(ContextPlanner, "_seconds", seconds):
+    with patch.object(ContextPlanner, "figures", figures):
         return after_steps(case, layout)
 
 
@@ -406,7 +411,7 @@ def test_a_step_of_halves_that_take_turns_is_that_of_one_rank(ranks: Ranks, case
     """As above; each half has its own plan."""
     for case, sent in steps_with_moved_tasks(ranks, cases):
         layer = replace(attention_layer(case.spec(case.layout)), element_bytes=8)
-        with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+        with patch.object(ContextPlanner, "figures", most_moved):
             tokens = sum(len(plan.keys) * plan.window.chunk_tokens for plan in plans_of(case))
         what = "keys" if case.exchange == "keys" else "key latents"
         size = tokens * case.layout.tp * case.blocks * layer.sent_bytes(case.exchange)  # type: ignore[arg-type]
@@ -466,7 +471,7 @@ def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, 
 def planned_of_moved(case: Case) -> dict[str, int]:
     """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
     layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         for plan in plans_of(case):
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
@@ -496,7 +501,7 @@ def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
 
 def most_moved_on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As both say."""
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return on_two_nodes(cases, alone)
 
 

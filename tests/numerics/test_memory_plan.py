@@ -8,6 +8,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -572,7 +573,8 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     """By plans that move as many tasks as they may: a step's peak; what a forward pass leaves; and tokens that come."""
     sequences = RandomTokens(spec).sequences()[:1]
     batch = Batch.of(sequences, None, CPU)
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
+    most_moved = patch.object(ContextPlanner, "figures", lambda _, plan: SimpleNamespace(seconds=-len(plan.queries)))
+    with most_moved, Live() as live:
         state = TrainState.initial(spec, CPU, draw_weights)
         training_step(state, RandomTokens(spec))
         own = state.partitioner.partition(batch, sequences)
