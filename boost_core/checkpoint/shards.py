@@ -450,7 +450,8 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
         unread = [each for each in causes if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
         if unread and not folder.is_local:  # a disk's is damage
             raise CheckpointUnreadable(_in_words(unread[0])) from failure
-        _refuse(_problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)), failure)
+        if problems := _problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)):
+            raise CheckpointDamaged("; ".join(problems)) from failure
         for cause in causes:
             if isinstance(cause, TensorMissing):
                 raise ValueError(
@@ -459,7 +460,8 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
                 ) from failure
         raise CheckpointUnreadable(f"{url}: {_first_cause(failure)}") from failure
     unverified = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
-    _refuse(_problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])))
+    if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
+        raise CheckpointDamaged("; ".join(problems))
 
 
 def _problems_of_all_ranks(examine: Callable[[], list[str]]) -> list[str]:
@@ -483,11 +485,6 @@ def _of_all_ranks(texts: Iterable[str], ranks: dist.ProcessGroup | None = None) 
     gathered: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(gathered, list(texts), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
-
-
-def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
-    if damage:
-        raise CheckpointDamaged("; ".join(damage)) from cause
 
 
 def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:
