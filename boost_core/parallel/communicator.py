@@ -496,7 +496,7 @@ class StepClock:
 # ======================  =================  =================
 #
 # In a group of one rank, each is the identity and nothing is counted. A latent's all-reduce, which other work can hide,
-# is in ``recompute``.
+# is in ``btp``.
 
 
 def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
