@@ -173,14 +173,14 @@ class CheckpointFolder:
         """Yield all committed checkpoints, newest first; each is examined only when reached."""
         for step, sizes in sorted(self._committed().items(), reverse=True):
             try:
-                found = self._look(step, sizes)
+                checkpoint = self._look(step, sizes)
             except FileNotFoundError:  # removed meanwhile
                 continue
-            yield found
+            yield checkpoint
 
     def newest_intact(self) -> int | None:
         """The newest step whose checkpoint looks intact, from which a job would resume."""
-        return next((found.step for found in self.checkpoints() if not found.damage), None)
+        return next((checkpoint.step for checkpoint in self.checkpoints() if not checkpoint.damage), None)
 
     def checkpoint(self, step: int) -> StoredCheckpoint:
         """The committed checkpoint of a step.
@@ -234,7 +234,14 @@ class CheckpointFolder:
         """Remove all files of a step except the marker that it has been committed."""
         left = self._sizes(step).keys() - {COMMITTED}
         if MANIFEST in left:  # first, so that no reader sees a partial checkpoint
-            self._clear_file(self._manifest(step))
+            try:
+                self._filesystem.rm_file(self._manifest(step))
+            except FileNotFoundError:
+                pass
+            except PermissionError:
+                if self.is_local:
+                    raise
+                self._filesystem.pipe_file(self._manifest(step), b"")
         paths = [self._file(step, name) for name in sorted(left - {MANIFEST})]
         if not paths:
             return
@@ -246,25 +253,10 @@ class CheckpointFolder:
             for path in paths:
                 self._filesystem.pipe_file(path, b"")
 
-    def _clear_file(self, path: str) -> None:
-        try:
-            self._filesystem.rm_file(path)
-        except FileNotFoundError:
-            pass
-        except PermissionError:
-            if self.is_local:
-                raise
-            self._filesystem.pipe_file(path, b"")
-
     def discard(self, step: int) -> None:
         """Remove what a failed save left of a step; a committed checkpoint is kept."""
         if MANIFEST not in self._sizes(step):
             self._clear(step)
-
-    def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
-        """The files that a save has written, by name, each with its size in the store and the given checksum."""
-        sizes = self._sizes(step)
-        return {name: StoredFile(bytes=sizes[name], crc32=checksum) for name, checksum in checksums.items()}
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> list[str]:
         """Problems of a committed checkpoint, found by reading its files in full; empty if it is intact.
@@ -287,10 +279,30 @@ class CheckpointFolder:
         """Problems of some files of a committed checkpoint, found by reading them in full; empty if intact."""
         problems = []
         for name in names:
-            problem = self._file_damage(manifest.step, name, manifest.files[name])
-            if not problem and name == INDEX:
-                problem = self._index_damage(manifest.step, manifest)
-            problems += [problem] if problem else []
+            path, size, checksum = self._file(manifest.step, name), 0, 0
+            try:
+                refuse_irregular(self._filesystem, path)
+                with self._filesystem.open(path, "rb") as stream:
+                    while block := stream.read(_READ_BYTES):
+                        size, checksum = size + len(block), zlib.crc32(block, checksum)
+            except FileNotFoundError:
+                problems.append(f"{path} is missing")
+                continue
+            except Unreadable as error:
+                problems.append(str(error))
+                continue
+            except OSError as error:
+                problems.append(str(self._unreadable(path, error)))
+                continue
+            if wrong := manifest.files[name].difference(size, checksum):
+                problems.append(f"{path} {wrong}")
+            elif name == INDEX:
+                try:
+                    missing = files_named(self._filesystem.cat_file(path)) - manifest.files.keys()
+                except ValueError as error:
+                    problems.append(f"{path} {error}")
+                else:
+                    problems += [f"{path} names {min(missing)}, which is not in the manifest"] if missing else []
         return problems
 
     def _look(self, step: int, sizes: Mapping[str, int]) -> StoredCheckpoint:
@@ -300,8 +312,8 @@ class CheckpointFolder:
             return StoredCheckpoint(step, None, str(damage))
         problems = self._unlisted(step, manifest, sizes)
         for name, file in manifest.files.items():
-            found = sizes.get(name)
-            wrong = "is missing" if found is None else file.difference(found, file.crc32)
+            size = sizes.get(name)
+            wrong = "is missing" if size is None else file.difference(size, file.crc32)
             problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
         return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
@@ -310,30 +322,6 @@ class CheckpointFolder:
         written = {name for name, size in sizes.items() if size and (name == INDEX or name.endswith(".distcp"))}
         unknown = written - manifest.files.keys()
         return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]
-
-    def _index_damage(self, step: int, manifest: Manifest) -> str:
-        path = self._file(step, INDEX)
-        try:
-            missing = files_named(self._filesystem.cat_file(path)) - manifest.files.keys()
-        except ValueError as error:
-            return f"{path} {error}"
-        return f"{path} names {min(missing)}, which is not in the manifest" if missing else ""
-
-    def _file_damage(self, step: int, name: str, file: StoredFile) -> str:
-        path, found, checksum = self._file(step, name), 0, 0
-        try:
-            refuse_irregular(self._filesystem, path)
-            with self._filesystem.open(path, "rb") as stream:
-                while block := stream.read(_READ_BYTES):
-                    found, checksum = found + len(block), zlib.crc32(block, checksum)
-        except FileNotFoundError:
-            return f"{path} is missing"
-        except Unreadable as error:
-            return str(error)
-        except OSError as error:
-            return str(self._unreadable(path, error))
-        wrong = file.difference(found, checksum)
-        return f"{path} {wrong}" if wrong else ""
 
     def _unreadable(self, path: str, error: OSError) -> CheckpointDamaged:
         """Treat a disk's read error as damage; a store may only be unavailable, so its error is re-raised."""
@@ -371,15 +359,15 @@ class CheckpointFolder:
         """
         self._refuse_pinned(step)
         self._refuse_uncommitted(step)
-        kept = {}
+        removed = {}
         for path in (self._marker(step), self._manifest(step)):  # without both, it counts as never committed
             with suppress(FileNotFoundError):
-                kept[path] = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
+                removed[path] = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
                 self._filesystem.rm_file(path)
         try:
             self._refuse_pinned(step)
         except CheckpointPinned:  # pinned meanwhile; everything else is still there
-            for path, content in reversed(kept.items()):
+            for path, content in reversed(removed.items()):
                 self._write_in_one_piece(path, content)
             raise
         with suppress(FileNotFoundError):  # an object store has no empty folders
@@ -407,18 +395,8 @@ class CheckpointFolder:
         steps = self.steps()
         if keep_last is None or len(steps) <= keep_last:
             return []
-        removed = []
-        damaged = self._damaged(keep_last, read_files)
-        for step in prunable(steps, keep_last, keep_every, self.pinned(), damaged):
-            with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by someone else meanwhile
-                self.remove(step)
-                removed.append(step)
-        return removed
-
-    def _damaged(self, keep_last: int, read_files: bool) -> list[int]:
-        """The damaged ones among the newest, down to the ``keep_last``-th intact one."""
-        damaged: list[int] = []
-        intact = 0
+        # The damaged ones among the newest, down to the ``keep_last``-th intact one.
+        damaged, intact = list[int](), 0
         for checkpoint in self.checkpoints():
             if checkpoint.damage or (read_files and self.damage(checkpoint.step)):
                 damaged.append(checkpoint.step)
@@ -426,7 +404,12 @@ class CheckpointFolder:
                 intact += 1
             if intact == keep_last:
                 break
-        return damaged
+        removed = []
+        for step in prunable(steps, keep_last, keep_every, self.pinned(), damaged):
+            with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by someone else meanwhile
+                self.remove(step)
+                removed.append(step)
+        return removed
 
     def commit_written(
         self, job: JobSpec, parallelism: ParallelismConfig, step: int, samples: int, checksums: Mapping[str, int]
@@ -440,6 +423,7 @@ class CheckpointFolder:
             samples: Number of samples consumed.
             checksums: CRC-32 of each file by name.
         """
+        sizes = self._sizes(step)
         manifest = Manifest(
             step=step,
             samples=samples,
@@ -449,7 +433,7 @@ class CheckpointFolder:
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),
             job=job.model_dump(mode="json"),
-            files=self.stored_files(step, checksums),
+            files={name: StoredFile(bytes=sizes[name], crc32=checksum) for name, checksum in checksums.items()},
         )
         self.commit(manifest)
         return manifest
@@ -459,9 +443,8 @@ class CheckpointFolder:
         self._write_in_one_piece(self._manifest(manifest.step), encode(manifest))
         try:
             self._filesystem.pipe_file(self._marker(manifest.step), b"")
-        except (
-            Exception
-        ) as error:  # stores raise types of their own; without the marker, only a lost manifest goes unnoticed
+        except Exception as error:  # stores raise types of their own
+            # Without the marker, only a lost manifest goes unnoticed.
             logger.warning("%s cannot be written: %s", self._marker(manifest.step), error)
 
     def _write_in_one_piece(self, path: str, content: bytes) -> None:
@@ -484,8 +467,8 @@ class CheckpointFolder:
         for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
             if match := _FILE.fullmatch(path.removeprefix(self._path)):
                 sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
-        found = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
-        return {step: files for name, files in found.items() if (step := step_named(name)) is not None}
+        committed = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
+        return {step: files for name, files in committed.items() if (step := step_named(name)) is not None}
 
     def _sizes(self, step: int) -> dict[str, int]:
         """File sizes of a step by name."""

@@ -39,11 +39,11 @@ class StoredFile(_Stored):
     bytes: int = Field(ge=0)
     crc32: int = Field(ge=0, lt=2**32)
 
-    def difference(self, found_bytes: int, found_crc32: int) -> str:
+    def difference(self, size: int, crc32: int) -> str:
         """How a file differs from this one, phrased to follow its name; empty if it does not."""
-        if found_bytes != self.bytes:
-            return f"has {found_bytes} bytes of {self.bytes}"
-        return "" if found_crc32 == self.crc32 else "is not what was written (CRC-32 differs)"
+        if size != self.bytes:
+            return f"has {size} bytes of {self.bytes}"
+        return "" if crc32 == self.crc32 else "is not what was written (CRC-32 differs)"
 
 
 class WriterLayout(_Stored):
@@ -108,11 +108,11 @@ class Manifest(_Stored):
         Raises:
             ValueError: This version does not support the checkpoint's model.
         """
-        saved, asked = model_facts(self.read_model()), model_facts(model)
+        there, here = model_facts(self.read_model()), model_facts(model)
         return {
-            name: f"{name} is {saved.get(name)} there and {asked.get(name)} here"
-            for name in saved | asked
-            if saved.get(name) != asked.get(name)
+            name: f"{name} is {there.get(name)} there and {here.get(name)} here"
+            for name in there | here
+            if there.get(name) != here.get(name)
         }
 
 
@@ -133,14 +133,33 @@ def decode(stored: bytes, step: int) -> Manifest:
         CheckpointDamaged: It is not what was written, is of another step, or is from a newer version. The message is
             phrased to follow the file's name.
     """
-    content = _parsed(stored)
-    _refuse_other_format(content.get("format"))
-    found = content.pop(_CHECKSUM, None)
+    if not stored:
+        raise CheckpointDamaged("is empty")
+    try:
+        content = json.loads(stored)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"is not JSON, as when it is cut off: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointDamaged("is not a manifest: it is not a JSON object")
+
+    number = content.get("format")
+    if type(number) is not int or number < OLDEST_FORMAT:
+        raise CheckpointDamaged(f"is not a manifest of format {OLDEST_FORMAT} to {FORMAT}")
+    if number > FORMAT:
+        raise CheckpointDamaged(
+            f"was written by a newer version: it has format {number}, and this reads up to {FORMAT}"
+        )
+    written = content.pop(_CHECKSUM, None)
     # A checksum is checked wherever there is one; otherwise a damaged format number could disable it.
-    if found != _checksum(content) and (found is not None or content["format"] > OLDEST_FORMAT):
+    if written != _checksum(content) and (written is not None or number > OLDEST_FORMAT):
         raise CheckpointDamaged("is not what was written (its own CRC-32 differs)")
-    if content["format"] == OLDEST_FORMAT:
-        content |= _facts_in_the_job(content.get("job"))
+
+    if number == OLDEST_FORMAT:  # which has these facts only in its copy of the spec
+        try:
+            job = content["job"]
+            content |= {"model": job["model"], "sequence_length": job["training"]["sequence_length"]}
+        except (KeyError, TypeError) as error:
+            raise CheckpointDamaged("is not a manifest: its job lacks model or training.sequence_length") from error
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
@@ -179,33 +198,6 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "norm_epsilon": model.norm_epsilon,
     }
-
-
-def _facts_in_the_job(job: Any) -> dict[str, Any]:
-    """The facts that the oldest format has only in its copy of the spec."""
-    try:
-        return {"model": job["model"], "sequence_length": job["training"]["sequence_length"]}
-    except (KeyError, TypeError) as error:
-        raise CheckpointDamaged("is not a manifest: its job lacks model or training.sequence_length") from error
-
-
-def _parsed(stored: bytes) -> dict[str, Any]:
-    if not stored:
-        raise CheckpointDamaged("is empty")
-    try:
-        content = json.loads(stored)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamaged(f"is not JSON, as when it is cut off: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointDamaged("is not a manifest: it is not a JSON object")
-    return content
-
-
-def _refuse_other_format(found: object) -> None:
-    if type(found) is not int or found < OLDEST_FORMAT:
-        raise CheckpointDamaged(f"is not a manifest of format {OLDEST_FORMAT} to {FORMAT}")
-    if found > FORMAT:
-        raise CheckpointDamaged(f"was written by a newer version: it has format {found}, and this reads up to {FORMAT}")
 
 
 def _checksum(content: dict[str, Any]) -> int:

@@ -113,11 +113,11 @@ def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = 
     if origin is None:
         return
     damage = ""
-    for found in origin.checkpoints():
-        if found.manifest is not None and not found.damage:
-            origin.refuse_unfit(spec, found.manifest)
+    for checkpoint in origin.checkpoints():
+        if checkpoint.manifest is not None and not checkpoint.damage:
+            origin.refuse_unfit(spec, checkpoint.manifest)
             return
-        damage = damage or f"step {found.step}: {found.damage}"
+        damage = damage or f"step {checkpoint.step}: {checkpoint.damage}"
     if damage:
         problem = f"no checkpoint in {origin.folder.url} is intact: {damage}; restore its files, or name another"
         raise UnfitOrigin(origin.field, problem)

@@ -287,25 +287,21 @@ class Saver:
         if checkpoint.unless_newest_is is not None:
             newest = on_first_rank(self._folder.newest_intact, self._ranks)
             if newest is not None and newest >= checkpoint.unless_newest_is:
-                manifest = self._read_back(newest) if checkpoint.read_back else None
-                if manifest or not checkpoint.read_back:
+                if not checkpoint.read_back:
+                    return newest, None
+                try:  # it counts only if it reads back as written
+                    manifest = on_first_rank(partial(self._folder.manifest, newest), self._ranks)
+                    refuse_damaged(self._folder, newest, self._ranks)
+                except SaveFailed as damage:
+                    if dist.get_rank() == 0:
+                        logger.warning("%s is written again: %s", self._folder.step_url(newest), damage)
+                else:
                     return newest, manifest
         checksums = save_chunks(self._folder, step, chunks, self._ranks)
         manifest = on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
         if checkpoint.read_back:
             refuse_damaged(self._folder, step, self._ranks)
         return step, manifest
-
-    def _read_back(self, step: int) -> Manifest | None:
-        """The manifest of an already committed checkpoint; ``None`` if it does not read back as written."""
-        try:
-            manifest = on_first_rank(lambda: self._folder.manifest(step), self._ranks)
-            refuse_damaged(self._folder, step, self._ranks)
-        except SaveFailed as damage:
-            if dist.get_rank() == 0:
-                logger.warning("%s is written again: %s", self._folder.step_url(step), damage)
-            return None
-        return manifest
 
 
 # Copies of a rank's state in the host's memory.

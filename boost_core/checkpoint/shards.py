@@ -33,8 +33,7 @@ from boost_core.config.storage import Disk
 # Reading checkpoints that may come from untrusted sources.
 #
 # torch's index of the shards is a pickle, and loading a pickle can execute code. A job may name any folder to start
-# from,
-# so here an index may contain only torch's own descriptions of tensors and of files next to it.
+# from, so here an index may contain only torch's own descriptions of tensors and of files next to it.
 #
 # torch does not compare what it reads with what was written, so that is done here, using the manifest.
 
@@ -93,18 +92,8 @@ class ShardReader(FsspecReader):
             CheckpointDamaged: It is not what was written, or names files that are not in the manifest.
             ValueError: It contains what an index written by the trainer never does.
         """
-        if self._index is None:
-            self._index = self._read_index()
-        return self._index
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, for torch, which wraps errors raised here in its own."""
-        index = self.index()
-        index.storage_meta = index.storage_meta or StorageMeta()
-        index.storage_meta.load_id = self.load_id
-        return index
-
-    def _read_index(self) -> Metadata:
+        if self._index is not None:
+            return self._index
         self._refuse_irregular(INDEX)
         with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
             content = stream.read()
@@ -126,6 +115,14 @@ class ShardReader(FsspecReader):
                 raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
             if name not in self._files:
                 raise CheckpointDamaged(f"{self.path}/{INDEX} names {name}, which is not in the manifest")
+        self._index = index
+        return index
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index, for torch, which wraps errors raised here in its own."""
+        index = self.index()
+        index.storage_meta = index.storage_meta or StorageMeta()
+        index.storage_meta.load_id = self.load_id
         return index
 
     def _refuse_irregular(self, name: str) -> None:
@@ -197,7 +194,10 @@ class _SummedParts:
     def part(self, offset: int, length: int) -> bytes:
         """Read ``length`` bytes at an offset, fewer at the end. The last part may be read again, but no earlier one."""
         if (offset, length) != (self._last[0], len(self._last[1])):
-            self._skip(offset - self.position)
+            if offset < self.position:
+                raise ValueError("the index has tensors that overlap in their file; do not load it")
+            while offset > self.position and self._read(min(offset - self.position, _READ_BYTES)):
+                pass
             self._last = offset, self._read(length)
         return self._last[1]
 
@@ -205,12 +205,6 @@ class _SummedParts:
         """Include the rest of the stream in the checksum."""
         while self._read(_READ_BYTES):
             pass
-
-    def _skip(self, count: int) -> None:
-        if count < 0:
-            raise ValueError("the index has tensors that overlap in their file; do not load it")
-        while count > 0 and (block := self._read(min(count, _READ_BYTES))):
-            count -= len(block)
 
     def _read(self, length: int) -> bytes:
         block: bytes = self._stream.read(length)
@@ -376,15 +370,12 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
     Raises:
         SaveFailed: Raised on all ranks if the store does not return what was written.
     """
-    if problems := _of_all_ranks(_damage(folder, step), ranks):
-        raise SaveFailed(f"what was written cannot be read back: {'; '.join(problems)}")
-
-
-def _damage(folder: CheckpointFolder, step: int) -> list[str]:
     try:
-        return folder.damage(step, dist.get_rank(), dist.get_world_size())
+        damage = folder.damage(step, dist.get_rank(), dist.get_world_size())
     except Exception as error:  # stores raise types of their own
-        return [f"it cannot be read back: {_in_words(error)}"]
+        damage = [f"it cannot be read back: {_in_words(error)}"]
+    if problems := _of_all_ranks(damage, ranks):
+        raise SaveFailed(f"what was written cannot be read back: {'; '.join(problems)}")
 
 
 def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
@@ -459,7 +450,8 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
         unread = [each for each in causes if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
         if unread and not folder.is_local:  # a disk's is damage
             raise CheckpointUnreadable(_in_words(unread[0])) from failure
-        _refuse(_problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)), failure)
+        if problems := _problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)):
+            raise CheckpointDamaged("; ".join(problems)) from failure
         for cause in causes:
             if isinstance(cause, TensorMissing):
                 raise ValueError(
@@ -468,18 +460,19 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
                 ) from failure
         raise CheckpointUnreadable(f"{url}: {_first_cause(failure)}") from failure
     unverified = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
-    _refuse(_problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])))
+    if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
+        raise CheckpointDamaged("; ".join(problems))
 
 
-def _problems_of_all_ranks(find: Callable[[], list[str]]) -> list[str]:
-    """The problems that all ranks find, each in its own part of a checkpoint.
+def _problems_of_all_ranks(examine: Callable[[], list[str]]) -> list[str]:
+    """The problems that all ranks see, each in its own part of a checkpoint.
 
     Raises:
-        CheckpointUnreadable: Raised on all ranks if none finds a problem and any fails to read.
+        CheckpointUnreadable: Raised on all ranks if none sees a problem and any fails to read.
     """
     problems, failures = [], []
     try:
-        problems = find()
+        problems = examine()
     except Exception as error:  # stores raise types of their own
         failures = [_in_words(error)]
     failures = _of_all_ranks(failures)
@@ -488,15 +481,10 @@ def _problems_of_all_ranks(find: Callable[[], list[str]]) -> list[str]:
     raise CheckpointUnreadable(failures[0])
 
 
-def _of_all_ranks(found: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
+def _of_all_ranks(texts: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
     gathered: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(gathered, list(found), group=ranks)
+    dist.all_gather_object(gathered, list(texts), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
-
-
-def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
-    if damage:
-        raise CheckpointDamaged("; ".join(damage)) from cause
 
 
 def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:

@@ -8,7 +8,15 @@ are sent again as soon as the backward pass reaches the block. What is recompute
 If the outputs of moved tasks come back as latents, a third node, ``_Returned``, puts these among the latents of the
 rank's own outputs; backward, it sends their gradients.
 
-Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e head size; r latents.
+Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
+are, and combines the parts by their log-sum-exps. The forward pass saves only the inputs, the output and its
+log-sum-exps: in the backward pass, the keys, or the latents they are computed from, come again in the same stages, and
+their gradients go back to their owners while the next stage's are computed. The queries of moved tasks, or the latents
+that they are made from, arrive while a rank attends with its own queries to its own keys. They attend to all the keys
+that it has or receives, and their outputs go back at the end.
+
+Shape suffixes: T tokens of the rank, n tokens received in a stage; h heads, j heads of keys and values, e head size; r
+latents; s = 2, keys and values.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,39 +28,34 @@ import torch
 
 from boost_core.context.exchange import (
     Arrivals,
-    AttentionSum,
-    BothAttentions,
-    GradientSum,
     KeyLatents,
     KeyMaker,
     LatentRoute,
-    Own,
-    OwnGradients,
+    LocalGradients,
+    LocalKeys,
     QueryLatents,
     Stage,
     TaskMaker,
 )
 from boost_core.context.offload import (
     Attended,
-    Foreign,
-    ForeignGradients,
+    LocalQueries,
     MovedLatents,
     MovedQueries,
     MovedRows,
-    MovedTasks,
     OutputGradients,
-    OwnQueries,
+    RemoteGradients,
+    RemoteQueries,
     Returning,
     TaskGradients,
-    give_weights,
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, rank_work
+from boost_core.context.stage_attention import AttentionSum, GradientSum, StageAttentions
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
-from boost_core.model.low_rank import Bottleneck
-from boost_core.model.strategy import Exchanged, PartialLatents
+from boost_core.model.low_rank import Bottleneck, Exchanged, PartialLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.recompute import Crossing, Segments
 
@@ -106,7 +109,25 @@ class LayerAttention:
             heads, latents = block.heads(exchanged, carried)
             turned = rotary(heads, *rotation.angles(heads[0].dtype))
             query, key, value = (x_Td.view(len(x_Td), -1, block.head_size) for x_Td in turned)
-            return *self.save(query, key, value, *self._latents_sent(block, latents)), latents
+
+            # What keys and values are made from, and queries, as far as other ranks make them themselves.
+            of_keys, of_queries = None, None
+            bottleneck = block.query_key_value
+
+            def scale(name: str) -> list[torch.Tensor]:
+                return [bottleneck.declared(name)] if block.qk_norm else []
+
+            if self.attention.sends_latents:
+                of = cast(Bottleneck, bottleneck)
+                _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
+                weights = [of.up_of(1), of.up_of(2), *scale("key_scale")]
+                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_keys_of, block), block.sinks))
+            if self.attention.moves_latents:
+                weights = [cast(Bottleneck, bottleneck).up_of(0), *scale("query_scale")]
+                down_dr = block.output.declared("down").flatten(1)
+                task_maker = TaskMaker(weights, partial(_queries_of, block), down_dr, block.sinks)
+                of_queries = QueryLatents(latents[0][0], task_maker)
+            return *self.save(query, key, value, of_keys, of_queries), latents
 
         query_The, keys, latents = segments(saved, exchanged, carried)
         self.send(query_The, keys)
@@ -114,25 +135,19 @@ class LayerAttention:
         attended_The = await segments.keys(partial(self.finish, query_The))
         partials = block.output.down_project(attended_The.flatten(1))
         if self.attention.moves_latents:
-            partials = [replace(own, compute=partial(self._with_returned, query_The, own)) for own in partials]
-        return partials, latents, partial(self.send_ahead_of, query_The)
 
-    def _latents_sent(
-        self, block: Heads, latents: list[torch.Tensor]
-    ) -> tuple[KeyLatents | None, QueryLatents | None]:  # fmt: skip
-        """What keys and values are made from, and queries, as far as other ranks make them themselves."""
-        keys, queries = None, None
-        if self.attention.sends_latents:
-            of, scale = cast(Bottleneck, block.query_key_value), _scale(block, "key_scale")
-            _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
-            maker = KeyMaker([of.up_of(1), of.up_of(2), *scale], partial(_keys_of, block), block.sinks)
-            keys = KeyLatents(key_Tr, value_Tr, maker)
-        if self.attention.moves_latents:
-            of, scale = cast(Bottleneck, block.query_key_value), _scale(block, "query_scale")
-            down_dr = block.output.declared("down").flatten(1)
-            task_maker = TaskMaker([of.up_of(0), *scale], partial(_queries_of, block), down_dr, block.sinks)
-            queries = QueryLatents(latents[0][0], task_maker)
-        return keys, queries
+            def with_returned(part: PartialLatents) -> torch.Tensor:
+                return self.with_returned(query_The, part.compute())
+
+            partials = [replace(part, compute=partial(with_returned, part)) for part in partials]
+
+        def send_ahead_of(stream_Td: torch.Tensor) -> None:
+            """Let the backward pass of a half send keys again once it has the gradient of ``stream_Td``."""
+            saved_node = query_The.grad_fn
+            if self.attention.of_a_half and saved_node is not None:
+                stream_Td.register_hook(lambda _: _send_again(saved_node))  # type: ignore[no-untyped-call]
+
+        return partials, latents, send_ahead_of
 
     def start(
         self,
@@ -184,8 +199,11 @@ class LayerAttention:
     @torch.no_grad()
     def send(self, query_The: torch.Tensor, keys: Keys) -> None:
         """Start to exchange what ``save`` has returned. All ranks of the group call it."""
-        own = self.attention.own(keys.keys, keys.maker, keys.task_maker, keys.latents, backward=False)
-        self.in_flight = self.attention.start(query_The.detach(), own)
+        attention = self.attention
+        local = attention.local_keys(keys.keys, keys.maker, keys.task_maker, keys.latents, backward=False)
+        queries = LocalQueries(query_The.detach(), local.of_queries)
+        requested = attention.moved.request(queries) if attention.moved else None
+        self.in_flight = InFlight(requested, attention.send(local))
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
         """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
@@ -207,19 +225,6 @@ class LayerAttention:
             return latent_Tr
         return _Returned.apply(latent_Tr, query_The, returning)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _with_returned(self, query_The: torch.Tensor, own: PartialLatents) -> torch.Tensor:
-        return self.with_returned(query_The, own.compute())
-
-    def send_ahead_of(self, query_The: torch.Tensor, stream_Td: torch.Tensor) -> None:
-        """Let the backward pass of a half send keys again once it has the gradient of ``stream_Td``."""
-        started = query_The.grad_fn
-        if self.attention.of_a_half and started is not None:
-            stream_Td.register_hook(lambda _: _send_again(started))  # type: ignore[no-untyped-call]
-
-
-def _scale(block: Heads, name: str) -> list[torch.Tensor]:
-    return [block.query_key_value.declared(name)] if block.qk_norm else []
-
 
 def _keys_of(
     block: Heads, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
@@ -236,7 +241,7 @@ def _keys_of(
 
 def _queries_of(
     block: Heads, latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotation: Rotation
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Queries of other ranks' tokens, likewise."""
     up_rd, *scale = weights
     query_nd = latent_nr @ up_rd
@@ -273,14 +278,22 @@ class _Save(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        of_own, of_tasks, dtype = ctx.returning.whole(), ctx.returning.of_tasks, gradients[0].dtype
+        returning: ReturningGradients = ctx.returning
+        local, of_tasks, dtype = returning.whole(), returning.of_tasks, gradients[0].dtype
         ctx.returning = None
-        of_latents = ctx.attention.gradients_of_latents(of_own, ctx.maker, dtype)
-        of_queries: tuple[torch.Tensor | None, ...] = ()
-        if ctx.task_maker is not None:  # the queries' latents travel
-            give_weights(of_tasks.of_weights if of_tasks else no_gradients(ctx.task_maker), ctx.task_maker)
+        maker, task_maker, route = ctx.maker, ctx.task_maker, ctx.attention.route
+        of_latents: Sequence[torch.Tensor | None] = ()
+        if route is not None and maker is not None and local.latents is not None:
+            for weight, gradient in zip(maker.weights, local.latents.weights, strict=True):
+                maker.sinks.add(weight, gradient)
+            of_latents = route.in_place(local.latents.share.to(dtype), 2)
+        of_queries: Sequence[torch.Tensor | None] = ()
+        if task_maker is not None:  # the queries' latents travel
+            of_weights = of_tasks.of_weights if of_tasks else no_gradients(task_maker)
+            for weight, gradient in zip((*task_maker.weights, task_maker.down), of_weights, strict=True):
+                task_maker.sinks.add(weight, gradient)
             of_queries = (of_tasks.of_latents() if of_tasks else None,)
-        return gradients[0], *of_own.keys.to(dtype).unbind(1), None, None, None, *of_latents, *of_queries
+        return gradients[0], *local.keys.to(dtype).unbind(1), None, None, None, *of_latents, *of_queries
 
 
 class _Finish(torch.autograd.Function):
@@ -292,19 +305,19 @@ class _Finish(torch.autograd.Function):
         if in_flight is None:
             raise AssertionError("start comes before finish")
         attended, layer.returning = layer.attention.forward(query_The, in_flight)
-        ctx.save_for_backward(attended.out, attended.lse, *attended.foreign)
+        ctx.save_for_backward(attended.out, attended.lse, *attended.remote)
         return attended.out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        out_The, lse_Th, *foreign = ctx.saved_tensors
-        started = ctx.next_functions[0][0]
-        _send_again(started)
-        (query_The, keys), started.again = started.again, None
-        dlatent, started.dlatent = started.dlatent, None
+        out_The, lse_Th, *remote = ctx.saved_tensors
+        saved_node = ctx.next_functions[0][0]
+        _send_again(saved_node)
+        (query_The, keys), saved_node.again = saved_node.again, None
+        dlatent, saved_node.dlatent = saved_node.dlatent, None
         of_outputs = OutputGradients(gradients[0].contiguous(), dlatent)
-        attended = Attended(out_The, lse_Th, foreign)
-        dquery_The, started.returning = started.attention.backward(of_outputs, query_The, keys, attended)
+        attended = Attended(out_The, lse_Th, remote)
+        dquery_The, saved_node.returning = saved_node.attention.backward(of_outputs, query_The, keys, attended)
         return dquery_The, None
 
 
@@ -320,38 +333,25 @@ class _Returned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        started = ctx.next_functions[1][0]
-        started.dlatent = ctx.start_gradients(gradients[0])
+        saved_node = ctx.next_functions[1][0]
+        saved_node.dlatent = ctx.start_gradients(gradients[0])
         return gradients[0], None, None
 
 
-def _send_again(started: Any) -> None:
+def _send_again(saved_node: Any) -> None:
     """Send what ``_Save`` has sent once more, for the backward pass, unless that is done; keeps it with its queries.
 
     Args:
-        started: The node of ``_Save``, which alone has the queries and keys, or has them recomputed.
+        saved_node: The node of ``_Save``, which alone has the queries and keys, or has them recomputed.
     """
-    if started.again is None:
-        query_The, keys_Tsje, *latents_Tr = started.saved_tensors
-        own = started.attention.own(keys_Tsje, started.maker, started.task_maker, latents_Tr, backward=True)
-        started.again = query_The, started.attention.send(own)
+    if saved_node.again is None:
+        query_The, keys_Tsje, *latents_Tr = saved_node.saved_tensors
+        attention, maker, task_maker = saved_node.attention, saved_node.maker, saved_node.task_maker
+        local = attention.local_keys(keys_Tsje, maker, task_maker, latents_Tr, backward=True)
+        saved_node.again = query_The, attention.send(local)
 
 
-# Attention of a window whose tokens are spread over the ranks of a context parallel group.
-#
-# Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
-# are, and combines the parts by their log-sum-exps (``sums``). The forward pass keeps only the inputs, the output and
-# its
-# log-sum-exps: in the backward pass, the keys, or the latents they are computed from, come again in the same stages,
-# and
-# their gradients go back to their owners while the next stage's are computed.
-#
-# The queries of moved tasks, or the latents that they are made from, arrive while a rank attends with its own queries
-# to
-# its own keys. They attend to all the keys that it has or receives, and their outputs go back at the end.
-#
-# Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e head size; n tokens that come in a stage,
-# m of a piece or of queries that have come; s = 2, keys and values.
+# Attention of a window whose tokens are partitioned over the ranks of a context parallel group.
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class InFlight:
         keys: Keys.
     """
 
-    queries: Callable[[], Foreign] | None
+    queries: Callable[[], RemoteQueries] | None
     keys: Arrivals
 
 
@@ -377,11 +377,11 @@ class ReturningGradients:
         of_tasks: Gradients of what moved tasks were computed from, if they travelled as latents.
     """
 
-    gradients: OwnGradients
+    gradients: LocalGradients
     add: Callable[[], None] | None
     of_tasks: TaskGradients | None = None
 
-    def whole(self) -> OwnGradients:
+    def whole(self) -> LocalGradients:
         """All gradients; to be called once."""
         if self.add:
             self.add()
@@ -389,7 +389,7 @@ class ReturningGradients:
 
 
 class ContextAttention:
-    """Causal attention of documents whose tokens are dealt to ranks by a plan; a model's layers share it.
+    """Causal attention of documents whose tokens a plan partitions over ranks; a model's layers share it.
 
     Args:
         plan: The plan for all sequences of a micro-batch, or of a half, the same on all ranks.
@@ -403,6 +403,8 @@ class ContextAttention:
         chunks: The window's chunks on this rank; its tokens are theirs, chunk by chunk.
         tokens: Number of its tokens.
         of_a_half: As given.
+        route: As given.
+        moved: The attention that ranks compute for each other; ``None`` if no task moves.
 
     Raises:
         ValueError: The plan is for another number of ranks.
@@ -417,33 +419,33 @@ class ContextAttention:
                 f"the plan deals tokens to {plan.ranks} ranks and the group has {communicator.size}; plan for the group"
             )
         work, window = rank_work(plan, communicator.rank, route.nodes if route else None), plan.window
-        self.plan, self.chunks, self._route, self.of_a_half = plan, work.chunks, route, of_a_half
+        self.plan, self.chunks, self.route, self.of_a_half = plan, work.chunks, route, of_a_half
         self.tokens = len(work.chunks) * window.chunk_tokens
-        self._own = BothAttentions.of(work, window.sees, device)
-        self._moved: MovedTasks | None = None  # ``None`` if none move
+        self._local = StageAttentions.of(work, window.sees, device)
+        self.moved: MovedQueries | MovedLatents | None = None
         if work.queries is not None:
             rows = MovedRows(work.queries, window.chunk_tokens, communicator, device)
-            self._moved = MovedLatents(rows, route, work.foreign) if route and route.moves else MovedQueries(rows)
+            self.moved = MovedLatents(rows, route, work.remote) if route and route.moves else MovedQueries(rows)
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
 
     @property
     def sends_latents(self) -> bool:
         """Whether a call has to pass the latents of keys and values."""
-        return self._route is not None and self._route.nodes is not None
+        return self.route is not None and self.route.nodes is not None
 
     @property
     def moves_latents(self) -> bool:
         """Whether a call has to pass the latents of queries, whether or not this plan moves tasks."""
-        return self._route is not None and self._route.moves
+        return self.route is not None and self.route.moves
 
     def for_layer(self) -> LayerAttention:
         """Return what a layer calls, in its forward pass and its recomputation."""
         return LayerAttention(self)
 
-    def own(
+    def local_keys(
         self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, task_maker: TaskMaker | None,
         latents_Tr: Sequence[torch.Tensor], backward: bool,
-    ) -> Own:  # fmt: skip
+    ) -> LocalKeys:  # fmt: skip
         """What this rank has to send: keys and values, its share of both their latents, and the queries' latents.
 
         Args:
@@ -453,30 +455,26 @@ class ContextAttention:
             latents_Tr: The latents that are sent, those of queries last.
             backward: Whether gradients come back.
         """
-        share_Tc = self._route.share(*latents_Tr[:2]) if self._route and maker else None
+        share_Tc = self.route.share(*latents_Tr[:2]) if self.route and maker else None
         of_queries = QueryLatents(latents_Tr[-1], task_maker) if task_maker else None
-        return Own(keys_Tsje, share_Tc, maker, backward, of_queries)
+        return LocalKeys(keys_Tsje, share_Tc, maker, backward, of_queries)
 
-    def send(self, own: Own) -> Arrivals:
+    def send(self, local: LocalKeys) -> Arrivals:
         """Start to send what a rank has, and to receive what the others have."""
-        return Arrivals(own, self._own, self._stages, len(self._stages) if self.of_a_half else 1)
-
-    def start(self, query_The: torch.Tensor, own: Own) -> InFlight:
-        """Start what ``forward`` needs."""
-        return InFlight(self._moved.ask(OwnQueries(query_The, own.of_queries)) if self._moved else None, self.send(own))
+        return Arrivals(local, self._local, self._stages, len(self._stages) if self.of_a_half else 1)
 
     def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[Attended, Returning | None]:
         """The output, ``[T, h, e]``, with log-sum-exps, ``[T, h]`` in fp32 at least; and its latents on their way."""
-        come, mine = in_flight.queries, AttentionSum.begin(query_The)
-        foreign: Foreign | None = None
-        for _, attention, came in in_flight.keys:
-            mine.attend(attention.own, came)
+        come, local = in_flight.queries, AttentionSum.begin(query_The)
+        remote: RemoteQueries | None = None
+        for _, attention, stage_keys in in_flight.keys:
+            local.attend(attention.local, stage_keys.keys)
             if come:
-                foreign = foreign or come()
-                foreign.attention.attend(attention.foreign, came)
-        out_The, lse_Th = mine.out.to(query_The.dtype), mine.lse
-        kept, returning = foreign.answer(out_The, lse_Th) if foreign else ((), None)
-        return Attended(out_The, lse_Th, kept), returning
+                remote = remote or come()
+                remote.attention.attend(attention.remote, stage_keys.keys)
+        out_The, lse_Th = local.out.to(query_The.dtype), local.lse
+        saved, returning = remote.respond(out_The, lse_Th) if remote else ((), None)
+        return Attended(out_The, lse_Th, saved), returning
 
     def backward(
         self, of_outputs: OutputGradients, query_The: torch.Tensor, keys: Arrivals, attended: Attended
@@ -487,34 +485,24 @@ class ContextAttention:
             of_outputs: Gradients of the output.
             query_The: The queries.
             keys: The keys, on their way again.
-            attended: What the forward pass has kept.
+            attended: What the forward pass has saved.
         """
-        own, dtype = keys.own, attended.lse.dtype
-        queries = OwnQueries(query_The, own.of_queries)
-        come = self._moved.ask_for_gradients(queries, attended, of_outputs) if self._moved else None
-        mine = GradientSum.begin(query_The, of_outputs.dout, attended.out, attended.lse)
-        foreign: ForeignGradients | None = None
-        gradients = OwnGradients.none_yet(own, dtype)
+        dtype, queries = attended.lse.dtype, LocalQueries(query_The, keys.local.of_queries)
+        come = self.moved.request_gradients(queries, attended, of_outputs) if self.moved else None
+        local = GradientSum.begin(query_The, of_outputs.dout, attended.out, attended.lse)
+        remote: RemoteGradients | None = None
+        gradients = LocalGradients.zeros(keys.local, dtype)
         add_returned: Callable[[], None] | None = None
-        for stage, attention, came in keys:
-            dkeys_nsje = torch.zeros_like(came.keys, dtype=dtype) if stage else gradients.keys
-            mine.add(attention.own, came, dkeys_nsje)
+        for stage, attention, stage_keys in keys:
+            dkeys_nsje = torch.zeros_like(stage_keys.keys, dtype=dtype) if stage else gradients.keys
+            local.add(attention.local, stage_keys.keys, dkeys_nsje)
             if come:
-                foreign = foreign or come()
-                foreign.gradients.add(attention.foreign, came, dkeys_nsje)
+                remote = remote or come()
+                remote.gradients.add(attention.remote, stage_keys.keys, dkeys_nsje)
             if add_returned:
                 add_returned()
             if stage:
-                add_returned = stage.start_back(came, dkeys_nsje, gradients)
-        dquery_The = mine.dquery.to(query_The.dtype)
-        of_tasks = foreign.answer(dquery_The) if foreign else None
+                add_returned = stage.start_back(stage_keys, dkeys_nsje, gradients)
+        dquery_The = local.dquery.to(query_The.dtype)
+        of_tasks = remote.respond(dquery_The) if remote else None
         return dquery_The, ReturningGradients(gradients, add_returned, of_tasks)
-
-    def gradients_of_latents(
-        self, gradients: OwnGradients, maker: KeyMaker | None, dtype: torch.dtype
-    ) -> Sequence[torch.Tensor]:
-        """Gradients of both latents, ``[T, r]``, if there are any; those of the weights are passed on."""
-        if self._route is None or maker is None or gradients.latents is None:
-            return ()
-        gradients.latents.give_weights(maker)
-        return self._route.in_place(gradients.latents.share.to(dtype), 2)

@@ -1,37 +1,40 @@
-"""Moved tasks: their queries go to where their attention is computed, and the outputs come back.
+"""Attention task offloading: queries go to where their attention is computed, and the outputs come back.
 
 A moved task has all keys of its queries, so what comes back is final and takes its place among the rank's own outputs.
-Nothing is kept where it was computed: in the backward pass the queries go again, with the output, its log-sum-exps and
-its gradient, and the gradient of the queries comes back. Those of keys go to their owners like any others.
+In ``MovedQueries`` nothing is saved where it was computed: in the backward pass the queries go again, with the output,
+its log-sum-exps and its gradient, and the gradient of the queries comes back. Those of keys go to their owners like any
+others.
 
-``moved_latents`` does the same with latents in place of queries and outputs.
+In ``MovedLatents`` queries and outputs travel as latents: r wide both ways, forward and backward. An output o is final
+where it is computed, and all ranks of the group have the layer's weights. So queries go as the latents that they are
+made from, and o A comes back, A being the weight that turns the heads of one tensor parallel rank into its part of the
+output's latents. These parts are summed over the node's tensor parallel ranks, a share per rank, and the owner puts its
+share into its own part, which its tensor parallel group sums in any case. Backward, the gradients of the output's
+latents go and those of the queries' latents come back, likewise as shares; the gathering and summing is as for keys'
+latents (``exchange``).
 
-Shape suffixes: T tokens of the rank, n that go, m that come; h heads, e head size; x any values of a token.
+Outputs, log-sum-exps and the shares of latents received are then saved where they were computed, which spares sending
+them for the backward pass. The gradients of the weights are part of the sum over all ranks with these weights; there is
+one per micro-batch even if no task moves: code that counts gradients finds the same number in each.
+
+Shape suffixes: T tokens of the rank, n sent, m received; h heads, e head size; x any values of a token; r latents, p
+tensor parallel ranks, c = r/p.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import torch
 
-from boost_core.context.exchange import (
-    AttentionSum,
-    GradientSum,
-    LatentRoute,
-    QueryLatents,
-    TaskMaker,
-    start_rows,
-)
-from boost_core.context.partition import integers
+from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker, start_rows
 from boost_core.context.plan import Traffic
-from boost_core.model.attention import Rotation
+from boost_core.context.stage_attention import AttentionSum, GradientSum, integers
 from boost_core.parallel.communicator import Communicator
 
 
 @dataclass(frozen=True)
-class OwnQueries:
+class LocalQueries:
     """A rank's queries.
 
     Attributes:
@@ -45,17 +48,17 @@ class OwnQueries:
 
 @dataclass(frozen=True)
 class Attended:
-    """What a layer keeps of its attention for the backward pass.
+    """What a layer saves of its attention for the backward pass.
 
     Attributes:
-        out: The output of the rank's own queries, ``[T, h, e]``; zeros where another rank keeps it.
+        out: The output of the rank's own queries, ``[T, h, e]``; zeros where another rank has it.
         lse: Its log-sum-exps, ``[T, h]``.
-        foreign: What is kept of other ranks' tasks.
+        remote: What is saved of other ranks' tasks.
     """
 
     out: torch.Tensor
     lse: torch.Tensor
-    foreign: Sequence[torch.Tensor] = ()
+    remote: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True)
@@ -86,17 +89,17 @@ class Returning:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class RemoteQueries:
     """Other ranks' queries.
 
     Attributes:
         attention: Their attention so far.
-        answer: Sends back what was computed, given this rank's own output and log-sum-exps, and puts into these what
-            comes back, or starts to return latents; returns what to keep.
+        respond: Sends back what was computed, given this rank's own output and log-sum-exps, and puts into these what
+            comes back, or starts to return latents; returns what to save.
     """
 
     attention: AttentionSum
-    answer: Callable[[torch.Tensor, torch.Tensor], tuple[Sequence[torch.Tensor], Returning | None]]
+    respond: Callable[[torch.Tensor, torch.Tensor], tuple[Sequence[torch.Tensor], Returning | None]]
 
 
 @dataclass(frozen=True)
@@ -113,29 +116,17 @@ class TaskGradients:
 
 
 @dataclass(frozen=True)
-class ForeignGradients:
+class RemoteGradients:
     """Other ranks' queries in the backward pass.
 
     Attributes:
         gradients: Their gradients so far.
-        answer: Sends them back, and puts what comes back into the gradients of this rank's own queries, or starts to
+        respond: Sends them back, and puts what comes back into the gradients of this rank's own queries, or starts to
             return those of latents.
     """
 
     gradients: GradientSum
-    answer: Callable[[torch.Tensor], TaskGradients | None]
-
-
-class MovedTasks(Protocol):
-    """The tasks that ranks compute for each other by one plan."""
-
-    def ask(self, own: OwnQueries) -> Callable[[], Foreign]:
-        """Start to send queries, or their latents; the returned function waits for those that come."""
-
-    def ask_for_gradients(
-        self, own: OwnQueries, attended: Attended, gradients: OutputGradients
-    ) -> Callable[[], ForeignGradients]:
-        """Start to send what gradients take, unless it is under way; the returned function waits for what comes."""
+    respond: Callable[[torch.Tensor], TaskGradients | None]
 
 
 class MovedRows:
@@ -155,16 +146,16 @@ class MovedRows:
         first_n = integers([chunk for chunks in traffic.sends for chunk in chunks], torch.int64, device) * chunk_tokens
         self._places_n = (first_n.unsqueeze(1) + torch.arange(chunk_tokens, device=device)).flatten()
 
-    def start(self, purpose: str, *own_Tx: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
+    def start(self, purpose: str, *local_Tx: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
         """Start to send values of moved tokens; the returned function waits, and returns those of tokens that come.
 
         Args:
             purpose: The purpose, for the ledger.
-            own_Tx: Values of this rank's tokens, of any types; they are sent as the first one's type.
+            local_Tx: Values of this rank's tokens, of any types; they are sent as the first one's type.
         """
-        payload = _packed([x.index_select(0, self._places_n) for x in own_Tx])
+        payload = _packed([x.index_select(0, self._places_n) for x in local_Tx])
         wait = start_rows(self._communicator, payload, self._goes, self._comes, purpose)
-        return lambda: _unpacked(wait(), own_Tx)
+        return lambda: _unpacked(wait(), local_Tx)
 
     def start_back(self, purpose: str, *came_mx: torch.Tensor) -> Callable[..., None]:
         """Start to return what was computed for others; the returned function waits, and puts in place what comes back.
@@ -176,15 +167,15 @@ class MovedRows:
         """
         wait = start_rows(self._communicator, _packed(came_mx), self._comes, self._goes, purpose)
 
-        def put(*own_Tx: torch.Tensor) -> None:
-            for own, part_nx in zip(own_Tx, _unpacked(wait(), own_Tx), strict=True):
-                own.index_copy_(0, self._places_n, part_nx)
+        def put(*local_Tx: torch.Tensor) -> None:
+            for local, part_nx in zip(local_Tx, _unpacked(wait(), local_Tx), strict=True):
+                local.index_copy_(0, self._places_n, part_nx)
 
         return put
 
 
 class MovedQueries:
-    """The ``MovedTasks`` whose queries and outputs travel as they are.
+    """The tasks that ranks compute for each other by one plan; queries and outputs travel as they are.
 
     Args:
         rows: Their exchange.
@@ -193,35 +184,35 @@ class MovedQueries:
     def __init__(self, rows: MovedRows) -> None:
         self._rows = rows
 
-    def ask(self, own: OwnQueries) -> Callable[[], Foreign]:
-        """As in ``MovedTasks``."""
-        wait = self._rows.start("queries", own.query)
+    def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
+        """Start to send queries, or their latents; the returned function waits for those of other ranks."""
+        wait = self._rows.start("queries", local.query)
 
-        def come() -> Foreign:
+        def come() -> RemoteQueries:
             attention = AttentionSum.begin(*wait())
 
-            def answer(out_The: torch.Tensor, lse_Th: torch.Tensor) -> tuple[Sequence[torch.Tensor], None]:
+            def respond(out_The: torch.Tensor, lse_Th: torch.Tensor) -> tuple[Sequence[torch.Tensor], None]:
                 self._rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
                 return (), None
 
-            return Foreign(attention, answer)
+            return RemoteQueries(attention, respond)
 
         return come
 
-    def ask_for_gradients(
-        self, own: OwnQueries, attended: Attended, gradients: OutputGradients
-    ) -> Callable[[], ForeignGradients]:
-        """As in ``MovedTasks``."""
-        sent = own.query, gradients.dout, attended.out, attended.lse
+    def request_gradients(
+        self, local: LocalQueries, attended: Attended, gradients: OutputGradients
+    ) -> Callable[[], RemoteGradients]:
+        """Start to send what gradients take; the returned function waits for what other ranks send."""
+        sent = local.query, gradients.dout, attended.out, attended.lse
         wait = self._rows.start("queries and output gradients", *sent)
 
-        def come() -> ForeignGradients:
+        def come() -> RemoteGradients:
             gradient_sum = GradientSum.begin(*wait())
 
-            def answer(dquery_The: torch.Tensor) -> None:
+            def respond(dquery_The: torch.Tensor) -> None:
                 self._rows.start_back("query gradients", gradient_sum.dquery.to(dquery_The.dtype))(dquery_The)
 
-            return ForeignGradients(gradient_sum, answer)
+            return RemoteGradients(gradient_sum, respond)
 
         return come
 
@@ -237,25 +228,8 @@ def _unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor]) -> Sequence[torc
     return [part.contiguous().view(x.dtype).view(len(rows), *x.shape[1:]) for part, x in parts]
 
 
-# Moved tasks whose queries and outputs travel as latents: r wide both ways, forward and backward.
-#
-# A task has all keys of its queries, so its output o is final where it is computed, and all ranks of the group have the
-# layer's weights. So queries go as the latents that they are made from, and o A comes back, A being the weight that
-# turns the heads of one tensor parallel rank into its part of the output's latents. These parts are summed over the
-# node's tensor parallel ranks, a share per rank, and the owner puts its share into its own part, which its tensor
-# parallel group sums in any case. Backward, the gradients of the output's latents go and those of the queries' latents
-# come back, likewise as shares; the gathering and summing is as for keys' latents (``latents``).
-#
-# Outputs, log-sum-exps and the shares of latents that came are kept where they were computed, which spares sending them
-# for the backward pass. The gradients of the weights are part of the sum over all ranks with these weights; there is
-# one
-# per micro-batch even if no task moves: code that counts gradients finds the same number in each.
-#
-# Shape suffixes: T tokens of the rank, m that come; r latents, p tensor parallel ranks, c = r/p; h heads, e head size.
-
-
 class MovedLatents:
-    """The ``MovedTasks`` whose queries and outputs travel as latents.
+    """The same, but queries and outputs travel as latents.
 
     Args:
         rows: Their exchange.
@@ -267,21 +241,21 @@ class MovedLatents:
         self._rows, self._route = rows, route
         self._rotation = route.at(chunks) if chunks else None
 
-    def ask(self, own: OwnQueries) -> Callable[[], Foreign]:
-        """As in ``MovedTasks``."""
-        made_of = _given(own.made_of)
+    def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
+        """As in ``MovedQueries``."""
+        made_of = _required(local.made_of)
         wait = self._rows.start("query latents", self._route.share(made_of.of_queries))
 
-        def come() -> Foreign:
+        def come() -> RemoteQueries:
             (share_mc,) = wait()
             maker, rotation, route = made_of.maker, self._rotation, self._route
-            query_mhe = own.query.new_empty(0, *own.query.shape[1:])
+            query_mhe = local.query.new_empty(0, *local.query.shape[1:])
             if rotation is not None:
                 (latent_mr,) = route.gathered(share_mc, 1, "query latents")
                 query_mhe = maker.make(latent_mr, [weight.detach() for weight in maker.weights], rotation)
             attention = AttentionSum.begin(query_mhe)
 
-            def answer(out_The: torch.Tensor, _: torch.Tensor) -> tuple[Sequence[torch.Tensor], Returning]:
+            def respond(out_The: torch.Tensor, _: torch.Tensor) -> tuple[Sequence[torch.Tensor], Returning]:
                 out_mhe = attention.out.to(out_The.dtype)
                 out_share_mc = share_mc.new_empty(share_mc.shape)  # of no tokens
                 if rotation is not None:
@@ -295,78 +269,56 @@ class MovedLatents:
                 returning = Returning(lambda latent_Tr: put(route.columns(latent_Tr)), start_gradients)
                 return (share_mc, out_mhe, attention.lse), returning
 
-            return Foreign(attention, answer)
+            return RemoteQueries(attention, respond)
 
         return come
 
-    def ask_for_gradients(
-        self, own: OwnQueries, attended: Attended, gradients: OutputGradients
-    ) -> Callable[[], ForeignGradients]:
-        """As in ``MovedTasks``."""
-        made_of, (share_mc, out_mhe, lse_mh) = _given(own.made_of), attended.foreign
-        wait, tokens = gradients.of_latents, len(own.query)
+    def request_gradients(
+        self, local: LocalQueries, attended: Attended, gradients: OutputGradients
+    ) -> Callable[[], RemoteGradients]:
+        """As in ``MovedQueries``; what gradients take is in flight already, or saved where it was computed."""
+        maker, (share_mc, out_mhe, lse_mh) = _required(local.made_of).maker, attended.remote
+        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self._route, self._rotation
         if wait is None:
             raise AssertionError("with_returned comes between finish and the loss")
 
-        def come() -> ForeignGradients:
-            task = _Task(self._route, made_of.maker, self._rotation, share_mc, wait(), out_mhe)
-            gradient_sum = GradientSum.begin(task.query, task.dout, out_mhe, lse_mh)
+        def come() -> RemoteGradients:
+            dshare_mc = wait()
+            # Queries, and the gradient of their output, from latents and their gradients; or of no tokens.
+            query_mhe = dout_mhe = out_mhe
+            graph: tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor] | None = None
+            if rotation is not None:
+                both_mc = torch.cat((share_mc, dshare_mc), dim=1)
+                latent_mr, dlatent_mr = route.gathered(both_mc, 2, "query latents and output latent gradients")
+                inputs = [x.detach().requires_grad_() for x in (latent_mr, *maker.weights)]
+                with torch.enable_grad():
+                    with_history_mhe = maker.make(inputs[0], inputs[1:], rotation)
+                query_mhe = with_history_mhe.detach()
+                dout_mhe = (dlatent_mr @ maker.down.detach().mT).view(out_mhe.shape)
+                graph = with_history_mhe, inputs, out_mhe.flatten(1).mT @ dlatent_mr
+            gradient_sum = GradientSum.begin(query_mhe, dout_mhe, out_mhe, lse_mh)
 
-            def answer(_: torch.Tensor) -> TaskGradients:
-                dshare_mc, of_weights = task.gradients(gradient_sum.dquery.to(out_mhe.dtype))
-                put = self._rows.start_back("query latent gradients", dshare_mc)
+            def respond(_: torch.Tensor) -> TaskGradients:
+                if graph is None:
+                    dquery_share_mc, of_weights = share_mc, no_gradients(maker)
+                else:
+                    with_history_mhe, inputs, ddown = graph
+                    dquery_mhe = gradient_sum.dquery.to(out_mhe.dtype)
+                    dquery_latent_mr, *dweights = torch.autograd.grad(with_history_mhe, inputs, dquery_mhe)
+                    dquery_share_mc = route.scattered([dquery_latent_mr], "query latent gradients")
+                    of_weights = [*dweights, ddown]
+                put = self._rows.start_back("query latent gradients", dquery_share_mc)
 
                 def of_latents() -> torch.Tensor:
-                    share_Tc = dshare_mc.new_zeros(tokens, dshare_mc.shape[1])
+                    share_Tc = dquery_share_mc.new_zeros(tokens, dquery_share_mc.shape[1])
                     put(share_Tc)
-                    return self._route.in_place(share_Tc, 1)[0]
+                    return route.in_place(share_Tc, 1)[0]
 
                 return TaskGradients(of_latents, of_weights)
 
-            return ForeignGradients(gradient_sum, answer)
+            return RemoteGradients(gradient_sum, respond)
 
         return come
-
-
-class _Task:
-    """Queries that have come, and the gradient of their output, from latents and their gradients.
-
-    Args:
-        route: How latents travel.
-        maker: What to make of them.
-        rotation: The rotation of the queries' tokens; ``None`` if none have come.
-        share_mc: This rank's share of the queries' latents.
-        dshare_mc: That of the gradients of the output's.
-        out_mhe: The output.
-
-    Attributes:
-        query: The queries, ``[m, h, e]``.
-        dout: The gradient of the output.
-    """
-
-    def __init__(
-        self, route: LatentRoute, maker: TaskMaker, rotation: Rotation | None, share_mc: torch.Tensor,
-        dshare_mc: torch.Tensor, out_mhe: torch.Tensor,
-    ) -> None:  # fmt: skip
-        self._route, self._maker, self._share, self._has_come = route, maker, share_mc, rotation is not None
-        if rotation is None:
-            self.query = self.dout = out_mhe
-            return
-        both_mc = torch.cat((share_mc, dshare_mc), dim=1)
-        latent_mr, dlatent_mr = route.gathered(both_mc, 2, "query latents and output latent gradients")
-        self._inputs = [x.detach().requires_grad_() for x in (latent_mr, *maker.weights)]
-        with torch.enable_grad():
-            self._made = maker.make(self._inputs[0], self._inputs[1:], rotation)
-        self.query = self._made.detach()
-        self.dout = (dlatent_mr @ maker.down.detach().mT).view(out_mhe.shape)
-        self._ddown = out_mhe.flatten(1).mT @ dlatent_mr
-
-    def gradients(self, dquery_mhe: torch.Tensor) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """This rank's share of the gradients of the queries' latents, and the weights' gradients; to be called once."""
-        if not self._has_come:
-            return self._share, no_gradients(self._maker)
-        dlatent_mr, *of_weights = torch.autograd.grad(self._made, self._inputs, dquery_mhe)
-        return self._route.scattered([dlatent_mr], "query latent gradients"), [*of_weights, self._ddown]
 
 
 def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
@@ -374,13 +326,7 @@ def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
     return [torch.zeros_like(weight) for weight in (*maker.weights, maker.down)]
 
 
-def give_weights(gradients: Sequence[torch.Tensor], maker: TaskMaker) -> None:
-    """Pass on the gradients of a maker's weights, ``down`` last."""
-    for weight, gradient in zip((*maker.weights, maker.down), gradients, strict=True):
-        maker.sinks.add(weight, gradient)
-
-
-def _given(of_queries: QueryLatents | None) -> QueryLatents:
-    if of_queries is None:
+def _required(made_of: QueryLatents | None) -> QueryLatents:
+    if made_of is None:
         raise AssertionError("start gets what queries are made from where moves_latents says so")
-    return of_queries
+    return made_of

@@ -233,7 +233,7 @@ class _Partition:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
         self._limit = even * window.area // (100 * ranks)
         self.placement = [-1] * window.chunks
-        self._own: list[list[int]] = [[] for _ in self._ranks]
+        self._chunks_of: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them
         self._readers = [0] * window.chunks  # by how many
         self.load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
@@ -247,7 +247,7 @@ class _Partition:
         """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
         limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
-        room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
+        room = [rank for rank in self._ranks if len(self._chunks_of[rank]) < self._size]
         even = [rank for rank in room if 100 * count * self.load[rank] <= limit]
         if not even:
             return min(room, key=lambda rank: self.load[rank])
@@ -264,7 +264,7 @@ class _Partition:
     def put(self, chunk: int, rank: int) -> None:
         """Give a chunk to a rank."""
         self.placement[chunk] = rank
-        self._own[rank].append(chunk)
+        self._chunks_of[rank].append(chunk)
         self.load[rank] += self._window.areas[chunk]
         self._see(rank, self._want[rank] | self._window.needs[chunk])
         self._count(rank)
@@ -280,8 +280,8 @@ class _Partition:
         for rank in self._ranks:
             apart = self.load[heaviest] - self.load[rank]
             most = apart - surplus // _WORTH
-            theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
-            for mine in self._own[heaviest]:
+            theirs = [(areas[chunk], chunk) for chunk in self._chunks_of[rank]]
+            for mine in self._chunks_of[heaviest]:
                 least, most_left = areas[mine] - most, areas[mine] - surplus // _WORTH
                 for area, other in theirs:
                     if least < area < most_left:
@@ -294,10 +294,10 @@ class _Partition:
         needs = self._window.needs
         rests = {}  # for each chunk of a rank, the chunks that its other chunks see
         for rank in {heaviest, *others}:
-            own = self._own[rank]
-            before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
-            after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
-            both = zip(own, before, after[-2::-1], strict=False)
+            chunks = self._chunks_of[rank]
+            before = accumulate((needs[chunk] for chunk in chunks), or_, initial=0)
+            after = list(accumulate((needs[chunk] for chunk in reversed(chunks)), or_, initial=0))
+            both = zip(chunks, before, after[-2::-1], strict=False)
             rests[rank] = {chunk: earlier | later for chunk, earlier, later in both}
 
         def received(swap: _Exchange) -> tuple[int, int]:
@@ -324,11 +324,11 @@ class _Partition:
     def _swap(self, one: int, other: int) -> None:
         first, second = self.placement[one], self.placement[other]
         for rank, leaves, comes in ((first, one, other), (second, other, one)):
-            self._own[rank][self._own[rank].index(leaves)] = comes
+            self._chunks_of[rank][self._chunks_of[rank].index(leaves)] = comes
             self.load[rank] += self._window.areas[comes] - self._window.areas[leaves]
             self.placement[comes] = rank
         for rank in (first, second):
-            self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._own[rank])))
+            self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._chunks_of[rank])))
         for rank in (first, second):
             self._count(rank)
 
@@ -346,10 +346,10 @@ class _Partition:
         self._want[rank] = want
 
     def _count(self, rank: int) -> None:
-        """Update what a rank sends and receives after its own chunks have changed."""
-        own = sum(1 << chunk for chunk in self._own[rank])
-        self._receives[rank] = (self._want[rank] & ~own).bit_count()
-        self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._own[rank])
+        """Update what a rank sends and receives after its chunks have changed."""
+        local = sum(1 << chunk for chunk in self._chunks_of[rank])
+        self._receives[rank] = (self._want[rank] & ~local).bit_count()
+        self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._chunks_of[rank])
 
 
 Placement = Sequence[int]  # the rank of each chunk

@@ -85,25 +85,17 @@ class AttentionLayer:
         """Bytes kept per token until the backward pass: the output, and a log-sum-exp of each head in fp32."""
         return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
 
-    def request_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
-        """Bytes sent per token whose attention is computed elsewhere.
+    def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
+        """Bytes sent per token whose attention is computed elsewhere, and bytes sent back.
 
-        Forward, its queries; backward, also the output's gradient and what is kept. As latents, a share of one either
-        way, as what is kept stays where it is computed.
+        Forward, its queries, and what is saved; backward, its queries, the output's gradient and what is saved, and the
+        gradient of its queries. As latents, a share of one either way, as what is saved stays where it is computed.
         """
         if moved == "latents":
-            return self.share_bytes
-        return 2 * self.query_bytes + self.saved_bytes if backward else self.query_bytes
-
-    def response_bytes(self, backward: bool, moved: Exchange = "keys") -> int:
-        """Bytes sent back per such token: what is kept, or the gradient of its queries; or a share of a latent."""
-        if moved == "latents":
-            return self.share_bytes
-        return self.query_bytes if backward else self.saved_bytes
-
-    def moved_bytes(self, backward: bool, moved: Exchange = "keys") -> tuple[int, int]:
-        """Bytes sent per such token, and sent back."""
-        return self.request_bytes(backward, moved), self.response_bytes(backward, moved)
+            return self.share_bytes, self.share_bytes
+        if backward:
+            return 2 * self.query_bytes + self.saved_bytes, self.query_bytes
+        return self.query_bytes, self.saved_bytes
 
     def moved_gathered_bytes(self, backward: bool) -> tuple[int, int]:
         """Bytes that the node's other ranks contribute to the latents that are sent, and to the sum that is sent back.
@@ -495,14 +487,14 @@ class StageWork:
         keys: Those received as keys and values; ``None`` if no rank sends any.
         latents: Those received as latents; ``None`` likewise.
         pieces: The attention of the rank's own queries to these keys.
-        foreign_pieces: The same for queries received.
+        remote_pieces: The same for queries received.
     """
 
     chunks: Sequence[int]
     keys: Traffic | None
     latents: Traffic | None
     pieces: Sequence[Piece]
-    foreign_pieces: Sequence[Piece]
+    remote_pieces: Sequence[Piece]
 
 
 @dataclass(frozen=True)
@@ -513,19 +505,19 @@ class RankWork:
         window: The tokens of all.
         chunks: The rank's own, in the order of its tokens.
         pieces: The attention of its own queries to the rank's own keys.
-        foreign_pieces: The same for queries received.
+        remote_pieces: The same for queries received.
         stages: The stages that follow; the same number on every rank.
         queries: The chunks whose queries are sent to other ranks, and those received; ``None`` if no rank sends any.
-        foreign: The chunks whose queries are received, in order of arrival.
+        remote: The chunks whose queries are received, in order of arrival.
     """
 
     window: Window
     chunks: Sequence[int]
     pieces: Sequence[Piece]
-    foreign_pieces: Sequence[Piece]
+    remote_pieces: Sequence[Piece]
     stages: Sequence[StageWork]
     queries: Traffic | None
-    foreign: Sequence[int]
+    remote: Sequence[int]
 
 
 def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) -> RankWork:
@@ -537,27 +529,27 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         nodes: The node of each rank, if latents are sent between nodes; ``None`` if keys and values are.
     """
     window, nodes = plan.window, nodes or [0] * plan.ranks
-    own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
+    local = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
     moved = {transfer.chunk for transfer in plan.queries}
     in_order = sorted(plan.queries, key=lambda transfer: (transfer.sender, transfer.chunk))
-    foreign = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
-    own_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved]))
-    foreign_queries = list(_runs(window, list(enumerate(foreign))))
+    remote = [transfer.chunk for transfer in in_order if transfer.receiver == rank]
+    local_queries = list(_runs(window, [(place, chunk) for place, chunk in enumerate(local) if chunk not in moved]))
+    remote_queries = list(_runs(window, list(enumerate(remote))))
 
     def pieces(chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
         """The pieces of both with the keys of some chunks, which are stored one after the other."""
         keys = list(_runs(window, list(enumerate(chunks))))
-        return list(_pieces(window, own_queries, keys)), list(_pieces(window, foreign_queries, keys))
+        return list(_pieces(window, local_queries, keys)), list(_pieces(window, remote_queries, keys))
 
     stages = []
     for sent in filter(None, plan.key_stages):
         chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
         in_node = [transfer for transfer in sent if nodes[transfer.sender] == nodes[transfer.receiver]]
         between = [transfer for transfer in sent if nodes[transfer.sender] != nodes[transfer.receiver]]
-        keys, latents = (_rank_traffic(plan.ranks, rank, own, chunks, each) for each in (in_node, between))
+        keys, latents = (_rank_traffic(plan.ranks, rank, local, chunks, each) for each in (in_node, between))
         stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
-    traffic = _rank_traffic(plan.ranks, rank, own, foreign, plan.queries)
-    return RankWork(window, own, *pieces(own), stages, traffic, foreign)
+    traffic = _rank_traffic(plan.ranks, rank, local, remote, plan.queries)
+    return RankWork(window, local, *pieces(local), stages, traffic, remote)
 
 
 @dataclass(frozen=True)
@@ -582,11 +574,11 @@ class _Run:
 
 
 def _rank_traffic(
-    ranks: int, rank: int, own: Sequence[int], chunks: Sequence[int], sent: Sequence[Transfer]
+    ranks: int, rank: int, local: Sequence[int], chunks: Sequence[int], sent: Sequence[Transfer]
 ) -> Traffic | None:
     if not sent:
         return None
-    at, place = ({chunk: number for number, chunk in enumerate(each)} for each in (own, chunks))
+    at, place = ({chunk: number for number, chunk in enumerate(each)} for each in (local, chunks))
     sends: list[list[int]] = [[] for _ in range(ranks)]
     comes: list[list[int]] = [[] for _ in range(ranks)]
     for transfer in sent:

@@ -3,7 +3,22 @@
 What a document's queries see is chosen in the forward pass, and kept for recomputation in the backward pass:
 a second choice could come out differently, and the gradients would be those of another mask.
 
-Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of a document.
+Which keys the queries of a document see: verticals, keys that all see, and slashes, distances at which all see. Rotary
+embeddings give attention this form, and gradients have it, too. So the last queries speak for all: their attention to
+every key, summed by column, says what a vertical would keep, and by diagonal, what a slash would. Slashes are whole
+blocks: slash D is the blocks of keys that lie D blocks before their queries' own, so its sum is that of the last
+queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for nearby keys, and the
+first keys, the attention sinks, are always included.
+
+Attention under its heads' lines is exactly dense attention with that mask, from visible keys alone. A head's queries go
+in runs of blocks. The keys of a run's slashes are gathered block by block; verticals are one product for the whole run,
+in which those already covered by a slash, or not in the past, are masked. Two products of each kind forward and five
+backward, so the arithmetic grows with the number of visible blocks. Scores and sums are in fp32 at least. As in dense
+attention, inputs and log-sum-exps are saved for the backward pass, and also the lines.
+
+Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of a document, n = ⌈m/64⌉ blocks of
+k = 64; p of the last queries, b blocks that contain them; l = n + m lines, slashes and then verticals; of a run: i
+blocks of queries, s slashes, v verticals, c = 64·s + v keys of each block of queries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +32,6 @@ from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.model.attention import attention_within
-
-# Which keys the queries of a document see: verticals, keys that all see, and slashes, distances at which all see.
-#
-# Rotary embeddings give attention this form, and gradients have it, too. So the last queries speak for all: their
-# attention to every key, summed by column, says what a vertical would keep, and by diagonal, what a slash would.
-# Slashes
-# are whole blocks: slash D is the blocks of keys that lie D blocks before their queries' own, so its sum is that of
-# the last queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for nearby keys,
-# and the first keys, the attention sinks, are always included.
-#
-# Shape suffixes: m tokens of the document, n = ⌈m/64⌉ blocks of k = 64; h heads, j heads of keys, e head size; p of the
-# last queries; l = n + m lines, slashes and then verticals.
 
 _HIDDEN = float("-inf")
 _ONE = float(1 << 42)  # in fixed point
@@ -72,13 +75,13 @@ class Lines:
         """Return the number of visible query-key pairs; one element."""
         tokens, blocks = self.tokens, self.blocks
         rest = blocks * BLOCK - tokens  # missing from the last block
-        own = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
+        by_own_blocks = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
         by_slashes = (BLOCK * (tokens - BLOCK * self.slashes[1:])).sum()
         block = self.verticals // BLOCK
         covered = torch.searchsorted(self.slashes, blocks - 1 - block, right=True)
         rows = tokens - BLOCK * (block + covered)
         rows += rest * self.is_slash()[blocks - 1 - block]  # of the last block, if it is among those
-        return own + by_slashes + rows.sum()
+        return by_own_blocks + by_slashes + rows.sum()
 
 
 def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttentionConfig) -> list[Lines]:
@@ -89,24 +92,19 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
         key_mje: The rotated keys.
         how: What is always seen, and how much more may be.
     """
-    share = query_mhe.shape[1] // key_mje.shape[1]
-    last_phe = query_mhe[-LAST_QUERIES:]
-    return [
-        choose_lines(*attention_of_last(last_phe[:, head], key_mje[:, head // share]), len(key_mje), how)
-        for head in range(query_mhe.shape[1])
-    ]
-
-
-def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a document's last queries, summed over the queries of each block: ``[b, m]``, and these blocks."""
-    dtype, tokens = torch.promote_types(query_pe.dtype, torch.float32), len(key_me)
-    key_nke = in_blocks(key_me, dtype)
-    place_nk = torch.arange(key_nke.shape[0] * BLOCK, device=key_me.device).view(-1, BLOCK)
-    row_p = torch.arange(tokens - len(query_pe), tokens, device=key_me.device)
-    score_nkp = scores_of_blocks(query_pe.to(dtype), key_nke, place_nk, row_p)
-    most_p = score_nkp.amax(dim=(0, 1))
-    mass_bm = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
-    return mass_bm.flatten(1)[:, :tokens], last_blocks(tokens, key_me.device)
+    device, tokens, share = key_mje.device, len(key_mje), query_mhe.shape[1] // key_mje.shape[1]
+    dtype = torch.promote_types(query_mhe.dtype, torch.float32)
+    last_phe, last_b = query_mhe[-LAST_QUERIES:], last_blocks(tokens, device)
+    row_p = torch.arange(tokens - len(last_phe), tokens, device=device)
+    lines = []
+    for head in range(query_mhe.shape[1]):
+        key_nke = in_blocks(key_mje[:, head // share], dtype)
+        place_nk = torch.arange(len(key_nke) * BLOCK, device=device).view(-1, BLOCK)
+        score_nkp = scores_of_blocks(last_phe[:, head].to(dtype), key_nke, place_nk, row_p)
+        most_p = score_nkp.amax(dim=(0, 1))
+        mass_bnk = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
+        lines.append(choose_lines(mass_bnk.flatten(1)[:, :tokens], last_b, tokens, how))
+    return lines
 
 
 def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -184,7 +182,7 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
     distance_bm = block_b.unsqueeze(1) - place_m // BLOCK
     always_bm = (distance_bm < near) | (place_m < how.sink)
     enough = how.mass * mass_bm.sum(dtype=torch.float64)
-    wanted = enough - mass_bm[always_bm].sum(dtype=torch.float64)
+    missing = enough - mass_bm[always_bm].sum(dtype=torch.float64)
     rest_bm = mass_bm.masked_fill(always_bm, 0.0)
 
     slash_n = rest_bm.new_zeros(blocks)
@@ -199,35 +197,24 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
     order_l = worth_l.argsort(descending=True, stable=True)
     order_l = order_l[worth_l[order_l] > 0]
     room = how.pairs(tokens) - how.always_pairs(tokens)
-    taken = order_l[: _fitting(mass_l[order_l], pairs_l[order_l], wanted, room)]
+    chosen = order_l[: _fitting(mass_l[order_l], pairs_l[order_l], missing, room)]
     # A slash that no longer fits leaves room for verticals.
-    rest = order_l[len(taken) :]
+    rest = order_l[len(chosen) :]
     rest = rest[rest >= blocks]
-    wanted, room = wanted - mass_l[taken].sum(dtype=torch.float64), room - int(pairs_l[taken].sum())
-    taken = torch.cat([taken, rest[: _fitting(mass_l[rest], pairs_l[rest], wanted, room)]])
+    missing, room = missing - mass_l[chosen].sum(dtype=torch.float64), room - int(pairs_l[chosen].sum())
+    chosen = torch.cat([chosen, rest[: _fitting(mass_l[rest], pairs_l[rest], missing, room)]])
 
     nearest, first = distance_n[:near], place_m[: how.sink]
-    slashes = torch.cat([nearest, taken[taken < blocks].sort().values])
-    verticals = torch.cat([first, taken[taken >= blocks].sort().values - blocks])
+    slashes = torch.cat([nearest, chosen[chosen < blocks].sort().values])
+    verticals = torch.cat([first, chosen[chosen >= blocks].sort().values - blocks])
     return Lines(tokens, slashes, verticals)
 
 
-def _fitting(mass_l: torch.Tensor, pairs_l: torch.Tensor, wanted: torch.Tensor, room: int) -> int:
-    """Return how many lines, in order, are needed to keep the wanted mass, as far as there is room for them."""
+def _fitting(mass_l: torch.Tensor, pairs_l: torch.Tensor, missing: torch.Tensor, room: int) -> int:
+    """Return how many lines, in order, are needed to keep the missing mass, as far as there is room for them."""
     before_l = mass_l.cumsum(0, dtype=torch.float64) - mass_l
-    return int(((pairs_l.cumsum(0) <= room) & (before_l < wanted)).sum())
+    return int(((pairs_l.cumsum(0) <= room) & (before_l < missing)).sum())
 
-
-# Attention of one document under its heads' lines: exactly dense attention with that mask, from visible keys alone.
-#
-# A head's queries go in runs of blocks. The keys of a run's slashes are gathered block by block; verticals are one
-# product for the whole run, in which those already covered by a slash, or not in the past, are masked. Two products
-# of each kind forward and five backward, so the arithmetic grows with the number of visible blocks. Scores and sums are
-# in fp32 at least. As in dense attention, inputs and log-sum-exps are kept for the backward pass, and also the lines.
-#
-# Shape suffixes: m tokens of the document; h heads, j heads of keys, e head size; of a run: i blocks of k = 64
-# queries, s
-# slashes, v verticals; c = 64·s + v keys of each block of queries.
 
 _RUNS = 8  # at least, if a document has that many blocks: runs of few blocks waste less on slashes that begin later
 
@@ -401,9 +388,6 @@ def head_backward(
     return dquery_nke
 
 
-# How much of dense attention, and of its pairs, sparse attention keeps.
-
-
 class Tally:
     """Sums over the documents, heads and layers of a step.
 
@@ -494,9 +478,9 @@ class SparseAttention:
 
     def for_layer(self) -> "SparseAttention":
         """Return one for a single layer, which keeps what its queries see."""
-        own = copy(self)
-        own._lines = None
-        return own
+        of_layer = copy(self)
+        of_layer._lines = None
+        return of_layer
 
     def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
         """Compute attention, ``[T, h, e]``; the lines are those of the first call."""

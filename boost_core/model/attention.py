@@ -20,8 +20,7 @@ from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
-from boost_core.model.low_rank import Bottleneck, Dense
-from boost_core.model.strategy import Exchanged, PartialLatents
+from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, PartialLatents
 from boost_core.parallel.recompute import Crossing, Segments
 from boost_core.parallel.weight_gradients import GradientSinks
 
@@ -47,29 +46,24 @@ def rotary_frequencies(
     plain_e: torch.Tensor = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size)
     if scaling is None:
         return plain_e
-    fast_e = _fast_llama3(plain_e, scaling) if scaling.rope_type == "llama3" else _fast_yarn(plain_e, theta, scaling)
+
+    original_length = scaling.original_max_position_embeddings
+    if scaling.rope_type == "llama3":
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        assert low is not None and high is not None
+        turns_e = original_length * plain_e / (2 * math.pi)
+        fast_e = ((turns_e - low) / (high - low)).clamp(0, 1)  # how fast each pair is taken to be, from 0 to 1
+    else:
+        assert scaling.beta_fast is not None and scaling.beta_slow is not None
+
+        def pair_that_turns(times: float) -> float:
+            return head_size * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+        first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_size - 1)
+        number_e = torch.arange(len(plain_e), dtype=plain_e.dtype, device=plain_e.device)
+        fast_e = 1 - ((number_e - first) / (last - first or 0.001)).clamp(0, 1)
     return plain_e * (fast_e + (1 - fast_e) / scaling.factor)
-
-
-def _fast_llama3(plain_e: torch.Tensor, scaling: RopeScalingConfig) -> torch.Tensor:
-    """How fast each pair is taken to be, from 0 to 1."""
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    assert low is not None and high is not None
-    turns_e = scaling.original_max_position_embeddings * plain_e / (2 * math.pi)
-    return ((turns_e - low) / (high - low)).clamp(0, 1)
-
-
-def _fast_yarn(plain_e: torch.Tensor, theta: float, scaling: RopeScalingConfig) -> torch.Tensor:
-    assert scaling.beta_fast is not None and scaling.beta_slow is not None
-    head_size, length = 2 * len(plain_e), scaling.original_max_position_embeddings
-
-    def pair_that_turns(times: float) -> float:
-        return head_size * math.log(length / (times * 2 * math.pi)) / (2 * math.log(theta))
-
-    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_size - 1)
-    number_e = torch.arange(len(plain_e), dtype=plain_e.dtype, device=plain_e.device)
-    return 1 - ((number_e - first) / (last - first or 0.001)).clamp(0, 1)
 
 
 # Attention within consecutive documents, separated by their start positions: no mask of all pairs.
@@ -121,30 +115,37 @@ def attention_within(
         ``[T, h, e]``.
     """
     if reads_lengths_on_device(query_The):
-        return _flash(query_The, key_Tje, value_Tje, begin_n, longest, window)
+        seen = (-1 if window is None else window - 1, 0)  # tokens before a query, and after it
+        out_The: torch.Tensor = _varlen_attention()(
+            query_The, key_Tje, value_Tje, begin_n, begin_n, longest, longest, window_size=seen
+        )
+        return out_The
     return one_by_one(query_The, key_Tje, value_Tje, begin_n, window)
 
 
 def one_by_one(
     query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """Reference for which the host reads the lengths; arguments as for ``attention_within``."""
+    """Reference for which the host reads the lengths; arguments as for ``attention_within``.
+
+    A long document is attended to a window of queries at a time, so no mask is larger than two windows.
+    """
     lengths = [length for length in begin_n.diff().tolist() if length]
     queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
-    return torch.cat(
-        [_alone(query, key, value, window) for query, key, value in zip(queries, keys, values, strict=True)]
-    )
-
-
-def _flash(
-    query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, longest: int,
-    window: int | None,
-) -> torch.Tensor:  # fmt: skip
-    seen = (-1 if window is None else window - 1, 0)  # tokens before a query, and after it
-    out_The: torch.Tensor = _varlen_attention()(
-        query_The, key_Tje, value_Tje, begin_n, begin_n, longest, longest, window_size=seen
-    )
-    return out_The
+    outs = []
+    for length, query_mhe, key_mje, value_mje in zip(lengths, queries, keys, values, strict=True):
+        if window is None or window >= length:
+            outs.append(_scored(query_mhe, key_mje, value_mje, None))
+            continue
+        parts = []
+        for first in range(0, length, window):
+            past, end = min(first, window - 1), min(first + window, length)
+            seen = slice(first - past, end)
+            sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
+            sees = sees.tril(past).triu(past + 1 - window)
+            parts.append(_scored(query_mhe[first:end], key_mje[seen], value_mje[seen], sees))
+        outs.append(torch.cat(parts))
+    return torch.cat(outs)
 
 
 @cache
@@ -155,22 +156,6 @@ def _varlen_attention() -> Callable[..., Any]:
     # torch 2.11 accepts fewer heads of keys without an option.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     return partial(varlen_attn, **grouped)
-
-
-def _alone(query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Attend within one document; a long one a window of queries at a time, so no mask is larger than two windows."""
-    length = len(query_mhe)
-    if window is None or window >= length:
-        return _scored(query_mhe, key_mje, value_mje, None)
-    parts = []
-    for first in range(0, length, window):
-        past, end = min(first, window - 1), min(first + window, length)
-        keys = slice(first - past, end)
-        sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
-        parts.append(
-            _scored(query_mhe[first:end], key_mje[keys], value_mje[keys], sees.tril(past).triu(past + 1 - window))
-        )
-    return torch.cat(parts)
 
 
 def _scored(

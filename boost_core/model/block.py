@@ -15,8 +15,15 @@ from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation, with_normed_heads
-from boost_core.model.low_rank import Bottleneck, Dense
-from boost_core.model.strategy import DenseStrategy, Exchanged, LowRankStrategy, PartialLatents, Strategy
+from boost_core.model.low_rank import (
+    Bottleneck,
+    Dense,
+    DenseStrategy,
+    Exchanged,
+    LowRankStrategy,
+    PartialLatents,
+    Strategy,
+)
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.overlap import run_in_turns
 from boost_core.parallel.recompute import Crossing, Lookahead, Segments, recomputed

@@ -15,8 +15,7 @@ from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried
-from boost_core.model.low_rank import WeightedModule
-from boost_core.model.strategy import NormWeights, Strategy
+from boost_core.model.low_rank import NormWeights, Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
@@ -66,15 +65,14 @@ class HeadAndLoss(WeightedModule):
         """Return the loss of each token in nats, ``[T]``; or the most likely next token."""
         norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
         hidden_Td = self.strategy.final_norm(residual, norm)
-        if self.predicts:
-            return self.strategy.likeliest_tokens(hidden_Td, self._head())
-        return self.strategy.token_losses(hidden_Td, self._head(), target_T, self.z_loss)
-
-    def _head(self) -> torch.Tensor:
         (tied_to,) = self._tied_to
         if tied_to is None:
-            return self.declared("weight")
-        return self.strategy.tied_head(tied_to.declared("weight"))
+            head_dV: torch.Tensor = self.declared("weight")
+        else:
+            head_dV = self.strategy.tied_head(tied_to.declared("weight"))
+        if self.predicts:
+            return self.strategy.likeliest_tokens(hidden_Td, head_dV)
+        return self.strategy.token_losses(hidden_Td, head_dV, target_T, self.z_loss)
 
 
 class Decoder(nn.Module):
@@ -205,14 +203,17 @@ class StageModule(nn.Module):
         ``number_1`` is the micro-batch's number, on the host.
         """
         (decoder,) = self._decoder
+        carried: Any = None
         if self.stage.first:
-            residual, carried = decoder.embed(inputs[0]), None
+            residual = decoder.embed(inputs[0])
         else:
-            residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
+            residual, latents = decoder.strategy.enter(inputs[0]), iter(inputs[1:])
+            if self._takes:
+                carried = tuple([next(latents) for _ in counts] for counts in self._carried)
         residual, carried = decoder.through(self._blocks, residual, carried, self.rotations[int(number_1)])
         if not self.stage.last:
-            given = carried if self._gives and carried is not None else ()
-            crossing = [each.flatten().view(each.shape) for part in given for each in part]
+            sent = carried if self._gives and carried is not None else ()
+            crossing = [each.flatten().view(each.shape) for part in sent for each in part]
             return (residual.inputs, *crossing)
         if target_T is None:
             raise AssertionError("the last stage needs the targets")
@@ -229,13 +230,6 @@ class StageModule(nn.Module):
     def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
         for counts in self._carried if crosses else ():
             yield from ((count, tokens, self._rank) for count in counts)
-
-    def _unpacked(self, latents: tuple[torch.Tensor, ...]) -> Any:
-        """The incoming latents as ``Carried``; ``None`` where nothing crosses."""
-        if not self._takes:
-            return None
-        rest = iter(latents)
-        return tuple([next(rest) for _ in counts] for counts in self._carried)
 
 
 # Builds a model from a family and a strategy.

@@ -12,7 +12,7 @@ All other weights are updated by AdamW with the same ε, lr and t. The authors' 
 from a rate of zero instead of ``1 / rewarm_steps``, and decays the other weights after their step instead of before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -170,7 +170,22 @@ class Loro(MasterWeightAdamW):
                 second.mul_(second_decay).addcmul_(clipped, clipped, value=1 - second_decay)
                 directions[name] = first / (second.sqrt() + self._config.adam_epsilon)
         if since == self._loro.exact_every_steps:
-            self._exact(directions, step_size)
+            for pair in self._pairs:
+                with (
+                    factors.on_device(pair.down, "master") as (all_down,),
+                    factors.on_device(pair.up, "master") as (all_up,),
+                ):
+                    down, up = all_down[:, pair.projection], all_up[pair.member].T
+                    moved_up, moved_down = riemannian_step(
+                        up,
+                        down,
+                        directions[pair.up][pair.member].T,
+                        directions[pair.down][:, pair.projection],
+                        step_size,
+                        self._tensor_parallel,
+                    )
+                    down.copy_(moved_down)
+                    up.copy_(moved_up)
             for group in self.groups:
                 group.clear_moments()
         else:
@@ -179,21 +194,3 @@ class Loro(MasterWeightAdamW):
                     master.sub_(direction, alpha=step_size * self._rank_share)
                     master.mul_(1 - step_size * self._config.weight_decay)
         factors.round_masters()
-
-    def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
-        for pair in self._pairs:
-            with (
-                self._factors.on_device(pair.down, "master") as (all_down,),
-                self._factors.on_device(pair.up, "master") as (all_up,),
-            ):
-                down, up = all_down[:, pair.projection], all_up[pair.member].T
-                moved_up, moved_down = riemannian_step(
-                    up,
-                    down,
-                    directions[pair.up][pair.member].T,
-                    directions[pair.down][:, pair.projection],
-                    step_size,
-                    self._tensor_parallel,
-                )
-                down.copy_(moved_down)
-                up.copy_(moved_up)

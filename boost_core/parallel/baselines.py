@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from boost_core.architecture import FULLRANK, VANILLA, Sharding
 from boost_core.kernels.residual_add import Residual
-from boost_core.model.strategy import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
+from boost_core.model.low_rank import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
 from boost_core.parallel.communicator import Communicator, copy_to_tp, reduce_from_tp
-from boost_core.parallel.vocabulary import SplitHead, vocabulary_parallel_embedding
+from boost_core.parallel.vocabulary import SplitHead
 from boost_core.parallel.weight_gradients import GradientSinks
 
 
@@ -34,7 +34,11 @@ class WholeResidual(SplitHead):
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
-        x_Td = vocabulary_parallel_embedding(token_T, weight_Vd, self._communicator)
+        local_T = token_T - self._communicator.rank * len(weight_Vd)
+        is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
+        partial_Td = functional.embedding(local_T * is_local_T, weight_Vd)
+        partial_Td = partial_Td * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
+        x_Td = reduce_from_tp(partial_Td, self._communicator, "embedding")
         return Residual(x_Td, x_Td, None)
 
     def enter(self, x_Td: torch.Tensor) -> Residual:

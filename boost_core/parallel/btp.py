@@ -16,9 +16,9 @@ from torch.nn.functional import embedding
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import take_quantised
 from boost_core.kernels.latent_epilogue import statistic_gradient
+from boost_core.kernels.launch import precise
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
-from boost_core.model.norm import precise, scale_rows, with_statistic
-from boost_core.model.strategy import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
+from boost_core.model.low_rank import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
 from boost_core.parallel.communicator import (
     Communicator,
     Pending,
@@ -44,15 +44,13 @@ from boost_core.parallel.weight_gradients import DeferredWeightGradients, Gradie
 # =========  ===============================  ================================
 #
 # Each rank's computation from a replicated latent gives a partial gradient of it; the gradient's all-reduce completes
-# it.
-# The gradient of the norm's statistic S need not be sent: with y = h / √(S/d + ε),
+# it. The gradient of the norm's statistic S need not be sent: with y = h / √(S/d + ε),
 #
 #     ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
 #
 # which every rank computes from the whole dh. Where S scales the projections' input, too, its gradient is also sent, in
 # an all-reduce of its own. All-reduces are in place: partial sums are overwritten, and so is the arriving gradient,
-# which
-# later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r latents.
+# which later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r latents.
 
 
 class Exchange:
@@ -80,11 +78,6 @@ class Exchange:
         self.norm, self.statistic_apart, self._fused = norm, statistic_apart, fused
         self.gathered = None if saved is None else saved.of_exchange()
         self._in_flight: list[Pending] = []
-
-    def start(self, partial: Latents) -> Callable[[], Latents]:
-        """Start the exchange of this rank's ``partial``, which is overwritten; the returned function waits for it."""
-        started: Latents = _Start.apply(*partial, self)  # type: ignore[no-untyped-call]
-        return lambda: _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
 
     def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
         """Start the all-reduce of a tensor, in place."""
@@ -153,6 +146,15 @@ class _Wait(torch.autograd.Function):
         ds_T = gradients[1].contiguous()
         exchange.start_all_reduce(ds_T, "statistic gradient")
         return dh_Tr, ds_T, None
+
+
+def scale_rows(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
+    """Divide each row by its root mean square, given its sum of squares over ``width``; in the type of ``x``.
+
+    RMSNorm (arXiv 1910.07467) without its scale.
+    """
+    inverse_rms_T = torch.rsqrt(precise(squares_T) / width + epsilon)
+    return (precise(x_Td) * inverse_rms_T.unsqueeze(-1)).to(x_Td.dtype)
 
 
 class BottleneckTensorParallel(SplitHead):
@@ -245,7 +247,9 @@ class BottleneckTensorParallel(SplitHead):
             return lambda: latents
         apart = self._norm == "online_paper"
         epilogue = None if apart else epilogue
-        return Exchange(self._communicator, self._deferred, norm, apart, epilogue, saved).start(latents)
+        exchange = Exchange(self._communicator, self._deferred, norm, apart, epilogue, saved)
+        started: Latents = _Start.apply(*latents, exchange)  # type: ignore[no-untyped-call]
+        return lambda: _Wait.apply(*started, exchange)  # type: ignore[no-untyped-call]
 
     def save_in_slices(self, lookahead: Lookahead, on_host: bool) -> SlicedLatents | None:
         """Return what saves one segment's latents in slices; ``None`` in a group of one, which saves them whole.
@@ -268,7 +272,8 @@ class BottleneckTensorParallel(SplitHead):
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
             raise AssertionError("a sharded residual must come with its sums of squares")
-        payload_pTc = all_gather_from_tp(with_statistic(scaled_Td, squares_T), self._communicator, "hidden")
+        payload_Tc = torch.cat((scaled_Td, squares_T.to(scaled_Td.dtype).unsqueeze(-1)), dim=-1)
+        payload_pTc = all_gather_from_tp(payload_Tc, self._communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 

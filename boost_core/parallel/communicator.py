@@ -1,4 +1,4 @@
-"""Every collective of the trainer, counted and timed by the ledger."""
+"""Every collective of the trainer: the ledger that counts and times them, the groups, and the clock of a step."""
 
 import time
 from collections import defaultdict
@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.symmetric_memory import Summing, SymmetricMemory
-
-# The ledger: what each of a rank's collectives sent, how long it took, and how long it was waited for.
 
 
 class Part(StrEnum):
@@ -86,13 +84,14 @@ class CommunicationLedger:
     Attributes:
         part: The part of the step that is running; set from outside.
         exposed_seconds: Seconds waited in each part, as far as they have been read.
+        unread: Collectives on CUDA that were waited for, whose times are read with the totals.
     """
 
     def __init__(self) -> None:
         self.part = Part.OTHER
         self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
         self._totals: dict[Entry, Totals] = {}
-        self._unread: list[_Times] = []
+        self.unread: list[_Times] = []
 
     def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
@@ -111,12 +110,12 @@ class CommunicationLedger:
 
     def totals(self) -> dict[Entry, Totals]:
         """All lines since the last :meth:`clear`; waits for the GPU events that are still open."""
-        for times in self._unread:
-            seconds, exposed_seconds = times.read()
+        for times in self.unread:
+            times.resumed.synchronize()
             totals = self._totals.setdefault(times.entry, Totals())
-            totals.seconds += seconds
-            self.waited(totals, times.part, exposed_seconds)
-        self._unread.clear()
+            totals.seconds += times.started.elapsed_time(times.resumed) / 1000
+            self.waited(totals, times.part, times.begun.elapsed_time(times.resumed) / 1000)
+        self.unread.clear()
         return dict(self._totals)
 
     def sum(self) -> Totals:
@@ -136,30 +135,26 @@ class CommunicationLedger:
         totals.exposed_seconds += seconds
         self.exposed_seconds[part] += seconds
 
-    def waited_on_cuda(self, times: "_Times") -> None:
-        """Count a collective that was waited for; its times are read with the totals."""
-        self._unread.append(times)
-
     @contextmanager
     def recorded(self) -> Iterator["Recording"]:
         """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
-        before, recording = (self._totals, self._unread), Recording({}, [])
-        self._totals, self._unread = recording.totals, recording.times
+        before, recording = (self._totals, self.unread), Recording({}, [])
+        self._totals, self.unread = recording.totals, recording.times
         try:
             yield recording
         finally:
-            self._totals, self._unread = before
+            self._totals, self.unread = before
 
     def replay(self, recording: "Recording") -> None:
         """Count a recording that the device repeats."""
         for entry, totals in recording.totals.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
-        self._unread += recording.times
+        self.unread += recording.times
 
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
-        self._unread.clear()
+        self.unread.clear()
         self.exposed_seconds.clear()
 
 
@@ -197,11 +192,6 @@ class _Times:
     begun: torch.cuda.Event
     resumed: torch.cuda.Event
 
-    def read(self) -> tuple[float, float]:
-        """Seconds of the collective, and seconds spent waiting for it."""
-        self.resumed.synchronize()
-        return self.started.elapsed_time(self.resumed) / 1000, self.begun.elapsed_time(self.resumed) / 1000
-
 
 class _OnCuda:
     def __init__(
@@ -210,15 +200,15 @@ class _OnCuda:
         self._entry, self._ledger, self._started = entry, ledger, timed_event()
         # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
         # is the caller's own: after a wait on any other stream, torch would free the payload's memory too early.
-        self._held: tuple[Launched, torch.Tensor] | None = (launch(), payload)
+        self._launched: tuple[Launched, torch.Tensor] | None = (launch(), payload)
 
     def wait(self) -> None:
-        if self._held is None:
+        if self._launched is None:
             raise AssertionError("waited for already")
         begun = timed_event()
-        self._held[0].wait()
-        self._held = None
-        self._ledger.waited_on_cuda(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
+        self._launched[0].wait()
+        self._launched = None
+        self._ledger.unread.append(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
 
 
 def timed_event() -> torch.cuda.Event:
@@ -260,11 +250,11 @@ class Communicator:
         if operation == dist.ReduceOp.SUM and self._symmetric is not None and self._symmetric.takes(tensor):
             return self._start_symmetric(self._symmetric, tensor, purpose, None)[0]
 
-        def launch() -> dist.Work:
-            work: dist.Work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry("all_reduce", self._dimension, purpose), tensor, launch)
+        return self._ledger.start(
+            Entry("all_reduce", self._dimension, purpose),
+            tensor,
+            lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
+        )
 
     def start_sum_of_latents_(
         self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
@@ -323,12 +313,11 @@ class Communicator:
             purpose: The purpose, for the ledger.
         """
         comes, goes = map(list, rows)
-
-        def launch() -> dist.Work:
-            work: dist.Work = dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry("all_to_all", self._dimension, purpose), payload, launch)
+        return self._ledger.start(
+            Entry("all_to_all", self._dimension, purpose),
+            payload,
+            lambda: dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True),
+        )
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
@@ -361,11 +350,11 @@ class Communicator:
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
     ) -> Pending:
-        def launch() -> dist.Work:
-            work: dist.Work = collective(out, payload, group=self._group, async_op=True)
-            return work
-
-        return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
+        return self._ledger.start(
+            Entry(kind, self._dimension, purpose),
+            payload,
+            lambda: collective(out, payload, group=self._group, async_op=True),
+        )
 
 
 # The clock of a step: how its time is divided among its parts.
@@ -376,13 +365,11 @@ class Communicator:
 # On CPU the records are wall times. On CUDA the host runs ahead of the device, so between the batch's arrival and the
 # step's own synchronisation they are events; for a captured step, those captured with it. They are read after that
 # synchronisation, which also places them on the host's clock: measuring never makes the host wait. Afterwards the
-# device
-# still performs the update while the host goes on; what is unfinished when the next step has its batch counts for that
-# step.
+# device still performs the update while the host goes on; what is unfinished when the next step has its batch counts
+# for that step.
 #
 # In a pipeline, forward and backward alternate. Time in the stages counts as theirs. The time between them, which is
-# the
-# schedule and waiting for other stages, counts as other. A stage's collectives are exposed communication as always.
+# the schedule and waiting for other stages, counts as other. A stage's collectives are exposed communication as always.
 
 
 @dataclass(frozen=True)
@@ -509,54 +496,7 @@ class StepClock:
 # ======================  =================  =================
 #
 # In a group of one rank, each is the identity and nothing is counted. A latent's all-reduce, which other work can hide,
-# is in ``exchange``.
-
-
-class _ReduceFromTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-        ctx.mark_dirty(partial)
-        return communicator.all_reduce_(partial, purpose)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0], None, None
-
-
-class _CopyToTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-        ctx.communicator, ctx.purpose = communicator, purpose
-        return replicated.view_as(replicated)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        total = gradients[0].contiguous()
-        return ctx.communicator.all_reduce_(total, f"{ctx.purpose} gradient"), None, None
-
-
-class _AllGatherFromTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-        ctx.communicator, ctx.purpose = communicator, purpose
-        return communicator.all_gather(x_Tc, purpose)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.communicator.reduce_scatter(gradients[0], f"{ctx.purpose} gradient"), None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-        ctx.communicator, ctx.purpose = communicator, purpose
-        parts_pac = x_Ac.reshape(communicator.size, -1, x_Ac.shape[1])
-        return communicator.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        parts_pac = gradients[0].reshape(len(gradients[0]), ctx.communicator.size, -1).transpose(0, 1).contiguous()
-        return ctx.communicator.all_to_all(parts_pac, f"{ctx.purpose} gradient").flatten(0, 1), None, None
+# is in ``btp``.
 
 
 def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
@@ -574,18 +514,62 @@ def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: st
     """
     if communicator.size == 1:
         return replicated
-    return _CopyToTp.apply(replicated, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+    return _Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        replicated,
+        lambda x: x.view_as(x),
+        lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient"),
+    )
 
 
 def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
     if communicator.size == 1:
         return x_Tc.unsqueeze(0)
-    return _AllGatherFromTp.apply(x_Tc, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+    return _Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x_Tc,
+        lambda x_Tc: communicator.all_gather(x_Tc, purpose),
+        lambda dx_pTc: communicator.reduce_scatter(dx_pTc, f"{purpose} gradient"),
+    )
 
 
 def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
     if communicator.size == 1:
         return x_Ac
-    return _AllToAll.apply(x_Ac, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+    def to_rows(x_Ac: torch.Tensor) -> torch.Tensor:
+        parts_pac = x_Ac.reshape(communicator.size, -1, x_Ac.shape[1])
+        return communicator.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
+
+    def to_columns(dx_ac: torch.Tensor) -> torch.Tensor:
+        parts_pac = dx_ac.reshape(len(dx_ac), communicator.size, -1).transpose(0, 1).contiguous()
+        return communicator.all_to_all(parts_pac, f"{purpose} gradient").flatten(0, 1)
+
+    return _Conjugate.apply(x_Ac, to_rows, to_columns)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ReduceFromTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+        ctx.mark_dirty(partial)
+        return communicator.all_reduce_(partial, purpose)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None, None
+
+
+class _Conjugate(torch.autograd.Function):
+    """One operation forward, and its conjugate for the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor],
+        conjugate: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.conjugate = conjugate
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.conjugate(gradients[0]), None, None

@@ -1,5 +1,6 @@
 """The device mesh of a gang: (dp, pp, cp, tp), tensor parallel ranks innermost so that they share a node."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +42,6 @@ class ParallelMesh:
             del sizes["cp"]
         return cls(device, init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
 
-    def size(self, dimension: str) -> int:
-        """Number of ranks along a dimension of the mesh."""
-        return self.mesh[dimension].size()
-
     def rank(self, dimension: str) -> int:
         """This rank's index along a dimension of the mesh."""
         return self.mesh[dimension].get_local_rank()
@@ -52,36 +49,6 @@ class ParallelMesh:
     def group(self, dimension: str) -> dist.ProcessGroup:
         """The process group along a dimension of the mesh."""
         return self.mesh.get_group(dimension)
-
-    def context_group(self) -> dist.ProcessGroup | None:
-        """The group along ``cp``; ``None`` for this rank alone."""
-        return self.group("cp") if "cp" in (self.mesh.mesh_dim_names or ()) else None
-
-    def group_of_same_weights(self) -> dist.ProcessGroup | None:
-        """The ranks along ``dp`` and ``cp``, replica by replica; for several ranks along ``cp``.
-
-        It is a separate group even with one replica, because collectives of one group wait for each other. All ranks
-        call this, in the same order among other groups.
-        """
-        mine = None
-        for ranks in self.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist():
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                mine = group
-        return mine
-
-    def embedding_group(self) -> dist.ProcessGroup | None:
-        """The group of the first and last pipeline ranks of this rank's column; ``None`` for a rank between them.
-
-        All ranks call this, in the same order among other groups.
-        """
-        mine = None
-        for column in self.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist():
-            pair = [column[0], column[-1]]
-            group = dist.new_group(pair)
-            if dist.get_rank() in pair:
-                mine = group
-        return mine
 
 
 # The groups of ranks that a rank belongs to.
@@ -116,9 +83,29 @@ class ProcessGroups:
     ) -> "ProcessGroups":  # fmt: skip
         """The groups of a mesh, counted by a ledger; ``communicator`` is the class to use."""
         tensor, pipeline, replicas = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
-        context = communicator(mesh.context_group(), "cp", ledger)
-        data = replicas if context.size == 1 else communicator(mesh.group_of_same_weights(), "dp", ledger)
-        shared = mesh.embedding_group() if embedding_is_shared and pipeline.size > 1 else None
+        has_context = "cp" in (mesh.mesh.mesh_dim_names or ())
+        context = communicator(mesh.group("cp") if has_context else None, "cp", ledger)
+
+        # New groups, which all ranks create in the same order. That of ranks with the same weights, along ``dp`` and
+        # ``cp``, replica by replica, is a separate one even with one replica, because collectives of one group wait for
+        # each other.
+        data, shared = replicas, None
+        if context.size > 1:
+            same = _group_of_this_rank(mesh.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist())
+            data = communicator(same, "dp", ledger)
+        if embedding_is_shared and pipeline.size > 1:
+            columns = mesh.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist()
+            shared = _group_of_this_rank([[column[0], column[-1]] for column in columns])
         embedding = communicator(shared, "pp", ledger)
         gang = communicator(dist.group.WORLD, "all", ledger)
         return cls(tensor, pipeline, context, replicas, data, embedding, gang)
+
+
+def _group_of_this_rank(groups: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Create groups of ranks, and return the one that this rank is in, if any. All ranks call this."""
+    mine = None
+    for ranks in groups:
+        group = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            mine = group
+    return mine

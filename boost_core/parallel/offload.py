@@ -1,10 +1,10 @@
-"""Tensors that blocks keep for their backward pass in the host's memory: ``recompute: offload``.
+"""Tensors that blocks save for their backward pass in the host's memory: ``recompute: offload``.
 
-A tensor to be kept is copied to the host while work continues, and its memory on the device is released
+A tensor to be saved is copied to the host while work continues, and its memory on the device is released
 one block later: when the corresponding segment of the next block puts its own tensors there, work waits for the copies
 of this one. So about one block's tensors of a rank are in transit at a time, however many micro-batches it has in
 flight, and a backward pass that follows its own forward pass finds the last block's still on the device. The others
-are fetched ahead of their use (``shared_latents``), except for the first block of a backward pass that follows another
+are fetched ahead of their use (``recompute``), except for the first block of a backward pass that follows another
 micro-batch's forward pass.
 
 On a GPU, copies run on two streams of their own, one for each direction, and the host's buffers are page-locked.
@@ -18,6 +18,7 @@ import mmap
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -103,15 +104,11 @@ class HostMemory:
 
     def put(self, tensor: torch.Tensor) -> "HostCopy":
         """Start to copy a dense tensor, which must no longer be written to."""
-        buffer = self.take(tensor.nbytes, tensor.device)
+        free = self._free[tensor.nbytes]
+        buffer = free.pop() if free else _Buffer(host_bytes(tensor.nbytes, tensor.device))
         copy = HostCopy(self, buffer, tensor)
         self._leaving[-1].append(copy)
         return copy
-
-    def take(self, size: int, device: torch.device) -> "_Buffer":
-        """Take an unused buffer of this size, or a new one."""
-        free = self._free[size]
-        return free.pop() if free else _Buffer(host_bytes(size, device))
 
     def give_back(self, buffer: "_Buffer") -> None:
         """Return a buffer for reuse."""
@@ -125,6 +122,7 @@ class HostMemory:
         return self._streams[device]
 
 
+@dataclass(eq=False)
 class _Buffer:
     """Some of the host's memory.
 
@@ -133,9 +131,8 @@ class _Buffer:
         read: When the last copy from it has arrived; ``None`` where copies are made at once.
     """
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.bytes = memory
-        self.read: torch.cuda.Event | None = None
+    bytes: torch.Tensor
+    read: torch.cuda.Event | None = None
 
 
 class HostCopy:
@@ -145,55 +142,47 @@ class HostCopy:
         host: Whose buffer it has.
         buffer: The buffer, of the tensor's size.
         tensor: What to copy.
+
+    Attributes:
+        leaving: The tensor as long as the device has it.
+        version: Counts what has been written to it.
     """
 
     def __init__(self, host: HostMemory, buffer: _Buffer, tensor: torch.Tensor) -> None:
         self._host, self._buffer, self._keepers = host, buffer, 0
         if not tensor.is_contiguous():
             raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
-        self._leaving: torch.Tensor | None = tensor.detach()
-        self._version = tensor._version
+        self.leaving: torch.Tensor | None = tensor.detach()
+        self.version = tensor._version
         self._come: torch.Tensor | None = None
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._left: torch.cuda.Event | None = None
         self._ready: torch.cuda.Event | None = None
         if not self._copies_later:
-            self._in_buffer().copy_(self._leaving)
+            self._in_buffer().copy_(self.leaving)
             return
         out, _ = host.streams(self._device)
         out.wait_stream(torch.cuda.current_stream(self._device))
         if buffer.read is not None:
             out.wait_event(buffer.read)
-        self._left = self._copied(out, self._in_buffer(), self._leaving)
+        self._left = self._copied(out, self._in_buffer(), self.leaving)
 
     def keep(self) -> None:
         """Count one more keeper, who will take the tensor."""
         self._keepers += 1
 
-    @property
-    def leaves(self) -> bool:
-        """Whether the device still has the tensor."""
-        return self._leaving is not None
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether this is a copy of the same memory in the same shape and type, not written to since."""
-        own = self._leaving
-        if own is None or own.data_ptr() != tensor.data_ptr() or self._version != tensor._version:
-            return False
-        return own.shape == tensor.shape and own.dtype == tensor.dtype
-
     def let_go(self) -> None:
         """Release the memory on the device unless it is being fetched back; work waits until it has been copied."""
-        if self._leaving is not None:
+        if self.leaving is not None:
             self._wait_for(self._left)
-        self._leaving = None
+        self.leaving = None
 
     def fetch(self) -> None:
         """Start to copy it back, unless it is there or under way."""
         if self._come is not None:
             return
-        if self._leaving is not None:
-            self._come = self._leaving
+        if self.leaving is not None:
+            self._come = self.leaving
             return
         self._come = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         if not self._copies_later:
@@ -247,6 +236,29 @@ class HostCopy:
     def _wait_for(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
+
+
+class SharedCopies:
+    """Copies on the host, shared by all that save the same memory."""
+
+    def __init__(self) -> None:
+        self._copies: list[HostCopy] = []
+
+    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
+        """A tensor's copy, for one more owner; it is reused as long as the device still has the tensor."""
+        self._copies = [copy for copy in self._copies if copy.leaving is not None]
+        for copy in self._copies:
+            own = copy.leaving
+            # The same memory in the same shape and type, not written to since.
+            if own is None or own.data_ptr() != tensor.data_ptr() or copy.version != tensor._version:
+                continue
+            if own.shape == tensor.shape and own.dtype == tensor.dtype:
+                copy.keep()
+                return copy
+        copy = host.put(tensor)
+        self._copies.append(copy)
+        copy.keep()
+        return copy
 
 
 def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:

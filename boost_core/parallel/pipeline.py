@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -15,35 +14,14 @@ from torch.distributed.pipelining import (
 )
 
 from boost_core.model.attention import Rotation
+from boost_core.model.decoder import StageModule
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Part, StepClock
-from boost_core.plan.work import Stage
 
 _SCHEDULES = {
     "1f1b": Schedule1F1B,
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-
-
-class Module(Protocol):
-    """A module that is a pipeline stage.
-
-    Attributes:
-        stage: The stage.
-        rotations: The positions of each micro-batch's tokens, and how they attend.
-    """
-
-    stage: Stage
-    rotations: Sequence[Rotation]
-
-    def input_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        """Shapes of its inputs for ``tokens`` tokens."""
-
-    def output_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        """Shapes of its outputs for ``tokens`` tokens."""
-
-    def __call__(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
-        """From the tokens of micro-batch ``number_1`` or the stage before, to the next stage's input or losses."""
 
 
 class Pipeline:
@@ -65,7 +43,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, parts: Sequence[Module], count: int, schedule: str, micro_batches: int, tokens: int,
+        self, parts: Sequence[StageModule], count: int, schedule: str, micro_batches: int, tokens: int,
         ranks: Communicator, group: dist.ProcessGroup,
         ledger: CommunicationLedger, clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None,
         dtype: torch.dtype, device: torch.device,
@@ -77,8 +55,9 @@ class Pipeline:
         ]
         of_one = schedule == "1f1b"
         self._schedule: Any = _SCHEDULES[schedule](
-            cast(Any, stages[0] if of_one else stages), micro_batches, loss_fn=_weighted_sum, scale_grads=False
-        )
+            cast(Any, stages[0] if of_one else stages), micro_batches,
+            loss_fn=lambda losses_T, weight_T: (losses_T * weight_T).sum(), scale_grads=False,
+        )  # fmt: skip
 
     def train(
         self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, rotations: Sequence[Rotation]
@@ -113,7 +92,11 @@ class Pipeline:
         result = None
         with self._at([rotation]):
             for part in self._parts:
-                inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
+                before, inputs = (self._ranks.rank - 1) % self._ranks.size, [token_T]
+                if not part.stage.first:
+                    shapes = part.input_shapes(len(token_T))
+                    incoming = [torch.empty(shape, dtype=self._dtype, device=self._device) for shape in shapes]
+                    inputs = [self._ranks.receive(each, before) for each in incoming]
                 result = part(*inputs, number_1=self._numbers[:1], target_T=target_T)
                 if not part.stage.last:
                     after = (self._ranks.rank + 1) % self._ranks.size
@@ -132,23 +115,12 @@ class Pipeline:
             for part in self._parts:
                 part.rotations = ()
 
-    def _received(self, part: Module, tokens: int) -> list[torch.Tensor]:
-        before = (self._ranks.rank - 1) % self._ranks.size
-        return [
-            self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device), before)
-            for shape in part.input_shapes(tokens)
-        ]
-
-
-def _weighted_sum(losses_T: torch.Tensor, weight_T: torch.Tensor) -> torch.Tensor:
-    return (losses_T * weight_T).sum()
-
 
 class _CountedStage(PipelineStage):
     """torch's stage; the ledger counts what it sends but not the time, which the schedule spends between stages."""
 
     def __init__(
-        self, part: Module, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
+        self, part: StageModule, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
         clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
@@ -160,7 +132,7 @@ class _CountedStage(PipelineStage):
 
         losses = torch.promote_types(dtype, torch.float32)
         super().__init__(
-            cast(nn.Module, part), part.stage.index, count, device,
+            part, part.stage.index, count, device,
             input_args=examples(part.input_shapes(tokens), torch.int64 if part.stage.first else dtype),
             output_args=examples(part.output_shapes(tokens), losses if part.stage.last else dtype),
             group=group, dw_builder=weight_gradients,

@@ -21,18 +21,17 @@ are gathered.
 Shape suffixes: T tokens, r latents; g projections.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from boost_core.model.low_rank import Bottleneck, Dense
-from boost_core.model.strategy import Exchanged, GatheredLatents, Latents, PartialLatents
+from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, GatheredLatents, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
-from boost_core.parallel.offload import HostCopy, HostMemory
+from boost_core.parallel.offload import HostCopy, HostMemory, SharedCopies
 from boost_core.parallel.overlap import Turn
 
 Result = TypeVar("Result")
@@ -74,13 +73,11 @@ class Segments:
         """Run the segment in front of the first exchange."""
         self._saved = self._saver() if self._saver is not None else None
         if self._saved is not None:
-            give = self._saved.hold(*inputs)
+            give = self._saved.save_others(*inputs)
             return recomputed(lambda: work(*give()))
         return recomputed(work, *inputs) if self._recomputes else work(*inputs)
 
-    def exchange(
-        self, projections: Bottleneck | Dense, partials: list[PartialLatents]
-    ) -> Turn[list[Exchanged]]:  # fmt: skip
+    def exchange(self, projections: Bottleneck | Dense, partials: list[PartialLatents]) -> Turn[list[Exchanged]]:
         """Start the exchange of latents, which ends what is recomputed; to be awaited."""
         if self._saved is None and self._saver is not None:
             self._saved = self._saver()
@@ -97,28 +94,11 @@ class Segments:
         saved, self._saved = self._saved, None
         if saved is not None:
             saved.save(exchanged, carried if self._crosses else None)
-            give = saved.hold(*others)
+            give = saved.save_others(*others)
             return recomputed(lambda: work(*saved.give(), *give()))
         if self._recomputes:
             return recomputed(work, exchanged, carried, *others)
         return work(exchanged, carried, *others)
-
-
-class _Copies:
-    """Copies on the host, shared by all that save the same memory."""
-
-    def __init__(self) -> None:
-        self._copies: list[HostCopy] = []
-
-    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
-        """A tensor's copy, for one more owner; it is reused as long as the device still has the tensor."""
-        self._copies = [copy for copy in self._copies if copy.leaves]
-        copy = next((copy for copy in self._copies if copy.is_of(tensor)), None)
-        if copy is None:
-            copy = host.put(tensor)
-            self._copies.append(copy)
-        copy.keep()
-        return copy
 
 
 @dataclass
@@ -133,7 +113,7 @@ class Lookahead:
 
     overlapped: bool = False
     last: "SlicedLatents | None" = None
-    copies: _Copies = field(default_factory=_Copies)
+    copies: SharedCopies = field(default_factory=SharedCopies)
 
 
 class SlicedLatents:
@@ -142,7 +122,7 @@ class SlicedLatents:
     Args:
         communicator: The tensor parallel group, of several ranks unless ``host`` is given.
         lookahead: The forward pass's; this becomes its newest segment.
-        host: Where tensors are kept; ``None`` for the device.
+        host: Where tensors are saved; ``None`` for the device.
     """
 
     def __init__(self, communicator: Communicator, lookahead: Lookahead, host: HostMemory | None = None) -> None:
@@ -164,15 +144,17 @@ class SlicedLatents:
     def save(self, exchanged: list[Exchanged], carried: Crossing) -> None:
         """Save a slice of the exchanges' results, in order, and of what crosses into the segment."""
         self._original = exchanged, carried
+        ranks = self._communicator if self._communicator.size > 1 else None
         for (h_Tr, squares_T), _ in exchanged:
             squares = None
             if squares_T is not None:  # among several ranks it came in one piece of memory with the latents
-                squares_T = squares_T.detach()
-                squares = self._store(squares_T if self._communicator.size == 1 else squares_T.clone())
-            self._latents.append((self._slice(h_Tr), squares))
-        self._carried = None if carried is None else [self._slice(z_gTr) for z_gTr in carried]
+                squares_T = squares_T.detach() if ranks is None else squares_T.detach().clone()
+                squares = _Saved(squares_T, self._copies, self._host, None)
+            self._latents.append((_Saved(h_Tr.detach(), self._copies, self._host, ranks), squares))
+        if carried is not None:
+            self._carried = [_Saved(z_gTr.detach(), self._copies, self._host, ranks) for z_gTr in carried]
 
-    def hold(self, *tensors: torch.Tensor | None) -> Callable[[], list[torch.Tensor | None]]:
+    def save_others(self, *tensors: torch.Tensor | None) -> Callable[[], list[torch.Tensor | None]]:
         """Save other inputs of the segment, or of the one in front of its exchange.
 
         Returns:
@@ -180,21 +162,43 @@ class SlicedLatents:
         """
         if self._host is None:
             return partial(list, tensors)
-        saved = [None if each is None else _OnHost(each.detach(), self._copies, self._host) for each in tensors]
+        saved = [None if each is None else _Saved(each.detach(), self._copies, self._host, None) for each in tensors]
         self._others += [each for each in saved if each is not None]
-        return partial(_original_or_saved, [tensors], saved)
+        original = [tensors]
+
+        def give() -> list[torch.Tensor | None]:  # does not refer to this object, which refers to what is saved
+            return (
+                list(original.pop()) if original else [None if each is None else _leaf(each.whole()) for each in saved]
+            )
+
+        return give
 
     def give(self) -> tuple[list[Exchanged], Crossing]:
         """What was saved: for the forward pass as it came, and then, once, as gathered."""
         if self._original is not None:
             original, self._original = self._original, None
             return original
-        self._start_ahead()
+
+        # Gather this segment and those of a block ahead; fetch another block's, so that it is there when gathered.
+        several = self._communicator.size > 1
+        segment: SlicedLatents | None = self
+        for number in range(1 + _AHEAD + _AHEAD):
+            if segment is None:
+                break
+            gathers = number < 1 + _AHEAD
+            of_exchanges = (each for both in segment._latents for each in both if each is not None)
+            for saved in (*of_exchanges, *(segment._carried or ()), *segment._others):
+                if gathers or several:
+                    saved.fetch()
+                if gathers:
+                    saved.start()
+            segment = segment._before
+
         latents: list[Latents] = [
             (saved.whole(), None if squares is None else squares.whole()) for saved, squares in self._latents
         ]
         carried = None if self._carried is None else [saved.whole() for saved in self._carried]
-        if self._communicator.size > 1:  # one rank exchanges nothing
+        if several:  # one rank exchanges nothing
             for exchange, gathered in zip(self._exchanges, latents, strict=True):
                 exchange.latents = gathered if gathered[1] is not None else None  # the statistic's gradient reads it
         self._latents, self._carried, self._exchanges = [], None, []
@@ -203,121 +207,59 @@ class SlicedLatents:
             None if carried is None else [_leaf(z_gTr) for z_gTr in carried],
         )
 
-    def _slice(self, latent: torch.Tensor) -> "_Saved":
-        latent = latent.detach()
-        return self._store(latent) if self._communicator.size == 1 else _Slice(latent, self._communicator, self._store)
 
-    def _store(self, tensor: torch.Tensor) -> "_Saved":
-        return _OnDevice(tensor) if self._host is None else _OnHost(tensor, self._copies, self._host)
+class _Saved:
+    """A tensor until the backward pass needs it: on the device or on the host, whole or this rank's slice of it.
 
-    def _start_ahead(self) -> None:
-        """Gather this segment and those of a block ahead; fetch another block's, so that it is there when gathered."""
-        several = self._communicator.size > 1
-        segment: SlicedLatents | None = self
-        for number in range(1 + _AHEAD + _AHEAD):
-            if segment is None:
-                return
-            gathers = number < 1 + _AHEAD
-            for saved in segment._all():
-                if gathers or several:
-                    saved.fetch()
-                if gathers:
-                    saved.start()
-            segment = segment._before
+    Args:
+        tensor: The tensor.
+        copies: Copies on the host, of which one may be of the same memory.
+        host: Where it is copied to; ``None`` to save it on the device.
+        ranks: The ranks of which each saves a slice; ``None`` to save the whole.
+    """
 
-    def _all(self) -> "Iterator[_Saved]":
-        for latent, squares in self._latents:
-            yield latent
-            if squares is not None:
-                yield squares
-        yield from self._carried or ()
-        yield from self._others
-
-
-class _Saved(Protocol):
-    """A tensor until the backward pass needs it."""
-
-    def fetch(self) -> None:
-        """Start to copy what is saved to the device, if that is not under way."""
-
-    def start(self) -> None:
-        """Start to make it whole, if that is not under way."""
-
-    def whole(self) -> torch.Tensor:
-        """The tensor, once, laid out in memory as it was."""
-
-
-class _OnDevice:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def fetch(self) -> None:
-        """It is there."""
-
-    def start(self) -> None:
-        """It is whole."""
-
-    def whole(self) -> torch.Tensor:
-        return self._tensor
-
-
-class _OnHost:
-    def __init__(self, tensor: torch.Tensor, copies: _Copies, host: HostMemory) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, copies: SharedCopies, host: HostMemory | None, ranks: Communicator | None
+    ) -> None:
         # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
-        self._turned = not tensor.is_contiguous()
-        self._copy: HostCopy | None = copies.of(tensor.transpose(0, 1) if self._turned else tensor, host)
-
-    def fetch(self) -> None:
-        if self._copy is not None:
-            self._copy.fetch()
-
-    def start(self) -> None:
-        """It is whole."""
-
-    def whole(self) -> torch.Tensor:
-        if self._copy is None:
-            raise AssertionError("it was given already")
-        tensor, self._copy = self._copy.take(), None
-        return tensor.transpose(0, 1) if self._turned else tensor
-
-
-class _Slice:
-    """This rank's slice of a tensor that all ranks have."""
-
-    def __init__(self, whole: torch.Tensor, communicator: Communicator, save: Callable[[torch.Tensor], _Saved]) -> None:
-        self._communicator = communicator
-        # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
-        self._turned = not whole.is_contiguous()
-        ordered = whole.transpose(0, 1) if self._turned else whole
-        if not ordered.is_contiguous():
-            raise AssertionError(f"latents of shape {tuple(whole.shape)} have gaps between them")
-        self._shape = ordered.shape
-        self._own = save(ordered.flatten().chunk(communicator.size)[communicator.rank].clone())
+        self._turned = not tensor.is_contiguous() and (host is not None or ranks is not None)
+        ordered = tensor.transpose(0, 1) if self._turned else tensor
+        self._shape, self._ranks = ordered.shape, ranks
+        if ranks is not None:
+            if not ordered.is_contiguous():
+                raise AssertionError(f"latents of shape {tuple(tensor.shape)} have gaps between them")
+            ordered = ordered.flatten().chunk(ranks.size)[ranks.rank].clone()
+        self._place: torch.Tensor | HostCopy | None = ordered if host is None else copies.of(ordered, host)
         self._gather: tuple[Pending, torch.Tensor, torch.Tensor] | None = None
 
     def fetch(self) -> None:
-        self._own.fetch()
+        """Start to copy what is saved to the device, if that is not under way."""
+        if isinstance(self._place, HostCopy):
+            self._place.fetch()
 
     def start(self) -> None:
-        """Start to gather the tensor, if that is not under way."""
-        if self._gather is None:
-            own = self._own.whole()
-            gathered = own.new_empty(self._shape)
-            self._gather = self._communicator.start_all_gather(gathered.view(-1), own, PURPOSE), gathered, own
+        """Start to gather the whole tensor from the ranks' slices, if that is not under way."""
+        if self._ranks is not None and self._gather is None:
+            local = self._take()
+            gathered = local.new_empty(self._shape)
+            self._gather = self._ranks.start_all_gather(gathered.view(-1), local, PURPOSE), gathered, local
 
     def whole(self) -> torch.Tensor:
-        """The tensor, laid out in memory as it was."""
-        if self._gather is None:
-            raise AssertionError("its gather was not started")
-        (pending, gathered, _), self._gather = self._gather, None
-        pending.wait()
-        return gathered.transpose(0, 1) if self._turned else gathered
+        """The tensor, once, laid out in memory as it was."""
+        if self._ranks is None:
+            tensor = self._take()
+        else:
+            if self._gather is None:
+                raise AssertionError("its gather was not started")
+            (pending, tensor, _), self._gather = self._gather, None
+            pending.wait()
+        return tensor.transpose(0, 1) if self._turned else tensor
 
-
-def _original_or_saved(
-    original: list[tuple[torch.Tensor | None, ...]], saved: list[_OnHost | None]
-) -> list[torch.Tensor | None]:
-    return list(original.pop()) if original else [None if each is None else _leaf(each.whole()) for each in saved]
+    def _take(self) -> torch.Tensor:
+        place, self._place = self._place, None
+        if place is None:
+            raise AssertionError("it was returned already")
+        return place.take() if isinstance(place, HostCopy) else place
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,8 @@ from boost_core.model.low_rank import WeightedModule, weight_specs
 # Normal values determined by each element's place in a tensor: any part can be drawn by itself, on any device.
 #
 # The bits are those of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a
-# tensor's
-# key and a place in it give four 32-bit words, which the Box-Muller method turns into four normal values. Words are
-# kept
-# in int64, which torch multiplies on every device, modulo 2^64 as the method requires.
+# tensor's key and a place in it give four 32-bit words, which the Box-Muller method turns into four normal values.
+# Words are int64, which torch multiplies on every device, modulo 2^64 as the method requires.
 
 Sizes = tuple[int, ...]
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # of 32 bits, int64
@@ -49,9 +47,18 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
     if box.numel() == 0:
         return
     limit = _CHUNK_ON_CPU if box.device.type == "cpu" else _CHUNK
+    device = box.device
     for inside, sizes in _chunks(tuple(box.shape), limit):
         begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]
-        values = _normals(shape, begin, sizes, key, box.device)
+        # Standard normal values, float64: four neighbours in a row of the tensor share a counter.
+        first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
+        row = torch.zeros((), dtype=torch.int64, device=device)
+        for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
+            row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
+        column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
+        counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
+        words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
+        values = _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
         values *= stds if isinstance(stds, float) else _part(stds.expand(box.shape), inside, sizes)
         _part(box, inside, sizes).copy_(values.float())
 
@@ -69,18 +76,6 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         # Their upper halves are dropped by the next round's mask.
         c1, c3, product_0, product_1 = product_1, product_0, c1, c3
     return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
-
-
-def _normals(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device: torch.device) -> torch.Tensor:
-    """Standard normal values of a box, float64: four neighbours in a row of the tensor share a counter."""
-    first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
-    row = torch.zeros((), dtype=torch.int64, device=device)
-    for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
-        row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
-    column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
-    counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
-    words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
-    return _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
 
 
 def _box_muller(words: Words) -> torch.Tensor:
@@ -195,21 +190,12 @@ def initialize_(box: torch.Tensor, offsets: Sequence[int], name: str, spec: Weig
     if isinstance(spec.start, float):
         box.fill_(spec.start)
         return
-    normal_(box, spec.shape, offsets, _key_of(name, seed), _stds(spec, spec.start, box, offsets))
-
-
-def _stds(
-    spec: WeightSpec, start: tuple[float, ...], box: torch.Tensor, offsets: Sequence[int]
-) -> torch.Tensor | float:  # fmt: skip
-    """Standard deviations of a box's elements: one per projection along the projections' axis, or one for all."""
-    if spec.axis is None or len(start) == 1:
-        return start[0]
-    each = torch.tensor(start, dtype=torch.float64, device=box.device)
-    along = each.repeat_interleave(spec.shape[spec.axis] // len(start))
-    sizes = [1] * box.ndim
-    sizes[spec.axis] = box.shape[spec.axis]
-    return along.narrow(0, offsets[spec.axis], box.shape[spec.axis]).view(sizes)
-
-
-def _key_of(name: str, seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
+    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
+    stds: torch.Tensor | float = spec.start[0]
+    if spec.axis is not None and len(spec.start) > 1:  # one per projection along the projections' axis
+        each = torch.tensor(spec.start, dtype=torch.float64, device=box.device)
+        along = each.repeat_interleave(spec.shape[spec.axis] // len(spec.start))
+        sizes = [1] * box.ndim
+        sizes[spec.axis] = box.shape[spec.axis]
+        stds = along.narrow(0, offsets[spec.axis], box.shape[spec.axis]).view(sizes)
+    normal_(box, spec.shape, offsets, key, stds)

@@ -9,8 +9,7 @@ It needs GPUs of one host that reach each other's memory, and processes that see
 """
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -63,7 +62,12 @@ class SymmetricMemory:
         self._signals = Peers.of(
             [handle.get_signal_pad(peer, (self._size,), torch.int32) for peer in range(self._size)]
         )
-        self._buffers = {dtype: self._peers(dtype) for dtype in SENT}
+        self._buffers = {
+            dtype: Peers.of(
+                [handle.get_buffer(peer, (limits.largest // dtype.itemsize,), dtype) for peer in range(self._size)]
+            )
+            for dtype in SENT
+        }
         self._met = torch.zeros(1, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
         self._aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
@@ -85,52 +89,35 @@ class SymmetricMemory:
         Raises:
             DistError: Another rank does not arrive; only on CPU.
         """
-        sent_n = payload.view(-1)
-        with self._apart():
+        sent_n, buffers, made_gTr = payload.view(-1), self._buffers[payload.dtype], None
+        size, in_one_shot = len(sent_n), payload.numel() * payload.element_size() <= self._limits.one_shot_bytes
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # which ``None`` leaves as it is
             # What this allocates is freed once the caller's stream has used it, and the next exchange waits for that.
-            made_gTr = self._sum(sent_n, epilogue)
+            buffers.memory[self._rank][:size].copy_(sent_n)
+            self._meet()
+            if not in_one_shot:
+                spread_sum(buffers, *part_of(size, self._rank, self._size))
+                self._meet()
+                buffers = buffers.alone(self._rank)
+            if epilogue is None:
+                symmetric_sum(buffers, sent_n)
+            else:
+                made_gTr = sum_of_latents(buffers, sent_n, epilogue)
+            if in_one_shot:  # nobody may write until all have read; after two shots each reads only its own
+                self._meet()
             return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
 
     def abort(self) -> None:
         """Stop waiting for other ranks; sums are meaningless from now on."""
         self._aborted.fill_(1)
 
-    def _sum(self, sent_n: torch.Tensor, epilogue: Epilogue | None) -> torch.Tensor | None:
-        buffers, size = self._buffers[sent_n.dtype], len(sent_n)
-        buffers.memory[self._rank][:size].copy_(sent_n)
-        self._meet()
-        in_one_shot = size * sent_n.element_size() <= self._limits.one_shot_bytes
-        if not in_one_shot:
-            spread_sum(buffers, *part_of(size, self._rank, self._size))
-            self._meet()
-            buffers = buffers.alone(self._rank)
-        made_gTr = None
-        if epilogue is None:
-            symmetric_sum(buffers, sent_n)
-        else:
-            made_gTr = sum_of_latents(buffers, sent_n, epilogue)
-        if in_one_shot:  # nobody may write until all have read; after two shots each reads only its own
-            self._meet()
-        return made_gTr
-
     def _meet(self) -> None:
         try:
             meet(self._signals, self._rank, self._met, self._aborted, self._seconds)
         except TimeoutError as error:
             raise dist.DistError(str(error)) from error
-
-    def _peers(self, dtype: torch.dtype) -> Peers:
-        sizes = (self._limits.largest // dtype.itemsize,)
-        return Peers.of([self._handle.get_buffer(peer, sizes, dtype) for peer in range(self._size)])
-
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
 
 
 @dataclass(frozen=True)
@@ -203,43 +190,37 @@ def connect(
     limits: SymmetricMemoryConfig, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[SymmetricMemory | None, str | None]:
     """The symmetric memory of a group, or why it has none: the same on all its ranks, all of which call this."""
+    global _rendezvous_so_far
     if device.type != "cuda":
         return None, "the job trains on CPU"
-    views: list[View | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(views, _view(device), group=group)
-    why = obstacle([view for view in views if view is not None])
-    if why is not None:
-        return None, why
-    symmetric = None
-    try:
-        symmetric = SymmetricMemory(*_rendezvous(limits.largest, group, device), limits, device)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-    found: list[str | None] = [None] * len(views)
-    dist.all_gather_object(found, why, group=group)
-    why = next((each for each in found if each is not None), None)
-    return (symmetric, None) if why is None else (None, why)
-
-
-def _view(device: torch.device) -> View:
     numbers = range(torch.cuda.device_count())
     own = torch.cuda.current_device() if device.index is None else device.index
     uuids = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
     reached = tuple(number for number in numbers if number != own and torch.cuda.can_device_access_peer(own, number))
-    return View(socket.gethostname(), uuids, own, reached, _rendezvous_so_far)
+    view = View(socket.gethostname(), uuids, own, reached, _rendezvous_so_far)
+    views: list[View | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(views, view, group=group)
+    why = obstacle([view for view in views if view is not None])
+    if why is not None:
+        return None, why
+
+    symmetric = None
+    try:
+        # Imported here because it takes a while, and few jobs use it.
+        from torch._C._distributed_c10d import _SymmetricMemory
+        from torch.distributed._symmetric_memory import rendezvous
+
+        _rendezvous_so_far += 1
+        # Not from torch's pool, which would keep the memory for the next gang, whose ranks are others.
+        memory = _SymmetricMemory.empty_strided_p2p((limits.largest,), (1,), torch.uint8, device)
+        handle: Any = rendezvous(memory, group)
+        symmetric = SymmetricMemory(handle, memory, limits, device)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    reasons: list[str | None] = [None] * len(views)
+    dist.all_gather_object(reasons, why, group=group)
+    why = next((each for each in reasons if each is not None), None)
+    return (symmetric, None) if why is None else (None, why)
 
 
 _rendezvous_so_far = 0  # of this process
-
-
-def _rendezvous(size: int, group: dist.ProcessGroup, device: torch.device) -> tuple[Handle, torch.Tensor]:
-    global _rendezvous_so_far
-    # Imported here because it takes a while, and few jobs use it.
-    from torch._C._distributed_c10d import _SymmetricMemory
-    from torch.distributed._symmetric_memory import rendezvous
-
-    _rendezvous_so_far += 1
-    # Not from torch's pool, which would keep the memory for the next gang, whose ranks are others.
-    memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
-    handle: Any = rendezvous(memory, group)
-    return handle, memory

@@ -1,4 +1,4 @@
-"""The ends of a model with a split vocabulary: head, loss, embedding.
+"""The head and the loss with a split vocabulary.
 
 Logits are computed for a few tokens at a time, forward and again backward, so that all T × V never exist at once.
 Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary, c tokens of a chunk.
@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import embedding
 
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
-from boost_core.model.norm import precise
-from boost_core.parallel.communicator import Communicator, reduce_from_tp
+from boost_core.kernels.launch import precise
+from boost_core.parallel.communicator import Communicator
 
 # Logits of a chunk are about this many elements: 256 MiB in fp32.
 CHUNK_ELEMENTS = 1 << 26
@@ -107,13 +106,3 @@ class SplitHead:
         token_T = token_T.where(logit_T == maximum_T, communicator.size * columns)
         communicator.all_reduce_(token_T, "likeliest token", dist.ReduceOp.MIN)
         return token_T.clamp_(max=communicator.size * columns - 1)  # where no logit is a number, none is the largest
-
-
-def vocabulary_parallel_embedding(
-    token_T: torch.Tensor, weight_Vd: torch.Tensor, communicator: Communicator
-) -> torch.Tensor:
-    """Whole residual vectors ``[T, d]`` from this rank's rows of the embedding: one all-reduce (Megatron-LM)."""
-    local_T = token_T - communicator.rank * len(weight_Vd)
-    is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
-    partial_Td = embedding(local_T * is_local_T, weight_Vd) * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
-    return reduce_from_tp(partial_Td, communicator, "embedding")

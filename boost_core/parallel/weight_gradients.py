@@ -22,7 +22,7 @@ from boost_core.kernels.fp8_product import (
     quantised,
     take_quantised,
 )
-from boost_core.model.norm import precise
+from boost_core.kernels.launch import precise
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class DeferredWeightGradients:
     def __init__(self, alone: bool = False, fp8: bool = False, sinks: GradientSinks | None = None) -> None:
         self.fp8, self.sinks = fp8, sinks or GradientSinks()
         self._deferred: deque[Callable[[], None]] = deque()
-        self._alone, self._kept = alone, False
+        self._alone, self._is_put_off = alone, False
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False
@@ -147,7 +147,7 @@ class DeferredWeightGradients:
 
     def flush(self) -> None:
         """Compute all deferred gradients in order, unless they are kept."""
-        while self._deferred and not self._kept:
+        while self._deferred and not self._is_put_off:
             self._deferred.popleft()()
 
     def abandon(self) -> None:
@@ -156,18 +156,19 @@ class DeferredWeightGradients:
 
     def keep(self) -> Callable[[], Callable[[], None]]:
         """From now on, compute nothing unasked; the returned function takes all gradients deferred so far."""
-        self._kept = True
-        return self._take
+        self._is_put_off = True
 
-    def _take(self) -> Callable[[], None]:
-        taken, self._deferred = self._deferred, deque()
+        def take() -> Callable[[], None]:
+            deferred, self._deferred = self._deferred, deque()
 
-        @torch.no_grad()  # which the backward pass sets by itself, and this runs after it
-        def compute() -> None:
-            while taken:
-                taken.popleft()()
+            @torch.no_grad()  # which the backward pass sets by itself, and this runs after it
+            def compute() -> None:
+                while deferred:
+                    deferred.popleft()()
 
-        return compute
+            return compute
+
+        return take
 
     def flush_before(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` itself; in the backward pass, all deferred gradients are computed before its gradient goes on."""

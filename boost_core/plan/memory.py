@@ -550,7 +550,7 @@ def task_bytes(job: JobSpec, kernels: bool) -> int:
     query = layer.query_bytes
     of_gradients = query // layer.element_bytes * PRECISE
     if not tokens or not moved_as_latents(job):
-        return tokens * (3 * layer.request_bytes(backward=True) + of_gradients + 4 * query)
+        return tokens * (3 * layer.moved_bytes(backward=True)[0] + of_gradients + 4 * query)
     share, whole = layer.share_bytes, layer.share_bytes * layer.tensor_parallel_size
     a_token = 6 * share + 6 * whole + (4 if kernels else 6) * query + of_gradients
     weights = 2 * (layer.rank or 0) * query  # in the compute type: a rank of columns as wide as queries

@@ -7,7 +7,6 @@ import socket
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -15,11 +14,11 @@ import torch
 from boost_core.config import JobSpec
 from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import LatentRoute
-from boost_core.context.partition import integers
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
+from boost_core.context.stage_attention import integers
 from boost_core.data.sampler import Sequences
 from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
@@ -93,8 +92,15 @@ class Batch:
         token_bs, target_bs = token_bt[:, :-1], token_bt[:, 1:]
         ends_bs, start_bn = torch.zeros_like(token_bs), None
         if end_of_document is not None:
+            count, length = token_bs.shape
             ends_bs = (token_bs == end_of_document).to(torch.int64)
-            start_bn = _starts(ends_bs, places)
+            # Tokens that end no document are written to an extra last place, which is never read.
+            place_bs = ends_bs.cumsum(dim=1).masked_fill(ends_bs == 0, places)
+            after_bs = torch.arange(1, length + 1, dtype=torch.int32, device=ends_bs.device).expand_as(place_bs)
+            start_bn = torch.full((count, places + 1), length, dtype=torch.int32, device=ends_bs.device)
+            start_bn.scatter_(1, place_bs, after_bs)
+            start_bn[:, 0].zero_()
+            start_bn = start_bn[:, :places]
         counts_T = (1.0 - ends_bs.reshape(-1)).float()
         return cls(token_bs.reshape(-1), target_bs.reshape(-1), counts_T, start_bn)
 
@@ -106,26 +112,14 @@ class Batch:
             yield Batch(tokens, targets, counts, start_bn)
 
 
-def _starts(ends_bs: torch.Tensor, places: int) -> torch.Tensor:
-    """Return ``Batch.starts`` of sequences in which documents end where there are ones."""
-    length = ends_bs.shape[1]
-    # Tokens that end no document are written to an extra last place, which is never read.
-    place_bs = ends_bs.cumsum(dim=1).masked_fill(ends_bs == 0, places)
-    after_bs = torch.arange(1, length + 1, dtype=torch.int32, device=ends_bs.device).expand_as(place_bs)
-    start_bn = torch.full((len(ends_bs), places + 1), length, dtype=torch.int32, device=ends_bs.device)
-    start_bn.scatter_(1, place_bs, after_bs)
-    start_bn[:, 0].zero_()
-    return start_bn[:, :places]
-
-
 # The tokens of a micro-batch that a rank computes: all of them, or its part in a context parallel group.
 #
 # Norms, projections, the MLP and the loss treat each token by itself, so a rank may have any tokens if their positions
-# come with them; only attention needs keys of other ranks. With ``split_micro_batch``, each half is dealt by itself.
+# come with them; only attention needs keys of other ranks. With ``split_micro_batch``, each half is partitioned by
+# itself.
 #
 # Plans are made from the sequences on the host, without waiting for a device: the plan of a step's first micro-batch,
-# or
-# of all in a pipeline with several in flight, while the previous step is still computed; others during the previous
+# or of all in a pipeline with several in flight, while the previous step is still computed; others during the previous
 # micro-batch. A thread would hold up the host for as long as it plans, since both are Python.
 #
 # Shape suffixes: T tokens of a micro-batch or a rank's own of them.
@@ -135,7 +129,7 @@ Documents = tuple[int, ...]  # tokens of each
 
 @dataclass(frozen=True)
 class Load:
-    """Query-key pairs that a context parallel group's ranks compute, summed over what is dealt at a time.
+    """Query-key pairs that a context parallel group's ranks compute, summed over what is partitioned at a time.
 
     Attributes:
         most: Pairs on the rank with most in each micro-batch, or half of one.
@@ -155,7 +149,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class OwnTokens:
+class LocalTokens:
     """The tokens of a micro-batch that a rank has.
 
     Attributes:
@@ -172,17 +166,17 @@ class OwnTokens:
         """Their part of values that each token of the micro-batch has."""
         return x_T if self.places is None else x_T[self.places]
 
-    def among_all(self, own_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
+    def among_all(self, local_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
         """Values of all tokens of the micro-batch, ``[tokens]``, from each rank's own. All ranks call it."""
         if self.places is None:
-            return own_T
-        every_T = own_T.new_zeros(tokens)
-        every_T[self.places] = own_T
+            return local_T
+        every_T = local_T.new_zeros(tokens)
+        every_T[self.places] = local_T
         return ranks.all_reduce_(every_T, "tokens of all")
 
 
-class Dealer:
-    """Deals the tokens of micro-batches to ranks. All ranks of a gang create one together.
+class Partitioner:
+    """Partitions the tokens of micro-batches over ranks. All ranks of a gang create one together.
 
     Args:
         spec: The job.
@@ -194,7 +188,7 @@ class Dealer:
     Attributes:
         rotation: As given.
         load: The load of the newest step.
-        tally: What sparse attention has kept in the newest step, over this rank's heads.
+        tally: How much attention sparse attention has kept in the newest step, over this rank's heads.
     """
 
     def __init__(
@@ -205,19 +199,18 @@ class Dealer:
         self.load, self.tally, self._end = Load(), Tally(), end_of_document
         self._sparse, self._halves = spec.training.attention, spec.parallelism.split_micro_batch
         self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
-        self._newest: tuple[tuple[Sequence[Documents], bool], OwnTokens] | None = None  # and whether all densely
-        machine = machine_for(spec.resources, spec.training.precision)
-        self._dealing = ContextPlanner.of(spec, machine)
+        self._newest: tuple[tuple[Sequence[Documents], bool], LocalTokens] | None = None  # and whether all densely
+        self._planner = ContextPlanner.of(spec, machine_for(spec.resources, spec.training.precision))
         # How latents travel between nodes; ``None`` if none do, or all ranks are on one node.
         self._route: LatentRoute | None = None
-        sends_latents, moves_latents = self._dealing.exchange != "keys", self._dealing.moves_latents
+        sends_latents, moves_latents = self._planner.exchange != "keys", self._planner.moves_latents
         if self._ranks.size > 1 and (sends_latents or moves_latents):
             nodes: Sequence[int] = range(self._ranks.size)
             if spec.parallelism.context.exchange != "latents":
                 here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
                 nodes = self._ranks.all_gather(here, "nodes").flatten().tolist()
             if len(set(nodes)) > 1:
-                of_keys = nodes if self._dealing.exchange == "latents" else None
+                of_keys = nodes if self._planner.exchange == "latents" else None
                 self._route = LatentRoute(of_keys, moves_latents, groups.tensor, self._at)
 
     def begin_step(self) -> None:
@@ -226,7 +219,7 @@ class Dealer:
         if self._sparse is not None:  # attention counts what it keeps
             self._newest = None
 
-    def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
+    def partition(self, batch: Batch, sequences: Sequences) -> LocalTokens:
         """This rank's tokens of a micro-batch; layers and the backward pass share what attending to others' needs.
 
         Without gradients attention is dense: what sparse attention sees is chosen by a document's last tokens, which
@@ -238,33 +231,40 @@ class Dealer:
         """
         densely = self._sparse is None or not torch.is_grad_enabled()
         if self._ranks.size == 1 and densely:
-            return OwnTokens(self.rotation.with_documents(batch.starts))
+            return LocalTokens(self.rotation.with_documents(batch.starts))
         if self._ranks.size == 1 and self._sparse is not None:
             documents = document_lengths(sequences, self._end)
-            attention = SparseAttention(self._sparse, documents, self._device, self.tally)
-            return OwnTokens(self.rotation.attending(attention))
-        parts = self._dealt_at_a_time(sequences)
+            whole = SparseAttention(self._sparse, documents, self._device, self.tally)
+            return LocalTokens(self.rotation.attending(whole))
+        parts = self._partitioned_at_a_time(sequences)
         if self._newest is None or self._newest[0] != (parts, densely):
             self._newest = None  # first, as the next ones need memory, too
-            owns = [self._own(self._plan(documents, densely)) for documents in parts]
-            own = owns[0]
+            rotations, places, load, begin = [], [], Load(), 0
+            for documents in parts:
+                plan = self._plan(documents, densely)
+                if self._sparse is None or plan.window.sparse_from is None:
+                    attention = ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
+                else:
+                    attention = SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
+                place_T = self._places(attention.chunks)
+                position_T = place_T % self.rotation.sequence_length
+                rotations.append(self.rotation.of_tokens(position_T, attention.for_layer()))
+                places.append(place_T + begin if begin else place_T)
+                load += Load(max(plan.loads), sum(plan.loads) / plan.ranks)
+                begin += sum(documents)
+            local = LocalTokens(rotations[0], places[0], load)
             if self._halves:
-                begins = accumulate(map(sum, parts[:-1]), initial=0)
-                places = [
-                    half.places + begin for half, begin in zip(owns, begins, strict=True) if half.places is not None
-                ]
-                rotation = self.rotation.in_parts([half.rotation for half in owns])
-                own = OwnTokens(rotation, torch.cat(places), sum((half.load for half in owns), Load()))
-            self._newest = (parts, densely), own
+                local = LocalTokens(self.rotation.in_parts(rotations), torch.cat(places), load)
+            self._newest = (parts, densely), local
         return self._newest[1]
 
     def plan_ahead(self, micro_batches: Sequence[Sequences]) -> None:
         """Plan the next micro-batches, on the host alone."""
         if self._ranks.size > 1:
-            ahead = {documents for sequences in micro_batches for documents in self._dealt_at_a_time(sequences)}
+            ahead = {documents for sequences in micro_batches for documents in self._partitioned_at_a_time(sequences)}
             self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
 
-    def _dealt_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
+    def _partitioned_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
         """The documents of a micro-batch, or of each of its halves, split as ``Rotation.splits`` does."""
         middle = -(-len(sequences) // 2) if self._halves else len(sequences)
         parts = (sequences[:middle], sequences[middle:])
@@ -272,18 +272,7 @@ class Dealer:
 
     def _plan(self, documents: Documents, densely: bool) -> ContextPlan:
         ahead = self._planned.get(documents) if densely == (self._sparse is None) else None
-        return ahead or self._dealing.plan(documents, densely)
-
-    def _own(self, plan: ContextPlan) -> OwnTokens:
-        if self._sparse is None or plan.window.sparse_from is None:
-            attention = ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
-        else:
-            attention = SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
-        places = self._places(attention.chunks)
-        load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
-        return OwnTokens(
-            self.rotation.of_tokens(places % self.rotation.sequence_length, attention.for_layer()), places, load
-        )
+        return ahead or self._planner.plan(documents, densely)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""
@@ -291,6 +280,6 @@ class Dealer:
 
     def _places(self, chunks: Sequence[int]) -> torch.Tensor:
         """Where the chunks' tokens are in the micro-batch."""
-        size = self._dealing.chunk
+        size = self._planner.chunk
         first_n = integers(list(chunks), torch.int64, self._device) * size
         return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()

@@ -32,12 +32,12 @@ class DueCopies:
     Attributes:
         store: The newest step whose checkpoint is due and not known to be in the store; 0 if there is none.
         memory: Whether a copy in memory is due.
-        wanted: Whether the state is to be copied as soon as possible.
+        requested: Whether the state is to be copied as soon as possible.
     """
 
     def __init__(self, steps: int, store_every_steps: int, memory_every_steps: int | None) -> None:
         self._steps, self._store_every, self._memory_every = steps, store_every_steps, memory_every_steps
-        self.store, self.memory, self.wanted = 0, False, False
+        self.store, self.memory, self.requested = 0, False, False
 
     @property
     def is_last(self) -> bool:
@@ -54,11 +54,11 @@ class DueCopies:
         due = step if step >= self._steps else step - step % self._store_every
         self.store = due if stored_step is None or stored_step < due else 0
         self.memory = self._memory_every is not None and step > 0
-        self.wanted = self.memory or self.store > 0
+        self.requested = self.memory or self.store > 0
 
     def after(self, step: int) -> bool:
         """Return whether the state is to be copied after a step."""
-        return self.wanted or self.stores(step) or self._remembers(step)
+        return self.requested or self.stores(step) or self._remembers(step)
 
     def stores(self, step: int) -> bool:
         """Return whether a checkpoint of this very step is due."""
@@ -73,11 +73,11 @@ class DueCopies:
         if self.stores(step):
             self.store = step
         self.memory |= self._remembers(step)
-        self.wanted |= self.stores(step) or self._remembers(step)
+        self.requested |= self.stores(step) or self._remembers(step)
 
     def copied(self) -> None:
         """Take note that the state has been copied for everything that is due."""
-        self.memory = self.wanted = False
+        self.memory = self.requested = False
 
     def stored(self, step: int) -> None:
         """Take note that the store has a checkpoint of a step."""
@@ -154,12 +154,21 @@ def _load_patiently(
         PermissionError: Likewise.
         StoreAway: On all ranks: nothing can be read.
     """
+
+    def damage() -> str:
+        """What a checkpoint's manifest and file sizes say, which is cheap."""
+        try:
+            return folder.checkpoint(step).damage
+        except FileNotFoundError:
+            return f"{folder.step_url(step)} is gone"
+
     deadline = time.monotonic() + STORE_PATIENCE_SECONDS  # of the first rank alone
     attempts, others_answered = 0, False
     while True:
         attempts += 1
         try:
-            _refuse_incomplete(folder, step)
+            if problem := read_on_first_rank(damage):
+                raise CheckpointDamaged(problem)
             load(step)
         except CheckpointDamaged:
             if folder.is_local or attempts > 1:
@@ -193,19 +202,6 @@ def _another_answers(folder: CheckpointFolder, step: int, candidates: Sequence[i
         except Exception as error:  # stores raise types of their own
             logger.warning("checkpoint %s cannot be read either: %s", folder.step_url(other), error)
     return False
-
-
-def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
-    """Check a checkpoint's manifest and file sizes on the first rank, which is cheap."""
-
-    def damage() -> str:
-        try:
-            return folder.checkpoint(step).damage
-        except FileNotFoundError:
-            return f"{folder.step_url(step)} is gone"
-
-    if problem := read_on_first_rank(damage):
-        raise CheckpointDamaged(problem)
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:
@@ -259,7 +255,7 @@ class CheckpointManager:
             folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
             membership.before_save,
         )  # fmt: skip
-        self._copy_seconds, self._held_seconds = 0.0, 0.0
+        self._copy_seconds, self._stalled_seconds = 0.0, 0.0
         self._failing_since: float | None = None
         self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step reported as missed, and when
 
@@ -273,7 +269,7 @@ class CheckpointManager:
         recovery = self._membership.recovery
         if recovery is not None and not self._due.memory:  # else the new copy replaces what was loaded
             self._membership.snapshots.keep_only(recovery.parts[0].key.generation, recovery.step)
-        if self._due.wanted:
+        if self._due.requested:
             self._copy(ask_store=stored_step is None)
         self._copies.prepare(self._state.chunks())
 
@@ -290,7 +286,7 @@ class CheckpointManager:
             return False
         started = time.perf_counter()
         is_free = self._saver.makes_way()
-        self._held_seconds += time.perf_counter() - started
+        self._stalled_seconds += time.perf_counter() - started
         return not is_free
 
     def before_update(self) -> None:
@@ -307,7 +303,7 @@ class CheckpointManager:
         if self._due.stores(self._state.step):
             self._report_missed()
         self._due.reached(self._state.step)
-        if self._due.wanted and not store_is_stuck:
+        if self._due.requested and not store_is_stuck:
             self._copy()
 
     def finish(self) -> bool:
@@ -321,7 +317,7 @@ class CheckpointManager:
         """
         deadline = self._state.spec.checkpoint.final_save_timeout_seconds - self._membership.waited_seconds
         deadline += time.monotonic()
-        if self._due.wanted:  # postponed, because an older one was in progress
+        if self._due.requested:  # postponed, because an older one was in progress
             self._saver.make_way()
             self._wait_for_store(deadline)
             self._copy()
@@ -395,8 +391,8 @@ class CheckpointManager:
 
     def held_seconds(self) -> float:
         """Return how long the loop has stood still for copies since the last call."""
-        held, self._held_seconds = self._held_seconds, 0.0
-        return held
+        seconds, self._stalled_seconds = self._stalled_seconds, 0.0
+        return seconds
 
     def collect(self, wait: bool = False) -> None:
         """Report the checkpoint being written, once it is committed.
@@ -427,7 +423,7 @@ class CheckpointManager:
         self._saver.start(self._state.step, chunks, snapshot, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
-        self._held_seconds += self._copy_seconds
+        self._stalled_seconds += self._copy_seconds
 
     def _copied(self, lasting: bool) -> list[Chunk]:
         chunks = self._copies.take(self._state.chunks(), lasting)

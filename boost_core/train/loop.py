@@ -72,7 +72,7 @@ class Comparison:
     def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
         self._state, self._peak, self._basis = state, peak, basis
         self._steps = self._timed = 0
-        self._told_next = _FIRST_TIMED
+        self._next_report = _FIRST_TIMED  # timed steps
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
         self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
         self._planned_bytes: list[int] = []
@@ -96,35 +96,28 @@ class Comparison:
         state = self._state
         self._steps += 1
         if self._steps == WATCHED_STEPS:
-            self._gather_bytes(refuse)
+            layout, groups, training = Layout.of(state.spec.parallelism), state.process_groups, state.spec.training
+            # No step has been captured yet, so the plan leaves out a graph's memory as well.
+            spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
+            needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
+            # Without a GPU there is only one memory.
+            planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
+            table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
+            table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
+            rows = groups.gang.all_reduce_(table, "memory").tolist()
+            refuse()
+            self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
             return self._report()
-        if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < self._planned_batch:
+        planned_batch = state.spec.training.global_batch_size
+        if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
             return None
         self._seconds.append(seconds)
         self._communication.append(communication)
         self._timed += 1
-        return self._report() if self._timed == self._told_next else None
-
-    @property
-    def _planned_batch(self) -> int:
-        return self._state.spec.training.global_batch_size
-
-    def _gather_bytes(self, refuse: Callable[[], None]) -> None:
-        state, layout = self._state, Layout.of(self._state.spec.parallelism)
-        groups, training = state.process_groups, state.spec.training
-        # No step has been captured yet, so the plan leaves out a graph's memory as well.
-        spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
-        needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
-        # Without a GPU there is only one memory.
-        planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
-        table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
-        table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
-        rows = groups.gang.all_reduce_(table, "memory").tolist()
-        refuse()
-        self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
+        return self._report() if self._timed == self._next_report else None
 
     def _report(self) -> ComparisonReport:
-        self._told_next = max(_FIRST_TIMED, 2 * self._timed)
+        self._next_report = max(_FIRST_TIMED, 2 * self._timed)
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
         machine = self._basis.machine(spec)
         job = at(spec, layout, machine)
@@ -226,7 +219,7 @@ class RecallWatch:
     def __init__(self, config: SparseAttentionConfig | None) -> None:
         self._config = config
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._told = False
+        self._is_low = False
 
     def update(self, recall: float | None) -> str | None:
         """Record a step's recall, and return a warning if one is due."""
@@ -236,8 +229,8 @@ class RecallWatch:
         if len(self._recent) < RECENT_STEPS:
             return None
         mean, target = fmean(self._recent), self._config.recall
-        told, self._told = self._told, mean < target
-        if told or not self._told:
+        was_low, self._is_low = self._is_low, mean < target
+        if was_low or not self._is_low:
             return None
         return (
             f"sparse attention kept {mean:.1%} of dense attention in the last {RECENT_STEPS} steps, below "
@@ -279,7 +272,12 @@ def train(
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
         state = TrainState.initial(spec, device, allocate_weights)
-        return _Keeping(state, membership, reporter_of_rank).until_stored()
+        complete = _StateKeeper(state, membership, reporter_of_rank)
+        try:
+            complete.resume()
+            return complete.finish()
+        finally:
+            complete.checkpoints.make_way()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
@@ -288,30 +286,24 @@ def train(
     run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
     try:
         run.resume()
-        return _stepped(run, state)
+        with collected_between_steps() as collect_garbage:
+            while state.step < spec.training.steps:
+                before = state.step
+                requests = run.step()
+                collect_garbage(state.step)
+                ahead, last = state.step > before, state.step == spec.training.steps
+                if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
+                    run.evaluate()
+                if ahead:
+                    run.sample()
+                if requests.halt and not last:
+                    return run.halt(requests.store)
+                if ahead:  # else it has rolled back to a state of which there is a copy
+                    run.checkpoints.after_step(requests.put_off)
+        return run.finish()
     finally:
         state.graph.release("training has ended")  # before the communicators that it captured are destroyed
         run.checkpoints.make_way()
-
-
-def _stepped(run: "_Run", state: TrainState) -> Outcome:
-    """Train until the last step, or until all ranks are asked to halt."""
-    spec = state.spec
-    with collected_between_steps() as collect_garbage:
-        while state.step < spec.training.steps:
-            before = state.step
-            asked = run.step()
-            collect_garbage(state.step)
-            ahead, last = state.step > before, state.step == spec.training.steps
-            if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
-                run.evaluate()
-            if ahead:
-                run.sample()
-            if asked.halt and not last:
-                return run.halt(asked.store)
-            if ahead:  # else it has rolled back to a state that is already kept
-                run.checkpoints.after_step(asked.put_off)
-    return run.finish()
 
 
 def _device(spec: JobSpec) -> torch.device:
@@ -322,12 +314,8 @@ def _device(spec: JobSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-class _Keeping:
-    """One rank's part of a job's state, kept until the store has it. Needs no data."""
+class _StateKeeper:
+    """One rank's part of a job's state, until the store has it. Needs no data."""
 
     def __init__(self, state: TrainState, membership: Membership, reporter: Reporter | None) -> None:
         self._state, self._membership, self._reporter = state, membership, reporter
@@ -336,18 +324,29 @@ class _Keeping:
         self._folder = CheckpointFolder(url)
         self.checkpoints = CheckpointManager(state, self._folder, membership, reporter)
 
-    def until_stored(self) -> Outcome:
-        """Load the state of the last step, and keep it until the store has it."""
-        try:
-            self.resume()
-            return self.finish()
-        finally:
-            self.checkpoints.make_way()
-
     def resume(self) -> None:
         """Load the state to continue from, if any, and report where training starts."""
-        state, started = self._state, time.perf_counter()
-        source, stored_step = self._loaded()
+        state, memory, started = self._state, self._membership.recovery, time.perf_counter()
+        source: str | None = None
+        stored_step: int | None = 0  # the job's newest checkpoint, 0 for none; ``None`` if unknown
+        if memory is not None:
+            state.load_from_memory(memory, self._membership.fetch)
+            source, stored_step = "memory", None
+        else:
+            folder = self._folder
+            step = load_newest(partial(state.load, folder), folder)
+            origin = Origin.of(state.spec.checkpoint) if step is None else None
+            if origin is not None:
+                folder = origin.folder
+                step = load_newest(partial(state.load_origin, origin), folder, origin.step)
+                if step is None:
+                    raise origin.absent()
+            if step is None:
+                state.draw()
+            else:
+                # Another job's checkpoint counts until this job's first is due.
+                source, stored_step = folder.step_url(step), state.step
+                logger.info("training starts from %s", source)
         self._report(
             StartReport(
                 step=state.step,
@@ -358,25 +357,6 @@ class _Keeping:
             )
         )
         self.checkpoints.after_resuming(stored_step)
-
-    def _loaded(self) -> tuple[str | None, int | None]:
-        """Load the state; returns where it came from, and the job's newest checkpointed step, if known."""
-        state, memory = self._state, self._membership.recovery
-        if memory is not None:
-            state.load_from_memory(memory, self._membership.fetch)
-            return "memory", None
-        folder, step = self._folder, load_newest(partial(state.load, self._folder), self._folder)
-        if step is None:
-            origin = Origin.of(state.spec.checkpoint)
-            if origin is None:
-                state.draw()
-                return None, 0
-            folder, step = origin.folder, load_newest(partial(state.load_origin, origin), origin.folder, origin.step)
-            if step is None:
-                raise origin.absent()
-        url = folder.step_url(step)
-        logger.info("training starts from %s", url)
-        return url, state.step  # another job's checkpoint counts until this job's first is due
 
     def finish(self) -> Outcome:
         """Wait until the store has the last checkpoint, or leave the state for the next gang."""
@@ -399,7 +379,7 @@ class _Keeping:
             self._reporter.report(report)
 
 
-class _Run(_Keeping):
+class _Run(_StateKeeper):
     """One rank's run of a job: the state and what happens to it between steps."""
 
     def __init__(
@@ -411,13 +391,15 @@ class _Run(_Keeping):
         training = state.spec.training
         self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
         length, most = training.sequence_length, training.evaluate_sequences
-        self._kept = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
+        self._validation = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
         self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
         self._prompts = Prompts(state.spec)
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._recall = RecallWatch(training.attention)
         self._ended: float | None = None  # when the previous step ended
-        self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
+        device = state.mesh.device
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._flops = FlopRates.of(state.spec, device_name)
 
     def step(self) -> Requests:
         """Run one optimizer step and report it.
@@ -432,10 +414,10 @@ class _Run(_Keeping):
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
+        requests = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.before_update
         with self._comparison.watched():
-            result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
+            result = training_step(state, self._sampler, self._divergence.limit, requests, refuse, before_update)
         parts = state.clock.end()
         communication = state.ledger.by_group()  # before the comparison, whose own communication is no part of the step
         if result.diverged:
@@ -448,7 +430,9 @@ class _Run(_Keeping):
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
             # No plan knows how long data takes.
-            self._compare(parts.seconds - parts.data, parts.exposed_communication)
+            compared = self._comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
+            if compared is not None:
+                self._report(compared)
         # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
@@ -456,17 +440,12 @@ class _Run(_Keeping):
         self._ended = ended
         return result.requests
 
-    def _compare(self, seconds: float, communication: float) -> None:
-        report = self._comparison.after_step(seconds, communication, self._membership.refuse_aborted)
-        if report is not None:
-            self._report(report)
-
     def _report_step(self, result: StepResult, parts: StepParts) -> None:
         held_seconds = self.checkpoints.held_seconds()
         if self._reporter is None:
             return
         state, training = self._state, self._state.spec.training
-        recall = state.dealer.tally.recall
+        recall = state.partitioner.tally.recall
         sent, seconds = state.ledger.sum(), parts.seconds
         size = training.batch_size(state.step)
         left = training.samples(training.steps) - training.samples(state.step)
@@ -492,9 +471,9 @@ class _Run(_Keeping):
                 forward_seconds=parts.forward,
                 backward_seconds=parts.backward,
                 optimizer_seconds=parts.optimizer,
-                context_imbalance=state.dealer.load.imbalance,
+                context_imbalance=state.partitioner.load.imbalance,
                 attention_recall=recall,
-                attention_density=state.dealer.tally.density,
+                attention_density=state.partitioner.tally.density,
                 held_seconds=held_seconds,
             )
         )
@@ -512,11 +491,9 @@ class _Run(_Keeping):
             raise FloatingPointError(f"{what}, the last of {policy.max_divergences} divergences; {remedy}")
         if policy.on_divergence == "skip":
             self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update was skipped"))
-        else:
-            self._roll_back(what)
+            return
 
-    def _roll_back(self, what: str) -> None:
-        started, state, step = time.perf_counter(), self._state, self._state.step
+        started, step = time.perf_counter(), state.step
         self._report(InterruptionReport(cause=Cause.DIVERGENCE, message=what, step=step))
         source = self.checkpoints.roll_back()
         if source is None:
@@ -535,25 +512,24 @@ class _Run(_Keeping):
     def evaluate(self) -> None:
         """Evaluate on validation text and report the result."""
         started = time.perf_counter()
-        found = evaluate(self._state, self._kept, self._membership.refuse_aborted)
-        sets = tuple(self._evaluated(name, on) for name, on in self._named.items())
+        result = evaluate(self._state, self._validation, self._membership.refuse_aborted)
+        sets = []
+        for name, on in self._named.items():
+            of_set = evaluate(self._state, on, self._membership.refuse_aborted)
+            sets.append(NamedLoss(name=name, **of_set.model_dump()))
+            if self._reporter:  # so that several large sets are not mistaken for a hanging gang
+                logger.info("validated on %s", name)
         self._membership.refuse_aborted()
         if self._reporter:
             self._report(
                 EvaluationReport(
-                    **found.model_dump(),
+                    **result.model_dump(),
                     step=self._state.step,
                     unigram_entropy=self._unigram_entropy,
-                    sets=sets,
+                    sets=tuple(sets),
                     seconds=time.perf_counter() - started,
                 )
             )
-
-    def _evaluated(self, name: str, on: EvaluationSet) -> NamedLoss:
-        found = evaluate(self._state, on, self._membership.refuse_aborted)
-        if self._reporter:  # so that several large sets are not mistaken for a hanging gang
-            logger.info("validated on %s", name)
-        return NamedLoss(name=name, **found.model_dump())
 
     def sample(self) -> None:
         """Generate text from the job's prompts, if due, and report it."""

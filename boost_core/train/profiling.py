@@ -38,7 +38,7 @@ class StepProfiler:
 
     def __init__(self, report: Callable[[Report], None]) -> None:
         self._report = report
-        self._asked: deque[int] = deque()
+        self._requested: deque[int] = deque()
         self._trace: _Trace | None = None
         self._writer: threading.Thread | None = None
         self._rank, self._folder = 0, ""
@@ -49,7 +49,7 @@ class StepProfiler:
 
     def ask(self, steps: int) -> None:
         """Request a trace of this many whole steps, from the next one on."""
-        self._asked.append(steps)
+        self._requested.append(steps)
 
     def after_step(self, step: int) -> None:
         """Begin or end a trace between two steps, if due."""
@@ -58,8 +58,8 @@ class StepProfiler:
                 trace, self._trace = self._trace, None
                 self._writer = threading.Thread(target=self._write, args=(trace,), name="trace", daemon=True)
                 self._writer.start()
-            elif self._trace is None and self._asked and not self._writes():
-                self._trace = _Trace(self._asked.popleft(), step, self._rank, self._folder)
+            elif self._trace is None and self._requested and (self._writer is None or not self._writer.is_alive()):
+                self._trace = _Trace(self._requested.popleft(), step, self._rank, self._folder)
         except Exception as error:  # the profiler raises various types
             self._trace = None
             self._failed(self._rank, step, f"the profiler has failed: {error}")
@@ -71,15 +71,12 @@ class StepProfiler:
 
     def end(self) -> None:
         """End with the gang: discard incomplete traces."""
-        self._asked.clear()
+        self._requested.clear()
         trace, self._trace = self._trace, None
         if trace is not None:
             with suppress(Exception):
                 trace.stop()
             self._failed(trace.rank, trace.step, f"its gang ended before {trace.steps} steps were done")
-
-    def _writes(self) -> bool:
-        return self._writer is not None and self._writer.is_alive()
 
     def _write(self, trace: "_Trace") -> None:
         try:
@@ -195,8 +192,7 @@ class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # Python's garbage collector, run between steps.
 #
 # Left to itself it would run at moments that differ from rank to rank, holding up one rank in one step and another in
-# the
-# next, and with each of them all others.
+# the next, and with each of them all others.
 
 FULL_EVERY_STEPS = 100
 
@@ -204,17 +200,17 @@ FULL_EVERY_STEPS = 100
 @contextmanager
 def collected_between_steps() -> Iterator[Callable[[int], None]]:
     """Run the collector only when the yielded function is called, after a step with its number; on all ranks alike."""
+
+    def collect(step: int) -> None:
+        gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
+
     automatic = gc.isenabled()
     gc.disable()
     try:
-        yield _collect
+        yield collect
     finally:
         if automatic:
             gc.enable()
-
-
-def _collect(step: int) -> None:
-    gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
 
 
 def release_broken_step(error: BaseException) -> None:

@@ -33,17 +33,17 @@ class Prompts:
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        asked, training = spec.training.sample, spec.training
-        self.prompts = asked.prompts if asked else ()
-        self._every, self._steps = asked.every_steps if asked else 0, training.steps
-        if asked is None:
+        config, training = spec.training.sample, spec.training
+        self.prompts = config.prompts if config else ()
+        self._every, self._steps = config.every_steps if config else 0, training.steps
+        if config is None:
             return
-        self._new_tokens = asked.max_new_tokens
+        self._new_tokens = config.max_new_tokens
         try:
-            found = job_tokenizer(spec.data, spec.model)
+            tokenizer = job_tokenizer(spec.data, spec.model)
         except OSError as error:
             raise ValueError(f"training.sample needs the job's tokenizer: {error}; or leave sample out") from error
-        self._end, self._tokenizer = found.end_of_document, tokenizers.Tokenizer.from_str(found.content)
+        self._end, self._tokenizer = tokenizer.end_of_document, tokenizers.Tokenizer.from_str(tokenizer.content)
         self._tokens = [
             self._tokenizer.encode(prompt, add_special_tokens=False).ids or [self._end] for prompt in self.prompts
         ]
@@ -60,17 +60,18 @@ class Prompts:
         """Continue each prompt. All ranks call it and get the same; arguments as for ``continued``."""
         size = state.spec.training.micro_batch_size  # as in evaluation, so it fits into memory
         batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))
-        made = [
+        generated = [
             tokens
             for batch in batches
             for tokens in continued(state, batch, self._new_tokens, self._end, refuse_aborted)
         ]
-        return tuple(Sample(prompt=each, text=self._text(new)) for each, new in zip(self.prompts, made, strict=True))
-
-    def _text(self, tokens: list[int]) -> str:
-        known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
-        return text[:_LONGEST].replace("\0", "\ufffd")  # databases do not accept NUL
+        samples = []
+        for prompt, tokens in zip(self.prompts, generated, strict=True):
+            known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
+            text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+            # Databases do not accept NUL.
+            samples.append(Sample(prompt=prompt, text=text[:_LONGEST].replace("\0", "\ufffd")))
+        return tuple(samples)
 
 
 @torch.no_grad()
@@ -99,9 +100,9 @@ def continued(
     for _ in range(new_tokens):
         with state.model.predicting():
             sequences = token_bt.numpy(force=True)
-            found_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
+            likeliest_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
         # Ranks without the head get the tokens from the one that has it.
-        next_b = torch.zeros_like(last_b) if found_T is None else found_T.view(-1, length)[rows, last_b]
+        next_b = torch.zeros_like(last_b) if likeliest_T is None else likeliest_T.view(-1, length)[rows, last_b]
         pipeline.all_reduce_(next_b, "samples")
         last_b += 1
         token_bt[rows, last_b] = next_b

@@ -33,7 +33,7 @@ from boost_core.parallel.symmetric_memory import connect
 from boost_core.plan.machine import attends_on_device
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.work import cut, rank_tokens
-from boost_core.train.batch import Dealer
+from boost_core.train.batch import Partitioner
 
 if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
@@ -89,13 +89,11 @@ class StepInputs:
 #
 # The graph covers everything from the batch at hand to the step's single read-back: forward and backward of every
 # micro-batch, their collectives, the gradients' sums over replicas and their norm. The update comes after that
-# read-back,
-# which decides whether there is one, and is a few launches. (Megatron-Core's full-iteration graphs leave the optimizer
-# out, too.)
+# read-back, which decides whether there is one, and is a few launches. (Megatron-Core's full-iteration graphs leave the
+# optimizer out, too.)
 #
 # NCCL wants all ranks of a collective to capture it or none, so ranks agree after they have tried. A graph lives as
-# long
-# as the state of one gang: after a resize the new gang's state captures its own.
+# long as the state of one gang: after a resize the new gang's state captures its own.
 
 logger = logging.getLogger(__name__)
 
@@ -174,14 +172,42 @@ class StepGraph:
         if self._warm_steps < WARM_STEPS:
             self._warm_steps += 1
             return self._graph.warm(work)
-        if self._replay is None:
-            self._replay = self._captured(self._graph, work)
-        return work() if self._replay is None else self._replay()
+        if self._replay is not None:
+            return self._replay()
+
+        graph, cause = self._graph, cast("str | None", None)
+        with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
+            try:
+                values = graph.capture(work)
+            except RuntimeError as error:  # as all of CUDA's are
+                # Ending a broken capture fails as well, and hides the original error.
+                cause = str(error.__context__ or error).partition("\n")[0]
+        if not self._all_agree(cause is None):
+            cause = cause or "another rank could not capture it"
+            if self._required:
+                raise ValueError(
+                    f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
+                )
+            self._abandon()
+            self.release(cause)
+            self._failure = f"steps are not captured as a CUDA graph: {cause}"
+            logger.warning(self._failure)
+            return work()
+        logger.info("steps are replayed as a CUDA graph from now on")
+
+        def replay() -> Results:
+            graph.replay()
+            self._ledger.replay(collectives)
+            self._clock.replay(parts)
+            return values
+
+        self._replay = replay
+        return replay()
 
     def failure(self) -> str | None:
         """Return why a capture has failed since the last call, if one has."""
-        found, self._failure = self._failure, None
-        return found
+        failure, self._failure = self._failure, None
+        return failure
 
     def release(self, why: str) -> None:
         """Free a graph's memory. From now on steps run operation by operation."""
@@ -195,38 +221,6 @@ class StepGraph:
         if self._graph is not None and self._replay is not None:
             self._graph.reset()
             self._replay = None
-
-    def _captured(self, graph: CudaGraph, work: Work) -> Callable[[], Results] | None:
-        cause = None
-        with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
-            try:
-                values = graph.capture(work)
-            except RuntimeError as error:  # as all of CUDA's are
-                # Ending a broken capture fails as well, and hides the original error.
-                cause = str(error.__context__ or error).partition("\n")[0]
-        if self._all_agree(cause is None):
-            logger.info("steps are replayed as a CUDA graph from now on")
-        else:
-            self._give_up(cause or "another rank could not capture it")
-            return None
-
-        def replay() -> Results:
-            graph.replay()
-            self._ledger.replay(collectives)
-            self._clock.replay(parts)
-            return values
-
-        return replay
-
-    def _give_up(self, cause: str) -> None:
-        if self._required:
-            raise ValueError(
-                f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
-            )
-        self._abandon()
-        self.release(cause)
-        self._failure = f"steps are not captured as a CUDA graph: {cause}"
-        logger.warning(self._failure)
 
 
 def obstacle(spec: JobSpec, device: torch.device) -> str | None:
@@ -263,7 +257,7 @@ class TrainState:
         process_groups: The groups that this rank is in.
         model: This rank's part of the model.
         axes: The axis along which each weight is split over the tensor parallel ranks, if any.
-        dealer: Says which tokens of a micro-batch this rank has, and how they attend.
+        partitioner: Says which tokens of a micro-batch this rank has, and how they attend.
         optimizer: Master weights and moments.
         gradients: Sums of a step's gradients.
         pipeline: This rank's stages; ``None`` without pipeline parallelism.
@@ -283,7 +277,7 @@ class TrainState:
     process_groups: ProcessGroups
     model: Decoder
     axes: dict[str, int | None]
-    dealer: Dealer
+    partitioner: Partitioner
     optimizer: MasterWeightAdamW
     gradients: Gradients
     pipeline: "Pipeline | None"
@@ -316,18 +310,47 @@ class TrainState:
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
         ]
-        _use_symmetric_memory(spec, mesh, tensor)
-        fp8 = _computes_in_fp8(training.precision, device, groups.gang)
+
+        limits = spec.parallelism.symmetric_memory
+        if limits is not None and tensor.size > 1:
+            symmetric, why = connect(limits, mesh.group("tp"), mesh.device)
+            if symmetric is not None:
+                tensor.use(symmetric)
+            elif tensor.rank == 0:
+                logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces are done without it", why)
+
+        fp8 = training.precision == "fp8"  # the same on all ranks
+        if fp8:
+            reason = fp8_product.unavailable(device)
+            everywhere = torch.tensor(float(reason is None), device=device)
+            fp8 = bool(groups.gang.all_reduce_(everywhere, "fp8", dist.ReduceOp.MIN).item())
+            if not fp8 and groups.gang.rank == 0:
+                why = reason or "another rank's device has none"
+                logger.warning("training.precision is fp8, and %s: products are in bf16", why)
+
         model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss, fp8)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
         rotation = Rotation.of(spec.model, training.sequence_length, device)
         optimizer = make_optimizer(spec, model, axes, tensor, groups.data)
+
         pipeline = None
         if groups.pipeline.size > 1:
-            grouped = spec.parallelism.group_projections
-            parts = [StageModule(model, spec.model, stage, grouped) for stage in stages]
-            pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
+            # This imports torch's compiler: a second of every process's start, and so of a recovery, that most jobs can
+            # save.
+            from boost_core.parallel.pipeline import Pipeline
+
+            parallelism, put_off = spec.parallelism, None
+            if parallelism.pipeline_schedule == "zero_bubble":  # legal with no other strategy
+                put_off = cast(BottleneckTensorParallel, model.strategy).defer_weight_gradients()
+            pipeline = Pipeline(
+                [StageModule(model, spec.model, stage, parallelism.group_projections) for stage in stages],
+                parallelism.stages, parallelism.pipeline_schedule,
+                training.micro_batches(parallelism.data_parallel_size),
+                rank_tokens(spec), groups.pipeline, mesh.group("pp"), ledger,
+                clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
+            )  # fmt: skip
+
         by_micro_batch = spec.parallelism.zero_stage == 2
         weights = dict(model.named_parameters())
         gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, model.strategy.sinks)
@@ -337,17 +360,18 @@ class TrainState:
             model.strategy.abandon()
 
         def all_agree(yes: bool) -> bool:
-            said = torch.tensor(float(yes), device=device)
-            return bool(groups.gang.all_reduce_(said, "capture", dist.ReduceOp.MIN).item())
+            everywhere = torch.tensor(float(yes), device=device)
+            return bool(groups.gang.all_reduce_(everywhere, "capture", dist.ReduceOp.MIN).item())
 
         inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
         required = training.cuda_graphs == "on"
         graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
         end = end_of_document if spec.data.documents_apart else None
-        dealer = Dealer(spec, rotation, groups, device, end)
+        partitioner = Partitioner(spec, rotation, groups, device, end)
         return cls(
-            spec, mesh, ledger, clock, groups, model, axes, dealer, optimizer, gradients, pipeline, end, inputs, graph
-        )
+            spec, mesh, ledger, clock, groups, model, axes, partitioner, optimizer, gradients, pipeline, end, inputs,
+            graph,
+        )  # fmt: skip
 
     def draw(self) -> None:
         """Draw the initial weights, which depend on the job's seed alone.
@@ -437,48 +461,3 @@ class TrainState:
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
         """Return what commits a checkpoint of the present step, even later, given the files' checksums."""
         return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
-
-
-def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -> bool:
-    """Return whether products are in 8 bits, the same on all ranks; warns if the job asks for them in vain."""
-    if precision != "fp8":
-        return False
-    reason = fp8_product.unavailable(device)
-    everywhere = torch.tensor(float(reason is None), device=device)
-    if gang.all_reduce_(everywhere, "fp8", dist.ReduceOp.MIN).item():
-        return True
-    if gang.rank == 0:
-        why = reason or "another rank's device has none"
-        logger.warning("training.precision is fp8, and %s: products are in bf16", why)
-    return False
-
-
-def _use_symmetric_memory(spec: JobSpec, mesh: ParallelMesh, tensor: Communicator) -> None:
-    """Let a tensor parallel group exchange through symmetric memory as the job says; warns if it cannot."""
-    limits = spec.parallelism.symmetric_memory
-    if limits is None or tensor.size == 1:
-        return
-    symmetric, why = connect(limits, mesh.group("tp"), mesh.device)
-    if symmetric is not None:
-        tensor.use(symmetric)
-    elif tensor.rank == 0:
-        logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces are done without it", why)
-
-
-def _pipeline(
-    spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Communicator, mesh: ParallelMesh,
-    ledger: CommunicationLedger, clock: StepClock,
-) -> "Pipeline":  # fmt: skip
-    # This imports torch's compiler: a second of every process's start, and so of a recovery, that most jobs can save.
-    from boost_core.parallel.pipeline import Pipeline
-
-    training, parallelism = spec.training, spec.parallelism
-    put_off = None
-    if parallelism.pipeline_schedule == "zero_bubble":  # legal with no other strategy
-        put_off = cast(BottleneckTensorParallel, model.strategy).defer_weight_gradients()
-    return Pipeline(
-        parts, parallelism.stages, parallelism.pipeline_schedule,
-        training.micro_batches(parallelism.data_parallel_size),
-        rank_tokens(spec), ranks, mesh.group("pp"), ledger,
-        clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
-    )  # fmt: skip

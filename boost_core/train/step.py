@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import record_function
@@ -14,12 +13,8 @@ from boost_core.config.training import OptimizerConfig
 from boost_core.data.sampler import Sampler, Sequences, replica_share
 from boost_core.optim.gradients import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
-from boost_core.train.batch import Batch, OwnTokens, document_places, most_documents
+from boost_core.train.batch import Batch, LocalTokens, document_places, most_documents
 from boost_core.train.state import Results, TrainState
-
-if TYPE_CHECKING:
-    from boost_core.parallel.pipeline import Pipeline
-
 
 # The learning rate: a linear warm-up to the peak, and then the job's schedule.
 #
@@ -110,37 +105,43 @@ def training_step(
         if state.step + 2 <= training.steps and (captured or state.process_groups.context.size > 1):
             begin, count = state.samples + size, training.batch_size(state.step + 2)
             following = sampler.sequences(*replica_share(begin, count, replicas.rank, replicas.size))
-        crowded = False
+        too_many = False
         if captured and following is not None:
-            crowded = most_documents(following, state.end_of_document) > document_places(training.sequence_length)
+            too_many = most_documents(following, state.end_of_document) > document_places(training.sequence_length)
     state.clock.has_batch()
-    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
-    values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
-    if following is not None:
-        # A pipeline deals all micro-batches before the first one enters.
-        size = training.micro_batch_size
-        ahead = len(following) if state.pipeline is not None else size
-        state.dealer.plan_ahead([following[begin : begin + size] for begin in range(0, ahead, size)])
-    with record_function("optimizer"):
-        return _update(state, values, clip, refuse, before_update)
+    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, too_many))
 
-
-def _worked(state: TrainState, size: int, documents: int) -> Results:
-    """Do the work of a step, as a graph where possible; see ``_reduced``.
-
-    Args:
-        state: The state.
-        size: Sequences in the global batch.
-        documents: Largest number of documents in one of this replica's sequences.
-    """
-    training = state.spec.training
     # A graph is for batches of one size: the final one, which most steps have.
+    documents, captures = most_documents(sequences, state.end_of_document), False
     if state.graph.obstacle is None and size == training.global_batch_size:
-        if state.end_of_document is None or state.fits_captured_step == state.samples:
-            return state.graph.run(partial(_reduced, state, size, document_places(training.sequence_length)))
-        # NCCL requires all ranks to replay or none; and next to a graph's memory there is no room for as much again.
-        state.graph.forget()
-    return _reduced(state, size, documents)
+        captures = state.end_of_document is None or state.fits_captured_step == state.samples
+        if not captures:
+            # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
+            state.graph.forget()
+    if captures:
+        places = document_places(training.sequence_length)
+        values, clip = state.graph.run(partial(_reduced, state, size, places))
+    else:
+        values, clip = _reduced(state, size, documents)
+
+    if following is not None:
+        # A pipeline partitions all micro-batches before the first one enters.
+        micro = training.micro_batch_size
+        ahead = len(following) if state.pipeline is not None else micro
+        state.partitioner.plan_ahead([following[begin : begin + micro] for begin in range(0, ahead, micro)])
+
+    with record_function("optimizer"):  # the update, unless the step has diverged
+        loss, norm, jumped, halt, store, put_off, too_many_next = state.clock.values(values)
+        refuse()
+        diverged = jumped > 0 or not math.isfinite(norm)
+        state.step += 1
+        state.samples += training.batch_size(state.step)
+        state.fits_captured_step = None if too_many_next > 0 else state.samples
+        rate = learning_rate(state.step, training.steps, state.spec.optimizer)
+        if not diverged:
+            before_update()
+            state.optimizer.step(clip, rate, state.step)
+        return StepResult(loss, norm, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
 
 
 def _reduced(state: TrainState, size: int, documents: int) -> Results:
@@ -164,10 +165,26 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
     weight_N = batch.counts / tokens
     micro_batches = sequences // state.spec.training.micro_batch_size
     state.gradients.begin(micro_batches)
+    state.partitioner.begin_step()
+    parts = zip(batch.micro_batches(micro_batches), weight_N.chunk(micro_batches), strict=True)
     if state.pipeline is None:
-        loss = _through_micro_batches(state, batch, weight_N, micro_batches)
-    else:
-        loss = _through_stages(state, state.pipeline, batch, weight_N, micro_batches)
+        loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)  # this replica's part of the mean
+        for number, (micro_batch, weight_T) in enumerate(parts):
+            state.clock.enter(Part.FORWARD)
+            with record_function("forward"):
+                local = _local_tokens(state, micro_batch, number)
+                part: torch.Tensor = (_losses(state, micro_batch, local) * local.of(weight_T)).sum()
+            state.clock.enter(Part.BACKWARD)
+            with record_function("backward"):
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach().double()
+            del part, local  # frees what the layers keep outside of autograd, before the next micro-batch needs room
+    else:  # which has several micro-batches in flight
+        mine = [(_local_tokens(state, each, number), each, weight_T) for number, (each, weight_T) in enumerate(parts)]
+        token_N = torch.cat([local.of(each.tokens) for local, each, _ in mine])
+        target_N = torch.cat([local.of(each.targets) for local, each, _ in mine])
+        local_weight_N = torch.cat([local.of(weight_T) for local, _, weight_T in mine])
+        loss = state.pipeline.train(token_N, target_N, local_weight_N, [local.rotation for local, _, _ in mine])
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):  # the ranks' parts of the step are combined
         optimizer, groups = state.optimizer, state.process_groups
@@ -176,8 +193,7 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
             along.all_reduce_(loss, "loss")
         for group in optimizer.groups:
             if group.kind.latent:
-                # Each rank has a part of them, as of the latents' gradients. Once a step, whatever the number of
-                # tokens.
+                # Each rank has a part of them, as of the latents' gradients. Once a step, for any number of tokens.
                 groups.tensor.all_reduce_(group.own_gradient, "latent weights")
             if group.kind.tied:
                 groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
@@ -186,63 +202,12 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
         return torch.stack([loss, norm, *notices]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
 
-def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
-    """Run forward and backward of this replica's micro-batches, one by one; returns its part of the mean loss."""
-    loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
-    state.dealer.begin_step()
-    parts = zip(batch.micro_batches(count), weight_N.chunk(count), strict=True)
-    for number, (micro_batch, weight_T) in enumerate(parts):
-        state.clock.enter(Part.FORWARD)
-        with record_function("forward"):
-            own = _own_tokens(state, micro_batch, number)
-            part: torch.Tensor = (_losses(state, micro_batch, own) * own.of(weight_T)).sum()
-        state.clock.enter(Part.BACKWARD)
-        with record_function("backward"):
-            part.backward()  # type: ignore[no-untyped-call]
-        loss += part.detach().double()
-        del part, own  # frees what the layers keep outside of autograd, before the next micro-batch needs room
-    return loss
-
-
-def _through_stages(
-    state: TrainState, pipeline: "Pipeline", batch: Batch, weight_N: torch.Tensor, count: int
-) -> torch.Tensor:
-    """Do the same through the stages of a pipeline, which have several micro-batches in flight."""
-    state.dealer.begin_step()
-    micro_batches = list(batch.micro_batches(count))
-    owns = [_own_tokens(state, micro_batch, number) for number, micro_batch in enumerate(micro_batches)]
-    mine = list(zip(owns, micro_batches, weight_N.chunk(count), strict=True))
-    token_N = torch.cat([own.of(each.tokens) for own, each, _ in mine])
-    target_N = torch.cat([own.of(each.targets) for own, each, _ in mine])
-    own_weight_N = torch.cat([own.of(weight_T) for own, _, weight_T in mine])
-    return pipeline.train(token_N, target_N, own_weight_N, [own.rotation for own in owns])
-
-
-def _own_tokens(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
+def _local_tokens(state: TrainState, micro_batch: Batch, number: int) -> LocalTokens:
     """Return this rank's tokens of one of the step's micro-batches."""
     size = state.spec.training.micro_batch_size
-    own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
-    state.dealer.load += own.load
-    return own
-
-
-def _update(
-    state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse: Callable[[], None],
-    before_update: Callable[[], None],
-) -> StepResult:  # fmt: skip
-    """Update the weights with the step's gradients, unless it has diverged."""
-    spec = state.spec
-    loss_value, norm_value, jumped, halt, store, put_off, crowded = state.clock.values(values)
-    refuse()
-    diverged = jumped > 0 or not math.isfinite(norm_value)
-    state.step += 1
-    state.samples += spec.training.batch_size(state.step)
-    state.fits_captured_step = None if crowded > 0 else state.samples
-    rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
-    if not diverged:
-        before_update()
-        state.optimizer.step(clip, rate, state.step)
-    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
+    local = state.partitioner.partition(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
+    state.partitioner.load += local.load
+    return local
 
 
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -262,15 +227,15 @@ def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tens
         batch: The tokens.
         sequences: The same on the host, ``[b, s + 1]``.
     """
-    own = state.dealer.deal(batch, sequences)
+    local = state.partitioner.partition(batch, sequences)
     if state.pipeline is None:
-        output_T: torch.Tensor | None = _losses(state, batch, own)
+        output_T: torch.Tensor | None = _losses(state, batch, local)
     else:
-        output_T = state.pipeline.losses(own.of(batch.tokens), own.of(batch.targets), own.rotation)
-    return None if output_T is None else own.among_all(output_T, len(batch.tokens), state.process_groups.context)
+        output_T = state.pipeline.losses(local.of(batch.tokens), local.of(batch.targets), local.rotation)
+    return None if output_T is None else local.among_all(output_T, len(batch.tokens), state.process_groups.context)
 
 
-def _losses(state: TrainState, batch: Batch, own: OwnTokens) -> torch.Tensor:
+def _losses(state: TrainState, batch: Batch, local: LocalTokens) -> torch.Tensor:
     """Return the losses of this rank's tokens."""
-    losses_T: torch.Tensor = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
+    losses_T: torch.Tensor = state.model(local.of(batch.tokens), local.of(batch.targets), local.rotation)
     return losses_T

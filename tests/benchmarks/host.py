@@ -54,7 +54,7 @@ def ours(layers: int) -> Pass:
     def run() -> None:
         state.ledger.clear()
         state.gradients.begin()
-        state.model(token_T, token_T, state.dealer.rotation).sum().backward()
+        state.model(token_T, token_T, state.partitioner.rotation).sum().backward()
         state.gradients.finish()
 
     return run

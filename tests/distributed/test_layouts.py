@@ -330,8 +330,8 @@ def most_fetched(spec: JobSpec) -> int:
     def look() -> None:
         nonlocal most, sizes, copies
         sizes = {storage: size for storage, size in sizes.items() if not storage.expired()}
-        copies = [copy for copy in copies if copy.leaves]
-        leaving = sum(copy._leaving.nbytes for copy in copies if copy._leaving is not None)
+        copies = [copy for copy in copies if copy.leaving is not None]
+        leaving = sum(copy.leaving.nbytes for copy in copies if copy.leaving is not None)
         most = max(most, sum(sizes.values()) + leaving)
 
     def begun(self: HostCopy, *arguments: Any) -> None:
@@ -340,7 +340,7 @@ def most_fetched(spec: JobSpec) -> int:
         look()
 
     def fetched(self: HostCopy) -> None:
-        comes = self._come is None and self._leaving is None
+        comes = self._come is None and self.leaving is None
         fetch(self)
         if comes and self._come is not None:
             sizes[StorageWeakRef(self._come.untyped_storage())] = self._come.nbytes

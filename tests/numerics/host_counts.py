@@ -119,7 +119,7 @@ def ours(layers: int, **changes: Any) -> Model:
     def forward() -> torch.Tensor:
         state.ledger.clear()
         state.gradients.begin()
-        rotation = state.dealer.rotation.with_documents(batch.starts)
+        rotation = state.partitioner.rotation.with_documents(batch.starts)
         loss: torch.Tensor = state.model(batch.tokens, batch.targets, rotation).sum()
         return loss
 

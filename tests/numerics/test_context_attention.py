@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
-from boost_core.context.partition import Attended, StageAttention
 from boost_core.context.placement import PLACEMENTS, Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
+from boost_core.context.stage_attention import Attended, StageAttention
 from boost_core.model.attention import one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended
@@ -161,8 +161,8 @@ def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, i
             expected[SENT] = 2 * stages, 2 * sends[rank] * size * layer.key_bytes
             expected[RETURNED] = stages, comes[rank] * size * layer.key_bytes
         for backward, (there, back) in enumerate(MOVED if case.plan.queries else ()):
-            expected[there] = 1, asks[rank] * size * layer.request_bytes(bool(backward))
-            expected[back] = 1, answers[rank] * size * layer.response_bytes(bool(backward))
+            expected[there] = 1, asks[rank] * size * layer.moved_bytes(bool(backward))[0]
+            expected[back] = 1, answers[rank] * size * layer.moved_bytes(bool(backward))[1]
         assert lines == expected
     forward = sum(
         lines.get(entry, (0, 0))[1] // (2 if entry == SENT else 1) for lines in of_ranks for entry in (SENT, *MOVED[0])

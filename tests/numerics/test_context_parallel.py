@@ -30,7 +30,7 @@ from boost_core.parallel.communicator import Communicator, Entry, StepClock
 from boost_core.plan.machine import Cluster, Level, Machine, machine_for
 from boost_core.plan.resolve import units
 from boost_core.plan.work import block_work
-from boost_core.train.batch import Batch, Dealer, OwnTokens, document_lengths
+from boost_core.train.batch import Batch, LocalTokens, Partitioner, document_lengths
 from boost_core.train.loop import evaluate, train
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.sample import continued
@@ -164,7 +164,7 @@ def _step(case: Case, spec: JobSpec) -> Found:
     gradients = {} if case.zero_stage else {
         name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
     }  # fmt: skip
-    imbalance = state.dealer.load.imbalance
+    imbalance = state.partitioner.load.imbalance
     kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 5)
     validation = evaluate(state, kept).loss
     texts = list(continued(state, [[3, 4, 5], [6]], 3, END))
@@ -203,13 +203,18 @@ def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
             assert torch.equal(part, parts[number % case.layout.tp]), (case, name)
 
 
+def most_moved(_: ContextPlanner, plan: ContextPlan) -> SimpleNamespace:
+    """Figures by which the plan that moves most tasks is the fastest."""
+    return SimpleNamespace(seconds=-len(plan.queries))
+
+
 def rounded(cases: list[Case], alone: bool) -> list[Found]:
     """In bf16, with as many moved tasks as there may be."""
     specs = [case.spec(ONE if alone else case.layout) for case in cases]
     in_bf16 = [
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
     ]
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
@@ -333,7 +338,7 @@ MORE_MOVED = [
 
 def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
     """Of the plans that a job may have, by those that move most tasks, whatever they take."""
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return stepped(cases, alone)
 
 
@@ -368,10 +373,10 @@ SHORT = 35
 def in_some_micro_batches(case: Case, layout: Layout) -> tuple[list[float], int]:
     """As ``after_steps``, where tasks move if the first document is short."""
 
-    def seconds(_: ContextPlanner, plan: ContextPlan) -> int:
-        return len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1)
+    def figures(_: ContextPlanner, plan: ContextPlan) -> SimpleNamespace:
+        return SimpleNamespace(seconds=len(plan.queries) * (-1 if plan.window.documents[0] < SHORT else 1))
 
-    with patch.object(ContextPlanner, "_seconds", seconds):
+    with patch.object(ContextPlanner, "figures", figures):
         return after_steps(case, layout)
 
 
@@ -406,7 +411,7 @@ def test_a_step_of_halves_that_take_turns_is_that_of_one_rank(ranks: Ranks, case
     """As above; each half has its own plan."""
     for case, sent in steps_with_moved_tasks(ranks, cases):
         layer = replace(attention_layer(case.spec(case.layout)), element_bytes=8)
-        with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+        with patch.object(ContextPlanner, "figures", most_moved):
             tokens = sum(len(plan.keys) * plan.window.chunk_tokens for plan in plans_of(case))
         what = "keys" if case.exchange == "keys" else "key latents"
         size = tokens * case.layout.tp * case.blocks * layer.sent_bytes(case.exchange)  # type: ignore[arg-type]
@@ -466,7 +471,7 @@ def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, 
 def planned_of_moved(case: Case) -> dict[str, int]:
     """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
     layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         for plan in plans_of(case):
             moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
     assert moved
@@ -476,10 +481,10 @@ def planned_of_moved(case: Case) -> dict[str, int]:
         ways |= {"output latent gradients": moved, "query latent gradients": moved}
         return {purpose: tokens * layer.share_bytes for purpose, tokens in ways.items()}
     return {
-        "queries": forward * layer.request_bytes(backward=False),
-        "outputs": forward * layer.response_bytes(backward=False),
-        "queries and output gradients": moved * layer.request_bytes(backward=True),
-        "query gradients": moved * layer.response_bytes(backward=True),
+        "queries": forward * layer.moved_bytes(backward=False)[0],
+        "outputs": forward * layer.moved_bytes(backward=False)[1],
+        "queries and output gradients": moved * layer.moved_bytes(backward=True)[0],
+        "query gradients": moved * layer.moved_bytes(backward=True)[1],
     }
 
 
@@ -496,7 +501,7 @@ def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
 
 def most_moved_on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As both say."""
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)):
+    with patch.object(ContextPlanner, "figures", most_moved):
         return on_two_nodes(cases, alone)
 
 
@@ -529,7 +534,7 @@ def let_go(case: Case) -> bool:
     state = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END)
     sequences = Drawn(case.documents).sequences(0, 1)
     batch = Batch.of(sequences, END, CPU)
-    own = state.dealer.deal(batch, sequences)
+    own = state.partitioner.partition(batch, sequences)
     loss_T = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
     left = weakref.ref(state.gradients), weakref.ref(state.process_groups)
     del state, own, loss_T
@@ -545,7 +550,7 @@ def test_attention_that_is_kept_holds_nothing_when_a_step_breaks(ranks: Ranks) -
 def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
     """When plans are made in three steps, and whether they are those of lengths that the device has."""
     state, drawn, order, alike = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END), Drawn(3), [], []
-    plan, values, deal = ContextPlanner.plan, StepClock.values, Dealer.deal
+    plan, values, deal = ContextPlanner.plan, StepClock.values, Partitioner.partition
 
     def planned(dealing: ContextPlanner, documents: Sequence[int], densely: bool) -> ContextPlan:
         order.append("plan")
@@ -555,15 +560,15 @@ def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
         order.append("wait")
         return values(clock, tensor)
 
-    def dealt(dealer: Dealer, batch: Batch, sequences: Sequences) -> OwnTokens:
+    def dealt(partitioner: Partitioner, batch: Batch, sequences: Sequences) -> LocalTokens:
         assert batch.starts is not None
         lengths = begins(batch.starts, LENGTH).diff()
         alike.append(document_lengths(sequences, END) == tuple(lengths[lengths > 0].tolist()))
-        return deal(dealer, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
+        return deal(partitioner, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
 
     with (
         patch.object(ContextPlanner, "plan", planned), patch.object(StepClock, "values", waited),
-        patch.object(Dealer, "deal", dealt),
+        patch.object(Partitioner, "partition", dealt),
     ):  # fmt: skip
         for _ in range(3):
             training_step(state, drawn)  # type: ignore[arg-type]

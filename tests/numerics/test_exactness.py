@@ -11,9 +11,8 @@ from boost_core.config import Activation, ModelConfig, ParallelismConfig
 from boost_core.config.legality import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_start
-from boost_core.model.norm import scale_rows
-from boost_core.model.strategy import NormWeights
-from boost_core.parallel.btp import BottleneckTensorParallel
+from boost_core.model.low_rank import NormWeights
+from boost_core.parallel.btp import BottleneckTensorParallel, scale_rows
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics import reference
 from tests.numerics.sharded import (

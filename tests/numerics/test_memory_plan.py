@@ -8,6 +8,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -220,9 +221,9 @@ def kept(spec: JobSpec, kernels: Implementation) -> int:
     """Bytes that live on after a micro-batch's forward pass because of it, the losses left out."""
     with one_rank(spec, kernels):
         state = TrainState.initial(spec, CPU, draw_weights)
-        state.dealer.rotation.angles(torch.float32)
+        state.partitioner.rotation.angles(torch.float32)
         token_T = torch.zeros(spec.training.micro_batch_size * LENGTH, dtype=torch.int64)
-        loss_T, left, _ = allocated(lambda: state.model(token_T, token_T, state.dealer.rotation))
+        loss_T, left, _ = allocated(lambda: state.model(token_T, token_T, state.partitioner.rotation))
         return left - bytes_of(loss_T)
 
 
@@ -327,7 +328,7 @@ def kept_of_own(spec: JobSpec) -> int:
         state = TrainState.initial(spec, CPU, draw_weights)
         sequences = np.zeros((spec.training.micro_batch_size, LENGTH + 1), np.int64)
         batch = Batch.of(sequences, None, CPU)
-        own = state.dealer.deal(batch, sequences)
+        own = state.partitioner.partition(batch, sequences)
         own.rotation.angles(torch.float32)
         tokens, targets = own.of(batch.tokens), own.of(batch.targets)
         loss_T, left, _ = allocated(lambda: state.model(tokens, targets, own.rotation))
@@ -573,17 +574,18 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     """By plans that move as many tasks as they may: a step's peak; what a forward pass leaves; and tokens that come."""
     sequences = RandomTokens(spec).sequences()[:1]
     batch = Batch.of(sequences, None, CPU)
-    with patch.object(ContextPlanner, "_seconds", lambda _, plan: -len(plan.queries)), Live() as live:
+    most_moved = patch.object(ContextPlanner, "figures", lambda _, plan: SimpleNamespace(seconds=-len(plan.queries)))
+    with most_moved, Live() as live:
         state = TrainState.initial(spec, CPU, draw_weights)
         training_step(state, RandomTokens(spec))
-        own = state.dealer.deal(batch, sequences)
+        own = state.partitioner.partition(batch, sequences)
         tokens, targets = own.of(batch.tokens), own.of(batch.targets)
         gc.collect()
         before = live.alive_bytes()
         loss_T = state.model(tokens, targets, own.rotation)
         gc.collect()
         left = live.alive_bytes() - before - bytes_of(loss_T)
-        queries = state.dealer._plan((LENGTH_WITH_CHUNKS,), densely=True).queries
+        queries = state.partitioner._plan((LENGTH_WITH_CHUNKS,), densely=True).queries
     received = sum(each.receiver == state.process_groups.context.rank for each in queries)
     return live.peak, left, received * chunk_tokens(LENGTH_WITH_CHUNKS, 2)
 

@@ -110,7 +110,7 @@ def stepped(case: Case, attention: dict[str, Any] | None) -> Found:
             name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
         }
         kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 2)
-        tally, validation = state.dealer.tally, evaluate(state, kept).loss
+        tally, validation = state.partitioner.tally, evaluate(state, kept).loss
         assert find.call_count + find_together.call_count == chosen
     return Found(result.loss, result.gradient_norm, gradients, validation, tally.recall, tally.density, chosen)
 

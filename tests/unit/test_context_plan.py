@@ -275,7 +275,7 @@ def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan, nod
             keys = own if stage is None else tokens_of(window, received(works, rank, filled.index(number)))
             here = stage or work
             pairs = [pair for piece in here.pieces for pair in pairs_of(piece, own, keys, reach)]
-            pairs += [pair for piece in here.foreign_pieces for pair in pairs_of(piece, foreign, keys, reach)]
+            pairs += [pair for piece in here.remote_pieces for pair in pairs_of(piece, foreign, keys, reach)]
             assert len(pairs) == area
             met.update(pairs)
         expected = {

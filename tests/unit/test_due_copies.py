@@ -12,16 +12,16 @@ def due(memory_every: int | None = None) -> DueCopies:
 def test_a_checkpoint_that_was_not_written_stays_due() -> None:
     copies = due(memory_every=4)
     copies.reached(10)
-    assert (copies.store, copies.memory, copies.wanted) == (10, False, True)
+    assert (copies.store, copies.memory, copies.requested) == (10, False, True)
     copies.copied()
     copies.stored(-1)  # the store has failed
     copies.reached(11)
-    assert (copies.store, copies.wanted) == (10, False)
+    assert (copies.store, copies.requested) == (10, False)
     copies.reached(12)  # for memory; and for the store, as the state is copied anyway
-    assert (copies.store, copies.memory, copies.wanted) == (10, True, True)
+    assert (copies.store, copies.memory, copies.requested) == (10, True, True)
     copies.copied()
     copies.stored(12)
-    assert (copies.store, copies.memory, copies.wanted) == (0, False, False)
+    assert (copies.store, copies.memory, copies.requested) == (0, False, False)
 
 
 def test_what_is_put_off_is_wanted_after_the_next_step() -> None:
@@ -46,5 +46,5 @@ def test_the_last_step_is_kept_everywhere() -> None:
 def test_what_is_due_after_resuming(step: int, stored_step: int | None, store: int) -> None:
     copies = due()
     copies.resumed(step, stored_step)
-    assert (copies.store, copies.wanted) == (store, store > 0)
+    assert (copies.store, copies.requested) == (store, store > 0)
     assert copies.is_last == (store >= 25)

@@ -38,7 +38,7 @@ def loss_of(tmp_path: Path, choice: dict[str, Any]) -> tuple[TrainState, torch.T
     sampler = Sampler(load_corpus(spec.data, 32), 32, 0)
     batch = Batch.of(sampler.sequences(0, 2), None, CPU)
     state.gradients.begin()
-    return state, state.model(batch.tokens, batch.targets, state.dealer.rotation).sum()
+    return state, state.model(batch.tokens, batch.targets, state.partitioner.rotation).sum()
 
 
 def sums(state: TrainState) -> dict[str, torch.Tensor]:
