@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import KeyRow, TenantRow
-from service.jobs import model
+from service.jobs import model, queries
 from service.jobs.database import open_engine
 from service.jobs.model import Request
 from service.jobs.tables import RequestRow
@@ -190,7 +190,7 @@ class KeyStore:
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
         """Store a key, or give the one that the request created a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            earlier = model.find(session, request) if request is not None else None
+            earlier = queries.find(session, request) if request is not None else None
             if earlier is not None:
                 row = session.get_one(KeyRow, earlier)
             if row.revoked_at is not None:

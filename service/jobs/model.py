@@ -11,8 +11,6 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
-from sqlalchemy import Connection, select
-from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import (
@@ -28,9 +26,8 @@ from boost_core.messages import (
 )
 from boost_core.plan.correction import Fitted
 from boost_core.plan.machine import Basis
-from service.jobs.history import Goodput
+from service.jobs.ledger import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import RequestRow
 from service.models.cluster import StoredProfile, basis_of
 
 GANG_LOST = "gang_lost"  # in fault_counts
@@ -304,20 +301,6 @@ class Request:
     tenant: str
     key: str
     fingerprint: str
-
-
-def find(session: Session | Connection, request: Request) -> str | None:
-    """The result of the request if it was carried out before; ``None`` if it was not.
-
-    Raises:
-        IdempotencyKeyReused: The key belongs to another request.
-    """
-    same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
-    row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
-    if row is not None and row.fingerprint != request.fingerprint:
-        problem = "was sent with another request before; use a new one for each request"
-        raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
-    return None if row is None else str(row.resource)
 
 
 def request_values(request: Request, resource: str) -> dict[str, Any]:

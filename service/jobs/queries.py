@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Select, bindparam, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.database import SHORT_READS
-from service.jobs.model import EventKind, JobEvent, JobFilter, JobRecord
+from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
 from service.jobs.states import TERMINAL_STATES, JobState
-from service.jobs.tables import EventRow, JobRow
+from service.jobs.tables import EventRow, JobRow, RequestRow
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
@@ -214,3 +214,17 @@ def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict
 @cache
 def _counted_by(column: InstrumentedAttribute[str]) -> Select[str, str, int]:
     return select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+
+
+def find(session: Session | Connection, request: Request) -> str | None:
+    """The result of the request if it was carried out before; ``None`` if it was not.
+
+    Raises:
+        IdempotencyKeyReused: The key belongs to another request.
+    """
+    same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
+    row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
+    if row is not None and row.fingerprint != request.fingerprint:
+        problem = "was sent with another request before; use a new one for each request"
+        raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
+    return None if row is None else str(row.resource)

@@ -39,8 +39,8 @@ from service.jobs.database import (
     open_engine,
     open_for_short_reads,
 )
-from service.jobs.history import Goodput
 from service.jobs.leases import Lease, LeaseLost
+from service.jobs.ledger import Goodput
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import EventFilter, JobCache, JobNotFound, Position
@@ -268,7 +268,7 @@ class JobStore:
             )
         with self.engine.begin() as connection:  # plain statements take a fraction of the time of a session's objects
             if request is not None:
-                if known := model.find(connection, request):
+                if known := queries.find(connection, request):
                     alongside(connection)
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
@@ -286,7 +286,7 @@ class JobStore:
             IdempotencyKeyReused: The request's key came with another one before.
         """
         with Session(self.engine) as session:
-            job_id = model.find(session, request)
+            job_id = queries.find(session, request)
             return queries.load(session, job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
@@ -650,7 +650,7 @@ class JobStore:
         def plan(session: Session, record: JobRecord) -> Write | None:
             if request is None:
                 return change(record)
-            if model.find(session, request):
+            if queries.find(session, request):
                 return None
             write = change(record)
             return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])

@@ -9,8 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import PLANNED_CAUSES, Cause, ComparisonReport, Fault, StepReport
-from service.jobs.history import Phase
-from service.jobs.ledger import as_of
+from service.jobs.ledger import Phase, as_of
 from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
 from service.telemetry.families import Parts, Value, Values, families, family

@@ -16,7 +16,7 @@ RAY_TRAIN = {"ray.train", "pandas"}  # take a second and 100 MB
     [
         ("service.serve, service.api.app, service.cli.main, service.gang.ray.supervisor", TRAINERS | RAY_TRAIN),
         ("service.gang.ray.actors, service.gang.worker.spare_copy", {"torch"} | RAY_TRAIN),
-        ("service.client, service.cli.main", {"ray"}),
+        ("service.client, service.cli.main", {"ray", "fastapi", "sqlalchemy"}),
         ("boost_core.config, boost_core.plan", TRAINERS),
         ("boost_core.train, boost_core.__main__", {"ray"}),
     ],
