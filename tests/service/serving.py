@@ -49,8 +49,15 @@ class Server:
     def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-5000:]
+            assert self.process.poll() is None and time.monotonic() < deadline, self.logged()
             time.sleep(0.1)
+
+    def logged(self) -> str:
+        """The end of its log, without the requests it has answered, and where its threads are."""
+        lines = [line for line in self.log.read_text().splitlines() if "uvicorn" not in line and "request " not in line]
+        dump = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(self.process.pid)]  # comes with Ray
+        stacks = subprocess.run(dump, capture_output=True, text=True).stdout
+        return "\n".join([*lines, stacks])[-10_000:]
 
     def end(self, how: signal.Signals) -> None:
         """End it, and see to it that nothing it started lives on."""

@@ -214,7 +214,7 @@ class ServerOfProcess1(Server):
     def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.is_running() and time.monotonic() < deadline, self.log.read_text()[-5000:]
+            assert self.process.is_running() and time.monotonic() < deadline, self.logged()
             time.sleep(0.1)
 
     def ready(self) -> bool:
