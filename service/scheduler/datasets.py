@@ -70,9 +70,8 @@ class DatasetReconciler:
         current = [build for build in waiting if build.id in alive]
         for build in current:
             self._follow(build)
-        if (
-            not current and not unwanted and self._now() >= self._aside_until
-        ):  # two builds must never write to the same folder at once
+        # Two builds must never write to the same folder at once.
+        if not current and not unwanted and self._now() >= self._aside_until:
             self._launch_next(waiting)
 
     def _follow(self, build: DatasetBuild) -> None:
@@ -95,7 +94,8 @@ class DatasetReconciler:
         """End a build for a job that waits for its CPUs; it is resumed later, which does not count as a death."""
         logger.info("%s: makes room for %s", build.id, job.id)
         progress = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
-        message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
+        whom = job.id if job.tenant == build.tenant else "a job of another tenant"
+        message = f"has made room for {whom}, and continues when no job waits for its CPUs"
         self._record.update(build, launches=build.launches - 1, message=message, progress=progress)
         self._builds.end(build.id)
         self._aside_until = self._now() + ASIDE_SECONDS
@@ -143,7 +143,7 @@ class DatasetReconciler:
 def job_in_need(
     cpus: float, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], limits: Limits
 ) -> JobRecord | None:
-    """A job that would be started now if a build did not hold CPUs; ``None`` if there is none.
+    """Return a job that could start now if the build held no CPUs; ``None`` if no job waits for them.
 
     Args:
         cpus: CPUs that the build may hold.

@@ -22,6 +22,7 @@ from ray.train.v2.api import data_parallel_trainer, train_fn_utils
 from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
 from service.gang.control.port import Finish
 from service.gang.ray.supervisor import Supervisor
+from service.gang.ray_train import mirror
 from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.mirror import RunState, TrainRun
 from service.gang.ray_train.rank_worker import BROKEN_UP
@@ -116,7 +117,7 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     calls, state = ThreadPoolExecutor(16), TrainStateActor()
     runtime = SimpleNamespace(
-        get_node_id=lambda: "node", get_actor_id=lambda: "ab", get_job_id=lambda: "01",
+        get_node_id=lambda: "node", get_actor_id=lambda: "ab", get_job_id=lambda: "01", gcs_address="127.0.0.1:1",
         current_actor=Handle(Supervisor.__new__(Supervisor), calls),
     )  # fmt: skip
     for owner, name, stand_in in (
@@ -127,6 +128,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         (data_parallel_trainer, "tag_train_v2_trainer", lambda *_: None),
         (train_fn_utils, "record_extra_usage_tag", lambda *_: None),
         (state_manager, "get_or_create_state_actor", lambda: Handle(state, calls)),
+        (mirror, "_start_state_actor", lambda _: None),
         (worker_group.ray_state, "get_max_resources_from_cluster_config", lambda: None),
         (worker_group, "SynchronizationActor", None),
     ):  # fmt: skip
