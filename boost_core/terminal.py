@@ -86,7 +86,7 @@ def table_lines(
 
 
 def print_lines(text: str, *, to: TextIO | None = None) -> None:
-    """Print a text, wrapped to the terminal; to 80 columns where there is none.
+    """Print a text, wrapped to ``columns_here``.
 
     Args:
         text: The text.
@@ -103,7 +103,7 @@ def print_over(line: str) -> None:
 
 
 def columns_here() -> int:
-    """Return the width of the terminal; 80 where there is none and the variable COLUMNS does not say."""
+    """Return the width to print at: ``COLUMNS`` if set, else the terminal's, else 80."""
     return shutil.get_terminal_size().columns
 
 

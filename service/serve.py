@@ -118,7 +118,10 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
 
         def in_need(cpus: float) -> JobRecord | None:
-            return job_in_need(cpus, record.active(), gangs.nodes(), limits())
+            jobs = record.active()
+            if all(job.has_gang for job in jobs):
+                return None  # without asking Ray for its nodes
+            return job_in_need(cpus, jobs, gangs.nodes(), limits())
 
         return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
 

@@ -318,7 +318,7 @@ class CheckpointFolder:
         return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
     def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-        """Report files written by torch that the manifest does not list; what could only be emptied is none."""
+        """Report files written by torch, other than emptied ones, that the manifest does not list."""
         written = {name for name, size in sizes.items() if size and (name == INDEX or name.endswith(".distcp"))}
         unknown = written - manifest.files.keys()
         return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]

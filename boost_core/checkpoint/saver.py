@@ -183,8 +183,8 @@ class Saver:
             self._makes_way.set()
             return self._trying and self._thread is not None and self._thread.is_alive()
 
-    def makes_way(self) -> bool:
-        """``make_way``, and wait for the store, but only for ``store_wait_seconds`` after writing has begun.
+    def wait_for_store(self) -> bool:
+        """Have the copy make way, and wait for the store until ``store_wait_seconds`` after writing began.
 
         A store that has failed before is not waited for.
 

@@ -384,17 +384,7 @@ def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None 
     Raises:
         SaveFailed: Raised on all ranks if it failed on the first.
     """
-    outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = action()
-        except Exception as error:  # stores raise types of their own
-            outcome[1] = _in_words(error)
-    dist.broadcast_object_list(outcome, src=0, group=ranks)
-    result, failure = outcome
-    if failure is not None:
-        raise SaveFailed(failure)
-    return cast(Result, result)
+    return _from_first_rank(action, lambda error: SaveFailed(_in_words(error)), ranks)
 
 
 def read_on_first_rank(action: Callable[[], Result]) -> Result:
@@ -406,15 +396,27 @@ def read_on_first_rank(action: Callable[[], Result]) -> Result:
         PermissionError: Likewise.
         CheckpointUnreadable: Raised on all ranks if it failed on the first in another way.
     """
+
+    def failure(error: Exception) -> Exception:
+        known = isinstance(error, CheckpointDamaged | FileNotFoundError | PermissionError)
+        return type(error)(str(error)) if known else CheckpointUnreadable(_in_words(error))
+
+    return _from_first_rank(action, failure)
+
+
+def _from_first_rank(
+    action: Callable[[], Result],
+    failure_of: Callable[[Exception], Exception],
+    ranks: dist.ProcessGroup | None = None,
+) -> Result:
+    """Return on all ranks what an action returns on the first, or raise what its error becomes."""
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
             outcome[0] = action()
-        except (CheckpointDamaged, FileNotFoundError, PermissionError) as error:
-            outcome[1] = type(error)(str(error))
         except Exception as error:  # stores raise types of their own
-            outcome[1] = CheckpointUnreadable(_in_words(error))
-    dist.broadcast_object_list(outcome, src=0)
+            outcome[1] = failure_of(error)
+    dist.broadcast_object_list(outcome, src=0, group=ranks)
     result, failure = outcome
     if failure is not None:
         raise failure

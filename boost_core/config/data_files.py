@@ -325,8 +325,8 @@ def refuse_damaged(
     """Refuse files whose beginning or end shows that they are damaged, or that their documents are elsewhere.
 
     Raises:
-        ValueError: A file is damaged, or ``text_field`` is no text in the first line of the first file, or in the
-            schemas of the first and last file and of some between them.
+        ValueError: A file is damaged, or ``text_field`` does not hold text: in the first line of the first file, or in
+            the schema of the first file, the last, or some between them.
         OSError: One of these cannot be read.
     """
     if source.kind == "parquet":

@@ -2,7 +2,7 @@
 
 - Each call has a total deadline, its retries included, and so has each answer's body; s3fs alone would repeat a call to
   a store that never answers for many minutes.
-- An answer that is shorter than what was asked for is an error.
+- An answer that is shorter than the requested range is an error.
 - Errors name the operation, the object and, where access is denied, the permission that is missing.
 - No HTTP redirect is followed. aiohttp follows them to any host, with the session token. What S3 itself says about a
   bucket's region is left to botocore, which stays within the endpoint that is configured or within AWS.
@@ -11,6 +11,7 @@
 import asyncio
 import random
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,12 +24,12 @@ from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
 
-from boost_core.config.storage import StoreUnusable
+from boost_core.config.storage import StoreUnusable, unusable
 
 CALL_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 2**20  # what is sent or received gets as much more time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between attempts; each pause is twice the one before
-_PASSING = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "XAmzContentSHA256Mismatch"}
+_TRANSIENT = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "XAmzContentSHA256Mismatch"}
 
 _PERMISSIONS = {
     "abort_multipart_upload": "s3:AbortMultipartUpload",
@@ -59,7 +60,7 @@ class RedirectRefused(StoreUnusable):
 
 
 class ShortAnswer(StoreUnusable, aiohttp.ClientPayloadError):
-    """An object store has sent less than it was asked for. s3fs tries it again, as what was cut off on the way."""
+    """An object store has sent less than was requested. s3fs retries it, like an answer that was cut off."""
 
 
 class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
@@ -76,7 +77,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         self, *, call_seconds: float = CALL_SECONDS, attempts: int = 6, config_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        own = {"retries": {"total_max_attempts": 1}, "http_session_cls": _StayingSession}
+        own = {"retries": {"total_max_attempts": 1}, "http_session_cls": _NoRedirectSession}
         super().__init__(config_kwargs={**(config_kwargs or {}), **own}, **options)
         self.call_seconds, self.attempts = float(call_seconds), int(attempts)  # as text from the environment
 
@@ -84,9 +85,9 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         """Call S3.
 
         Raises:
-            FileNotFoundError: There is no such object or bucket.
+            FileNotFoundError: No such object or bucket exists.
             PermissionError: The store refuses it; the message names the permission.
-            StoreUnusable: There is no answer, or none that is of use.
+            StoreUnusable: The store does not answer, or its answer cannot be used.
             OSError: The store has answered with another error.
         """
         what, body = _named(method, named), named.get("Body", b"")
@@ -101,16 +102,17 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             raise RedirectRefused(f"{what}: {error}") from error
         except TimeoutError as error:
             if not deadline.expired():
-                raise _unusable(what, error) from error
+                raise unusable(f"{what}: {_message_of(error)}") from error
             raise _too_late(what, seconds, failures) from error
         except OSError as error:
-            raise (_unusable(what, error) if _may_pass(error) else _in_words(error, method, what)) from error
+            if _is_transient(error):
+                raise unusable(f"{what}: {_message_of(error)}") from error
+            raise _described(error, method, what) from error
         except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
-            raise _unusable(what, error) from error
+            raise unusable(f"{what}: {_message_of(error)}") from error
         if method == "get_object":
-            requested = {**dict(pair for other in others for pair in other.items()), **named}
             size = expected = int(answer["ContentLength"])
-            if part := _RANGE.fullmatch(requested.get("Range", "")):
+            if part := _RANGE.fullmatch(ChainMap(named, *map(dict, reversed(others))).get("Range", "")):
                 begin, last = (int(number) for number in part.groups())
                 sent = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
                 total = int(sent.group(3)) if sent else size
@@ -146,7 +148,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             try:
                 return await _error_wrapper(call, kwargs=arguments, retries=1)
             except Exception as error:
-                if len(failures) + 1 >= self.attempts or not _may_pass(error):
+                if len(failures) + 1 >= self.attempts or not _is_transient(error):
                     raise
                 failures.append(error)
             await asyncio.sleep(random.uniform(0.5, 1) * min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE))
@@ -178,7 +180,7 @@ class _Body:
         self._body.close()
 
 
-class _StayingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+class _NoRedirectSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """aiobotocore's HTTP session, which follows no redirects."""
 
     async def _get_session(self, proxy_url: str | None) -> "_WithoutRedirects":
@@ -234,18 +236,13 @@ def _named(method: str, named: Mapping[str, Any]) -> str:
     return f"{method} of s3://{named.get('Bucket', '')}/{key}{more}"
 
 
-def _unusable(what: str, error: Exception) -> StoreUnusable:
-    remedy = "check the URL, AWS_ENDPOINT_URL and the credentials"
-    return StoreUnusable(f"the object store cannot be used: {what}: {_message(error)}; {remedy}")
-
-
 def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
-    """What earlier attempts of the call met says more than that time is up."""
-    before = f"; the attempt before failed with: {_message(failures[-1])}" if failures else ""
+    """The error of a call whose time is up; why its last attempt failed says more than that."""
+    before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
     return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s{before}")
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Whether a call that has failed is worth another attempt."""
     if isinstance(error, RedirectRefused):
         return False
@@ -253,19 +250,19 @@ def _may_pass(error: Exception) -> bool:
         return isinstance(error, (HTTPClientError, NoConnection, aiohttp.ClientError, ResponseParserError))
     answer = error.__cause__.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status in (429, 500, 502, 503, 504) or answer.get("Error", {}).get("Code") in _PASSING
+    return status in (429, 500, 502, 503, 504) or answer.get("Error", {}).get("Code") in _TRANSIENT
 
 
-def _in_words(error: OSError, method: str, what: str) -> OSError:
+def _described(error: OSError, method: str, what: str) -> OSError:
     """The same error of the same kind, with the operation, the object and the permission that it takes."""
-    text = f"{what}: {(message := _message(error))}"
+    text = f"{what}: {(message := _message_of(error))}"
     if message.startswith(_DENIED) and method in _PERMISSIONS:
         text += f"; this takes {_PERMISSIONS[method]}"
     kind = type(error)
     return kind(text) if error.errno is None else kind(error.errno, text)
 
 
-def _message(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """A store's error with its code, which s3fs leaves out."""
     if not isinstance(error.__cause__, ClientError):
         return str(error)

@@ -441,6 +441,13 @@ class StoreUnusable(OSError):
     """An object store does not answer, or there are no credentials to sign requests with."""
 
 
+def unusable(problem: object) -> StoreUnusable:
+    """Return the error for a store that cannot be used, given what went wrong."""
+    return StoreUnusable(
+        f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and the credentials"
+    )
+
+
 @contextmanager
 def stores_in_words() -> Iterator[None]:
     """Convert errors of object store clients to an ``OSError``, as from a disk.
@@ -453,9 +460,7 @@ def stores_in_words() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        raise StoreUnusable(
-            f"the object store cannot be used: {error}; check the URL, AWS_ENDPOINT_URL and the credentials"
-        ) from error
+        raise unusable(error) from error
 
 
 def no_room(error: BaseException, folder: str, again: str) -> str | None:

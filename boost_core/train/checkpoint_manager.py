@@ -285,7 +285,7 @@ class CheckpointManager:
         if not self._due.after(self._state.step + 1):
             return False
         started = time.perf_counter()
-        is_free = self._saver.makes_way()
+        is_free = self._saver.wait_for_store()
         self._stalled_seconds += time.perf_counter() - started
         return not is_free
 

@@ -14,7 +14,6 @@ from sqlalchemy.exc import (
     InterfaceError,
     InternalError,
     OperationalError,
-    SQLAlchemyError,
     TimeoutError,  # noqa: A004
 )
 from starlette.exceptions import HTTPException
@@ -240,14 +239,13 @@ async def _known_problem(request: Request, error: Exception) -> Response:
 
 
 async def _database_unavailable(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SQLAlchemyError)
     fault = fault_of(error)
     if fault is None and not isinstance(error, _DATABASE_AWAY):
         raise error  # a faulty query of the service's own
     fault = fault or UNKNOWN_FAULT
     _log.error("%s: %s", fault.code, error)
     status = HTTPStatus.INSUFFICIENT_STORAGE if fault.code == "database-full" else HTTPStatus.SERVICE_UNAVAILABLE
-    headers = {"Retry-After": _RETRY_SECONDS} if fault.passes else None
+    headers = {"Retry-After": _RETRY_SECONDS} if fault.transient else None
     return _answer(request, status, fault.code, fault.message, headers=headers)
 
 

@@ -250,65 +250,65 @@ class DatabaseFault:
     Attributes:
         code: Its stable name, for programs.
         message: What is wrong and what to do, for people; names neither hosts nor statements.
-        passes: Whether it may pass without an operator, so that trying again soon makes sense.
+        transient: Whether it may go away without an operator, so that clients should retry.
     """
 
     code: str
     message: str
-    passes: bool
+    transient: bool
 
 
 UNKNOWN_FAULT = DatabaseFault(
     "database-unavailable",
     "the service's database does not respond; a change in progress may or may not have been made; try again",
-    passes=True,
+    transient=True,
 )
 _GONE = DatabaseFault(
     "database-unavailable",
     "the service's database file is missing or was replaced, so nothing is stored; tell the operator",
-    passes=True,
+    transient=True,
 )
 _FULL = DatabaseFault(
     "database-full",
     "the disk of the service's database is full, so nothing can be stored; the operator has to make room there",
-    passes=False,
+    transient=False,
 )
 _READ_ONLY = DatabaseFault(
     "database-read-only",
     "the service's database can only be read, so nothing can be stored; the operator has to make it writable: the "
     "file's permissions and mount, or a PostgreSQL that has become a standby",
-    passes=True,
+    transient=True,
 )
-_CROWDED = DatabaseFault(
+_TOO_MANY_CONNECTIONS = DatabaseFault(
     "database-too-many-connections",
     "the service's database has no connection left; try again; if it stays so, the operator has to allow more "
     "connections or to run fewer services on it",
-    passes=True,
+    transient=True,
 )
 _LOCKED = DatabaseFault(
     "database-locked",
     "the service's database is locked by another writer for longer than requests wait; nothing was changed; try again",
-    passes=True,
+    transient=True,
 )
 _SLOW = DatabaseFault(
     "database-slow",
     "the service's database did not answer in time; a change in progress may or may not have been made; try again",
-    passes=True,
+    transient=True,
 )
 _REFUSES = DatabaseFault(
     "database-refuses",
     "the service's database does not accept the service's login or has no such database; the operator has to correct "
     "BOOST_DATABASE_URL or the database's accounts",
-    passes=True,
+    transient=True,
 )
 _DAMAGED = DatabaseFault(
     "database-damaged",
     "the service's database cannot be read, because its disk fails or its file is damaged; the operator has to restore "
     "it from a backup",
-    passes=False,
+    transient=False,
 )
 _STARTING = DatabaseFault(
-    "database-unavailable", "the service's database is starting or stopping; try again in some seconds", passes=True
+    "database-unavailable", "the service's database is starting or stopping; try again in some seconds", transient=True
 )
 
 _OF_SQLITE = {
@@ -323,7 +323,7 @@ _OF_SQLITE = {
 # By SQLSTATE, or its first two digits, which name the class.
 _OF_POSTGRESQL = {
     "53100": _FULL,
-    "53300": _CROWDED,
+    "53300": _TOO_MANY_CONNECTIONS,
     "25006": _READ_ONLY,
     "55P03": _LOCKED,
     "40P01": _LOCKED,
@@ -340,9 +340,9 @@ _OF_POSTGRESQL = {
 }
 # Of refused connections, psycopg knows only the text, in the server's language.
 _REFUSED_CONNECTIONS = {
-    "too many clients already": _CROWDED,
-    "remaining connection slots": _CROWDED,
-    "too many connections": _CROWDED,
+    "too many clients already": _TOO_MANY_CONNECTIONS,
+    "remaining connection slots": _TOO_MANY_CONNECTIONS,
+    "too many connections": _TOO_MANY_CONNECTIONS,
     "authentication failed": _REFUSES,
     "no pg_hba.conf entry": _REFUSES,
     "does not exist": _REFUSES,
@@ -350,12 +350,12 @@ _REFUSED_CONNECTIONS = {
 }
 
 
-def fault_of(error: SQLAlchemyError) -> DatabaseFault | None:
-    """What is wrong, by an error that the database's driver or the pool of connections raised; ``None`` if unknown."""
+def fault_of(error: Exception) -> DatabaseFault | None:
+    """Return what is wrong with the database; ``None`` if the error is of another kind, or unknown."""
     if isinstance(error, DatabaseGone):
         return _GONE
     if isinstance(error, PoolTimeout):
-        return _CROWDED
+        return _TOO_MANY_CONNECTIONS
     if isinstance(error, DatabaseSlow):
         return _SLOW
     cause = error.orig if isinstance(error, DBAPIError) else None
@@ -372,5 +372,5 @@ def fault_of(error: SQLAlchemyError) -> DatabaseFault | None:
 
 def in_words(error: Exception) -> str:
     """What is wrong, for people; the error's own text if that is not known."""
-    fault = fault_of(error) if isinstance(error, SQLAlchemyError) else None
+    fault = fault_of(error)
     return fault.message if fault else str(error)

@@ -101,7 +101,8 @@ class DatasetReconciler:
             # It is resumed later, which does not count as a death.
             logger.info("%s: makes room for %s", build.id, job.id)
             without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
-            message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
+            whom = job.id if job.tenant == build.tenant else "a job of another tenant"
+            message = f"has made room for {whom}, and continues when no job waits for its CPUs"
             self._record.update(build, launches=build.launches - 1, message=message, progress=without)
             self._builds.end(build.id)
             self._aside_until = self._now() + ASIDE_SECONDS
@@ -134,7 +135,7 @@ class DatasetReconciler:
 def job_in_need(
     cpus: float, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], limits: Limits
 ) -> JobRecord | None:
-    """A job that would be started now if a build did not hold CPUs; ``None`` if there is none.
+    """Return a job that could start now if the build held no CPUs; ``None`` if no job waits for them.
 
     Args:
         cpus: CPUs that the build may hold.

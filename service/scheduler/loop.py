@@ -7,8 +7,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from service.gang.status import Gangs
 from service.jobs.database import fault_of
 from service.jobs.leases import Lease, LeaseLost, Leases
@@ -170,7 +168,7 @@ class ReconcileLoop:
             return False
         except Exception as error:
             self._faults.occurred(_FAILED, error)
-            fault = fault_of(error) if isinstance(error, SQLAlchemyError) else None
+            fault = fault_of(error)
             self._failure = fault.message if fault else f"its passes fail ({type(error).__name__}); see the log"
         return True
 

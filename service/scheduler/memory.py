@@ -138,7 +138,7 @@ class GangMemory:
             entry.trained_at = now
 
     def unseen(self, seconds: float) -> dict[str, float | None]:
-        """By job, gangs silent for so many seconds, and for how many; ``None``: since the service began."""
+        """Return how long gangs have been silent, if for at least ``seconds``; ``None``: since the service began."""
         now = self._clock()
         return {
             job_id: None if entry.seen_at is None else now - entry.seen_at

@@ -146,7 +146,7 @@ class Reconciler:
         self._faults.settle()
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
-        """By job, gangs silent for so many seconds, and when they last answered; ``None``: unknown to this service."""
+        """Return when gangs that have been silent for ``seconds`` last answered; ``None``: before the service began."""
         now = datetime.now(UTC)
         return {
             job_id: None if age is None else now - timedelta(seconds=age)

@@ -71,12 +71,15 @@ def _of_sets(field: str) -> Callable[[Seen], Values]:
 
 
 def _recent_restarts(seen: Seen) -> Values:
-    """Restarts that count towards the job's limits: those after lost nodes, and those after faults of its own."""
+    """Restarts that count towards the job's limits: after its own faults, and after nodes lost since a checkpoint."""
     since = seen.now - timedelta(seconds=seen.job.spec.fault_tolerance.restart_window_seconds)
-    recent = [restart.cause for restart in seen.job.restarts if since <= restart.time <= seen.now]
-    unplanned = [cause for cause in recent if cause not in PLANNED_CAUSES]
-    losses = unplanned.count(Cause.NODE_LOST)
-    return (_OWN_FAULT, len(unplanned) - losses), (_LOST_NODE, losses)
+    recent = [restart for restart in seen.job.restarts if since <= restart.time <= seen.now]
+    stored = seen.job.checkpoint_at
+    if stored is None or stored > seen.now:  # from before the clock was set back
+        stored = since
+    faults = sum(restart.cause not in (*PLANNED_CAUSES, Cause.NODE_LOST) for restart in recent)
+    losses = sum(restart.cause is Cause.NODE_LOST and restart.time >= stored for restart in recent)
+    return (_OWN_FAULT, faults), (_LOST_NODE, losses)
 
 
 # For every job, from its submission on.
@@ -296,7 +299,7 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Parts(
         "boost_job_recent_restarts",
-        "Restarts within the job's restart_window_seconds, of the newest 50.",
+        "Restarts within the job's restart_window_seconds, of the newest 50; after lost nodes, since a checkpoint.",
         "kind",
         _recent_restarts,
     ),

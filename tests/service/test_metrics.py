@@ -255,6 +255,8 @@ def test_what_alerts_need_of_gangs_that_fail_or_do_not_start(
     found = Scrape(http)
     assert found.by("kind", "boost_job_recent_restarts") == {"fault": 1, "node_lost": 1}
     assert found.by("kind", "boost_job_recent_restarts_limit") == {"fault": 7, "node_lost": 10}
+    store.append_reports(job.id, 1, numbered(a_checkpoint(), first=5))
+    assert Scrape(http).by("kind", "boost_job_recent_restarts") == {"fault": 1, "node_lost": 0}, "it made progress"
     assert found.find("boost_job_failed_timestamp_seconds") == []
     store.change(job.id, Reason.TRAINING_FAILED, "no more")
     failed = {"job_id": job.id, "job_name": "tiny", "tenant": "default", "reason": "TRAINING_FAILED"}

@@ -1,10 +1,8 @@
 """What the whole service writes anywhere, searched for the secrets that its jobs use: a real Ray, a real S3 server."""
 
 import os
-import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from service.jobs.states import JobState
 from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
-from tests.service.serving import Server
+from tests.service.serving import Server, short_folder
 
 pytestmark = pytest.mark.full
 
@@ -37,7 +35,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def server(s3: S3Server, tmp_path: Path) -> Iterator[Server]:
     """A service with two secrets of the tenant's, one of which is wrong. It writes to its home and to ``TMPDIR``."""
-    home, scratch = tmp_path / "home", tempfile.mkdtemp(prefix="w-")  # short: Ray puts sockets there
+    home = tmp_path / "home"
     for name, secret in (("right", SECRET), ("wrong", WRONG)):
         folder = tmp_path / "secrets" / "lab" / name
         folder.mkdir(parents=True)
@@ -48,10 +46,10 @@ def server(s3: S3Server, tmp_path: Path) -> Iterator[Server]:
     home.mkdir()
     migrate(f"sqlite:///{home}/boost.db")
     settings = {"BOOST_SECRETS_DIR": str(tmp_path / "secrets"), "BOOST_ALLOWED_PREFIXES": f"{tmp_path},s3://{BUCKET}"}
-    server = Server(home, TMPDIR=scratch, **settings)
-    yield server
-    server.end(signal.SIGTERM)
-    shutil.rmtree(scratch, ignore_errors=True)
+    with short_folder() as scratch:  # Ray puts sockets there
+        server = Server(home, TMPDIR=scratch, **settings)
+        yield server
+        server.end(signal.SIGTERM)
 
 
 def test_secrets_are_in_no_record_log_event_or_error(server: Server, s3: S3Server, tmp_path: Path) -> None:

@@ -199,12 +199,17 @@ def test_a_run_that_stopped_goes_on_skipping(tmp_path: Path, source: Path, cut_o
 def test_a_list_of_a_round_that_did_not_end_goes(tmp_path: Path, source: Path) -> None:
     first, last = spoil(source / "3.jsonl", 17), (source / "3.jsonl").read_text()
 
+    lists = []
+
     def interrupt(progress: command.Progress) -> None:
         if progress.skipped:
+            lists.extend((tmp_path / "out").glob("quarantine-*.jsonl"))
             raise KeyboardInterrupt
 
     with patch.object(command, "_show", interrupt):
         assert run(source, tmp_path / "out", "--on-error", "skip") == INTERRUPTED
+    assert not quarantined(tmp_path / "out")
+    lists[0].write_text('{"place": "line 18"}\n')  # as a killed process leaves it
     assert quarantined(tmp_path / "out")
     (source / "3.jsonl").write_text(first)
     assert last != first

@@ -141,7 +141,7 @@ class RestartLimit:
         Args:
             cause: What happened.
             now: The time, in seconds.
-            stored_step: Step of the newest checkpoint; -1 if there is none.
+            stored_step: Step of the newest checkpoint; -1 without one.
         """
         policy = self._config
         lost = cause is Cause.NODE_LOST
@@ -181,7 +181,7 @@ class RestartPauses:
 
         Args:
             step: Most steps that were done so far.
-            stored_step: Step of the newest checkpoint; -1 if there is none.
+            stored_step: Step of the newest checkpoint; -1 without one.
         """
         return self._at_fault is not None and not self._progressed(step, stored_step)
 
