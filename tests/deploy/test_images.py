@@ -201,7 +201,7 @@ def test_a_container_schedules_on_a_cluster(image: Image, folder: Path) -> None:
             job = service.client.submit(tiny_job(corpus, "unused", checkpoint={"url": None, "every_steps": 4})).id
             service.until(lambda: service.client.get(job).finished)
             assert service.client.get(job).state == "SUCCEEDED"
-            assert [found.step for found in service.client.api(job).checkpoints] == [8, 4]
+            assert [found.step for found in service.client.checkpoints(job).checkpoints] == [8, 4]
             container.terminate()
             assert service.process.wait(60) == 0
         finally:
