@@ -13,7 +13,7 @@
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
@@ -32,6 +32,7 @@ from service.gang.assignment import (
     bytes_to_keep,
     gang_in_words,
     node_selector,
+    ordered,
     visible_gpus,
     worker_resources,
 )
@@ -54,12 +55,11 @@ from service.gang.control.policy import (
     Stopping,
     Suspecting,
     View,
-    break_reason,
     next_action,
     replica_set,
 )
 from service.gang.control.record import GangRecord
-from service.gang.control.spare_policy import SparePolicy, SpareView
+from service.gang.control.spare_policy import SparePolicy
 from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.status import GangPhase, Orders
 
@@ -93,6 +93,7 @@ class GangController:
         self._spec, self._record, self._machine = spec, record, basis.machine(spec)
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
         self._state: State = Idle()
+        self._now = 0.0
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
         self._pauses, self._paused_until = RestartPauses(), 0.0  # no gang is formed before this time
         self._replicas: dict[int, Replica] = {}
@@ -124,10 +125,6 @@ class GangController:
                 return state.formation
         return None
 
-    @property
-    def _now(self) -> float:
-        return self._record.now.seconds
-
     def handle(self, event: port.Event, moment: port.Moment) -> list[port.Decision]:
         """Return what to do about an event, in order.
 
@@ -135,7 +132,7 @@ class GangController:
             event: The event.
             moment: When it happened; not before the previous event.
         """
-        self._record.now = moment
+        self._record.now, self._now = moment, moment.seconds
         if isinstance(self._state, Finished):
             return []
         try:
@@ -151,7 +148,19 @@ class GangController:
             case Drill() | Profile():
                 self._commands.append(event)
             case Message():
-                self._take(event)
+                self._last_message[event.worker] = self._now
+                gang = self.formation
+                if gang is None or event.generation != gang.generation or event.rank is None:
+                    return
+                if event.beat:
+                    gang.watch.beat(event.rank, event.beat, self._now)
+                elif event.reports or event.saving is not None:
+                    gang.watch.progress(self._now)
+                if event.kept_step is not None:
+                    gang.kept_step = max(gang.kept_step, event.kept_step)
+                self._record.take(event.reports, event.kept_step)
+                if event.saving and event.rank == 0:  # all ranks hear the same within a moment
+                    self._record.saving(event.saving)
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
@@ -186,21 +195,6 @@ class GangController:
             case _:
                 assert_never(event)
 
-    def _take(self, message: Message) -> None:
-        self._last_message[message.worker] = self._now
-        formation = self.formation
-        if formation is None or message.generation != formation.generation or message.rank is None:
-            return
-        if message.beat:
-            formation.watch.beat(message.rank, message.beat, self._now)
-        elif message.reports or message.saving is not None:
-            formation.watch.progress(self._now)
-        if message.kept_step is not None:
-            formation.kept_step = max(formation.kept_step, message.kept_step)
-        self._record.take(message.reports, message.kept_step)
-        if message.saving and message.rank == 0:  # all ranks hear the same within a moment
-            self._record.saving(message.saving)
-
     # Many times per second
 
     def _observed(self, event: port.Observed) -> Iterator[port.Decision]:
@@ -217,10 +211,7 @@ class GangController:
                 yield from self._act()
             case Formation() as formation:
                 yield from self._tend_replicas()
-                yield from self._hand_out_commands(formation)
-                yield from self._look_after(formation)
-                if self._state is formation:
-                    yield from self._spare.tend(self._spare_view(formation))
+                yield from self._tend_training(formation)
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
@@ -230,7 +221,21 @@ class GangController:
             return  # meanwhile processes are replaced
         match action:
             case Form():
-                yield from self._form(action)
+                self._record.reached("place")
+                self._waits_since = None
+                up, workers = self._up(), dict[int, WorkerPlace]()
+                for replica in map(self._replicas.__getitem__, action.members):
+                    numbers = list(replica.up)
+                    if not replica.keeps:  # those that do exchange little, wherever they are
+                        numbers = [numbers[place] for place in ordered(list(replica.up.values()), replica.layout.tp)]
+                    workers |= {number: up[number] for number in numbers}
+                self._state = Preparing(action, workers)
+                unusable = self._nodes.unusable(self._now)
+                if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
+                    nodes = {place.node for place in workers.values()}
+                    yield self._spare.look(1, unusable | nodes, self._orders.avoid)
+                owners = (*up, *self._spare.owner(unusable))
+                yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
             case Halt() if (formation := self.formation) is not None:
                 formation.halting = action
                 yield port.HaltTraining(formation.workers, action.store)
@@ -256,14 +261,14 @@ class GangController:
         else:
             # State that is only in memory reaches the store through a gang that writes it, if there are workers.
             only_in_memory = formation is None and not self._stored and self._record.step > 0
-            can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
+            can_form = any(each.layout == layout.per_replica and each.workers for each in self._replicas.values())
             if self._now < self._no_store_before or (only_in_memory and can_form):
                 orders = self._layout_orders
         return View(
             orders=orders,
             replicas=[
                 ReplicaView(
-                    each.number, each.layout, each.placed, each.ready, self._nodes.leaving(each.nodes),
+                    each.number, each.layout, bool(each.workers), each.ready, self._nodes.leaving(each.nodes),
                     self._nodes.urgent(each.nodes, self._now), each.keeps,
                 )
                 for each in self._replicas.values()
@@ -278,84 +283,64 @@ class GangController:
         )  # fmt: skip
 
     def _tend_replicas(self) -> Iterator[port.Decision]:
-        """Start and remove replicas, and replace workers that ended before they were up."""
+        """Start and remove replicas; replace workers that ended before they were up, or give up their replica."""
         for replica in list(self._replicas.values()):
-            yield from self._tend_starting(replica)
+            if replica.workers and replica.placed_at is None:
+                replica.placed_at = self._now
+            problem, ended = "", list[int]()
+            for place, worker in enumerate(replica.workers):
+                if worker.failure is not None:
+                    replica.failed_starts[place] += 1
+                    if replica.failed_starts[place] >= MOST_FAILED_STARTS:
+                        problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
+                    ended.append(worker.number)
+                elif worker.place is not None:
+                    replica.failed_starts[place] = 0
+            limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
+            if replica.ready:
+                replica.placed_at = self._now
+                self._failed_replicas, self._why_elsewhere = 0, ""
+            elif replica.placed_at is not None and self._now - replica.placed_at > limit:
+                starting = sum(worker.place is None for worker in replica.workers)
+                problem = f"{counted(starting, 'worker')} did not start within {limit:g} s; see Ray's logs on the node"
+            if not problem:
+                yield from map(port.ReplaceWorker, ended)
+                continue
+            nodes = sorted(replica.starts_on)
+            self._failed_replicas += 1
+            if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
+                raise GangFailed(problem)
+            self._failed_on.update(nodes)
+            times = max((self._failed_on[node] for node in nodes), default=1)
+            avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
+            self._nodes.quarantined |= dict.fromkeys(nodes, self._now + avoid)
+            names = ", ".join(node[:12] for node in nodes) or "of the last replica"
+            self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
+            self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
+            del self._replicas[replica.number]
+            yield port.RemoveReplica(replica.number)
+
         view = self._view()
         changes, orders = replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
         selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
-        stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
+        stale = {each.number for each in self._replicas.values() if not each.workers and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
         for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
-            yield self._remove(number)
-        for _ in range(changes.start):
+            del self._replicas[number]
+            yield port.RemoveReplica(number)
+        for number in islice(self._replica_numbers, changes.start):
             assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            number = next(self._replica_numbers)
             self._replicas[number] = Replica(number, orders.target.per_replica, selector, bool(keep_on))
             yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
-
-    def _tend_starting(self, replica: Replica) -> Iterator[port.Decision]:
-        """Replace a replica's workers that ended before they were up; give it up if they do not start at all."""
-        if replica.placed and replica.placed_at is None:
-            replica.placed_at = self._now
-        problem, ended = "", list[int]()
-        for place, worker in enumerate(replica.workers):
-            if worker.failure is not None:
-                replica.failed_starts[place] += 1
-                if replica.failed_starts[place] >= MOST_FAILED_STARTS:
-                    problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
-                ended.append(worker.number)
-            elif worker.place is not None:
-                replica.failed_starts[place] = 0
-        limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
-        if replica.ready:
-            replica.placed_at = self._now
-            self._failed_replicas, self._why_elsewhere = 0, ""
-        elif replica.placed_at is not None and self._now - replica.placed_at > limit:
-            starting = sum(worker.place is None for worker in replica.workers)
-            problem = f"{counted(starting, 'worker')} did not start within {limit:g} s; see Ray's logs on the node"
-        if not problem:
-            yield from map(port.ReplaceWorker, ended)
-            return
-        nodes = sorted(replica.starts_on)
-        self._failed_replicas += 1
-        if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
-            raise GangFailed(problem)
-        self._failed_on.update(nodes)
-        times = max((self._failed_on[node] for node in nodes), default=1)
-        avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
-        for node in nodes:
-            self._nodes.quarantine(node, self._now + avoid)
-        names = ", ".join(node[:12] for node in nodes) or "of the last replica"
-        self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
-        self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
-        yield self._remove(replica.number)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
 
-    def _remove(self, number: int) -> port.RemoveReplica:
-        del self._replicas[number]
-        return port.RemoveReplica(number)
-
     # Forming
-
-    def _form(self, form: Form) -> Iterator[port.Decision]:
-        self._record.reached("place")
-        self._waits_since = None
-        up = self._up()
-        workers = {worker: up[worker] for number in form.members for worker in self._replicas[number].in_order()}
-        self._state = Preparing(form, workers)
-        unusable = self._nodes.unusable(self._now)
-        if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
-            nodes = {place.node for place in workers.values()}
-            yield self._spare.look(1, unusable | nodes, self._orders.avoid)
-        owners = (*up, *self._spare.owner(unusable))
-        yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
 
     def _prepared(self, event: port.Prepared) -> Iterator[port.Decision]:
         """Have the workers train, if they can."""
@@ -401,8 +386,27 @@ class GangController:
 
     # While it trains
 
-    def _look_after(self, formation: Formation) -> Iterator[port.Decision]:
-        """Report the ranks' times; suspect a gang that hangs or has a silent worker."""
+    def _tend_training(self, formation: Formation) -> Iterator[port.Decision]:
+        """Send drills and profiles, report the ranks' times, suspect a gang that hangs or has a silent worker."""
+        commands: list[WorkerCommand] = []
+        if self._record.start is not None:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
+                if rank >= len(formation.workers):  # the gang has shrunk since the request
+                    ranks = counted(len(formation.workers), "rank")
+                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
+                    self._record.log("WARNING", message)
+                elif command.kind == "drop_node":
+                    if command.at_step is not None and self._record.step < command.at_step:
+                        self._commands.append(command)
+                        continue
+                    node = formation.places[rank].node
+                    self._nodes.quarantined[node] = self._now + command.seconds
+                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
+                else:  # all ranks write to the store, and rank 0 is asked first
+                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+
         now = self._now
         times = formation.watch.rank_times(len(formation.workers), now)
         if times is not None:
@@ -425,7 +429,8 @@ class GangController:
             yield port.DumpStacks(formation.workers)
         elif silent:
             self._state = Suspecting(formation, silent, now, None)
-            yield port.Probe(silent, self._nodes_of(formation, silent))
+            places = zip(formation.workers, formation.places, strict=True)
+            yield port.Probe(silent, frozenset(place.node for worker, place in places if worker in silent))
         elif not self._keep_on and self._record.settled and formation.halting is None and now >= self._no_room_before:
             # Once the store has refused the last checkpoint for a while, other processes should keep the state, which
             # take no CPUs and no GPUs but need memory on the same nodes. What is about to end anyway is left alone.
@@ -435,47 +440,11 @@ class GangController:
                 self._no_room_before = now + SECONDS_TO_HOLD[1]
                 yield port.MeasureMemory(formation.workers)
 
-    def _spare_view(self, formation: Formation) -> SpareView:
-        assert self._layout is not None
-        nodes = [formation.places[rank].node for rank in formation.uncopied]
-        most = max((nodes.count(node) for node in set(nodes)), default=0)
-        return SpareView(
-            generation=formation.generation,
-            uncopied={rank: formation.workers[rank] for rank in formation.uncopied},
-            uncopied_nodes=frozenset(nodes),
-            most_on_a_node=min(most, self._layout.per_replica.world_size),
-            settled=self._record.settled,
-            kept_step=formation.kept_step,
-            unusable=self._nodes.unusable(self._now),
-            avoid_kinds=self._orders.avoid,
-            growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
-        )
-
-    def _nodes_of(self, formation: Formation, workers: tuple[int, ...]) -> frozenset[str]:
-        return frozenset(
-            place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
-        )
-
-    def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
-        """Send drills and profiles to the workers they are meant for."""
-        if self._record.start is None:
-            return
-        commands, self._commands = self._commands, []
-        for command in commands:
-            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
-                if rank >= len(formation.workers):  # the gang has shrunk since the request
-                    ranks = counted(len(formation.workers), "rank")
-                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
-                    self._record.log("WARNING", message)
-                elif command.kind == "drop_node":
-                    if command.at_step is not None and self._record.step < command.at_step:
-                        self._commands.append(command)
-                        continue
-                    node = formation.places[rank].node
-                    self._nodes.quarantine(node, self._now + command.seconds)
-                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
-                else:  # all ranks write to the store, and rank 0 is asked first
-                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+        if self._state is formation:
+            assert self._layout is not None
+            growing = any(each.workers for number, each in self._replicas.items() if number not in formation.replicas)
+            unusable = self._nodes.unusable(now)
+            yield from self._spare.tend(formation, self._layout, unusable, self._orders.avoid, growing)
 
     # Ends and faults
 
@@ -504,21 +473,23 @@ class GangController:
         return port.Finish(phase, message)
 
     def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
+        """Break up a suspected gang unless its workers answer; once a gang has stopped, clean up for the next one."""
         gone = self._nodes.probed(event.silent, event.dead, self._now)
         self._last_message.update(dict.fromkeys(event.answering, self._now))
-        match self._state:
-            case Checking() as checking:
-                yield from self._recover(checking, gone, checking.probed - event.answering)
-            case Suspecting(formation=formation, workers=workers) as suspecting:
-                if unresponsive := frozenset(workers) - event.answering:
-                    lost = gone & self._nodes_of(formation, tuple(unresponsive))
-                    workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
-                    message = f"{workers_silent}, and not answering"
-                    reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
-                    yield from self._convict(replace(suspecting, reason=reason), unresponsive)
-                else:
-                    self._state = formation
-                    yield from self._check_ends(formation)
+        if isinstance(suspecting := self._state, Suspecting):
+            formation = suspecting.formation
+            if unresponsive := frozenset(suspecting.workers) - event.answering:
+                places = zip(formation.workers, formation.places, strict=True)
+                lost = gone & {place.node for worker, place in places if worker in unresponsive}
+                workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
+                message = f"{workers_silent}, and not answering"
+                reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
+                yield from self._convict(replace(suspecting, reason=reason), unresponsive)
+            else:
+                self._state = formation
+                yield from self._check_ends(formation)
+        elif isinstance(checking := self._state, Checking):
+            yield from self._recover(checking, gone, checking.probed - event.answering)
 
     def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Break up a gang that hangs or has workers that do not answer."""
@@ -568,19 +539,33 @@ class GangController:
     ) -> port.Decision:
         up = self._up()
         probed = up.keys() - unhealthy
+        nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
         self._state = Checking(formation, detected, reason, unhealthy, probed)
-        return port.Probe(tuple(probed), frozenset(place.node for place in up.values()) | self._spare.nodes)
+        return port.Probe(tuple(probed), nodes)
 
     def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""
         reason = checking.reason
-        if reason is None:
+        if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
             assert checking.formation is not None
-            reason = break_reason(checking.formation, gone)
+            ends, places = checking.formation.ends, checking.formation.places
+            lost = sorted(rank for rank, end in ends.items() if end is None)
+            ranks = ", ".join(map(str, lost))
+            if nodes := {places[rank].node for rank in lost} & gone:
+                names = ", ".join(sorted(node[:12] for node in nodes))
+                reason = Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+            elif lost:
+                message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+                reason = Break(Cause.WORKER_LOST, message)
+            else:  # a rank that lost its connection is not to blame if another one reports something else
+                by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
+                rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+                reason = Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
-                yield self._remove(number)
+                del self._replicas[number]
+                yield port.RemoveReplica(number)
                 continue
             for worker in replica.workers:
                 if worker.number in checking.unhealthy | unresponsive:

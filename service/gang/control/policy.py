@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
-from service.gang.assignment import End, RankEnd, WorkerPlace, ordered
+from service.gang.assignment import RankEnd, WorkerPlace
 from service.gang.control.port import WorkerStatus
 from service.gang.control.watch import GangWatch
 from service.gang.status import Orders
@@ -119,12 +119,16 @@ class ReplicaSet:
 
 def next_action(view: View) -> Action:
     """Return what to do now."""
-    target, cause, layout = view.orders.target, view.orders.cause, view.layout
-    reachable = _reachable(view)
+    target, cause, layout, usable = view.orders.target, view.orders.cause, view.layout, _usable(view)
+    reachable: Layout | None = None  # the largest layout that the ready replicas can take
+    if target is not None:
+        most = min(sum(replica.ready for replica in usable), target.dp)
+        layouts = {*view.orders.allowed, target}
+        fitting = [each for each in layouts if each.per_replica == target.per_replica and each.dp <= most]
+        reachable = max(fitting, default=None)
     if not view.members or layout is None:  # between gangs
         if target is None:
             return Pause()
-        usable = _usable(view)
         if reachable is None:
             return Keep(waiting=not any(replica.placed for replica in usable))
         more_to_come = any(replica.placed and not replica.ready for replica in usable)
@@ -162,19 +166,6 @@ def _usable(view: View) -> list[ReplicaView]:
         for replica in view.replicas
         if target and replica.layout == target.per_replica and replica.keeps == view.keeping and not replica.leaving
     ]
-
-
-def _reachable(view: View) -> Layout | None:
-    """Return the largest layout that the ready replicas can take."""
-    target, ready = view.orders.target, sum(replica.ready for replica in _usable(view))
-    if target is None:
-        return None
-    layouts = [
-        layout
-        for layout in {*view.orders.allowed, target}
-        if layout.per_replica == target.per_replica and layout.dp <= min(ready, target.dp)
-    ]
-    return max(layouts, default=None)
 
 
 def replica_set(view: View) -> ReplicaSet:
@@ -222,14 +213,9 @@ class Replica:
     placed_at: float | None = None
 
     @property
-    def placed(self) -> bool:
-        """Whether it has its resources."""
-        return bool(self.workers)
-
-    @property
     def ready(self) -> bool:
         """Whether all its workers are up."""
-        return self.placed and all(worker.place is not None for worker in self.workers)
+        return bool(self.workers) and all(worker.place is not None for worker in self.workers)
 
     @property
     def up(self) -> dict[int, WorkerPlace]:
@@ -245,17 +231,6 @@ class Replica:
     def nodes(self) -> set[str]:
         """The nodes of its workers that are up."""
         return {place.node for place in self.up.values()}
-
-    def in_order(self) -> list[int]:
-        """Return its workers in the order of their ranks.
-
-        Raises:
-            MisplacedRanks: A tensor parallel group spans several nodes.
-        """
-        workers = list(self.up)
-        if self.keeps:  # they exchange little, wherever they are
-            return workers
-        return [workers[place] for place in ordered(list(self.up.values()), self.layout.tp)]
 
 
 @dataclass
@@ -344,20 +319,3 @@ class Finished:
 
 
 State = Idle | Preparing | Formation | Suspecting | Stopping | Checking | Finished
-
-
-def break_reason(formation: Formation, gone: Set[str]) -> Break:
-    """Return why a gang has broken up, from the ends of its ranks and the nodes that are gone."""
-    ends = formation.ends
-    lost = sorted(rank for rank, end in ends.items() if end is None)
-    ranks = ", ".join(map(str, lost))
-    if nodes := {formation.places[rank].node for rank in lost} & gone:
-        names = ", ".join(sorted(node[:12] for node in nodes))
-        return Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
-    if lost:
-        message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
-        return Break(Cause.WORKER_LOST, message)
-    # A rank that lost its connection is not to blame if another one reports something else.
-    by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
-    rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-    return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
