@@ -43,7 +43,22 @@ def fork(arguments: list[str]) -> int | None:
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     for _ in range(TRIES):
         try:
-            server = _connect(_folder_of(arguments), _name())
+            folder = _folder_of(arguments)
+            address = f"/proc/self/fd/{folder}/{_name()}"  # a socket's path must be short
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server.settimeout(START_SECONDS)
+            try:
+                server.connect(address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; only one process starts the server
+                try:
+                    server.connect(address)
+                except (FileNotFoundError, ConnectionRefusedError) as error:
+                    if isinstance(error, ConnectionRefusedError):  # the server has ended
+                        os.unlink(address)
+                    _start_server(address)
+                    server.connect(address)
+            os.close(folder)
             socket.send_fds(server, [request], [0, 1, 2])
             answer = server.recv(32)
         except ConnectionError:
@@ -81,27 +96,6 @@ def _name() -> str:
     """
     environment = sorted(os.environ.items())
     return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
-
-
-def _connect(folder: int, name: str) -> socket.socket:
-    address = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(START_SECONDS)
-    try:
-        connection.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError):
-        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; only one process starts the server
-        try:
-            connection.connect(address)
-        except FileNotFoundError:
-            _start_server(address)
-            connection.connect(address)
-        except ConnectionRefusedError:  # the server has ended
-            os.unlink(address)
-            _start_server(address)
-            connection.connect(address)
-    os.close(folder)
-    return connection
 
 
 def _start_server(address: str) -> None:
