@@ -479,17 +479,60 @@ class GangController:
         if isinstance(suspecting := self._state, Suspecting):
             formation = suspecting.formation
             if unresponsive := frozenset(suspecting.workers) - event.answering:
-                places = zip(formation.workers, formation.places, strict=True)
-                lost = gone & {place.node for worker, place in places if worker in unresponsive}
+                members = zip(formation.workers, formation.places, strict=True)
+                node_lost = any(worker in unresponsive and place.node in gone for worker, place in members)
                 workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
-                message = f"{workers_silent}, and not answering"
-                reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
-                yield from self._convict(replace(suspecting, reason=reason), unresponsive)
+                cause = Cause.NODE_LOST if node_lost else Cause.WORKER_LOST
+                silence = Break(cause, f"{workers_silent}, and not answering")
+                yield from self._convict(replace(suspecting, reason=silence), unresponsive)
             else:
                 self._state = formation
                 yield from self._check_ends(formation)
-        elif isinstance(checking := self._state, Checking):
-            yield from self._recover(checking, gone, checking.probed - event.answering)
+            return
+        if not isinstance(checking := self._state, Checking):
+            return
+
+        # A gang has stopped, or could not be formed: replicas on nodes that are gone are given up, and workers that
+        # are unhealthy or do not answer are replaced.
+        unhealthy = checking.unhealthy | (checking.probed - event.answering)
+        reason = checking.reason
+        if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
+            assert checking.formation is not None
+            ends, places = checking.formation.ends, checking.formation.places
+            lost = sorted(rank for rank, end in ends.items() if end is None)
+            ranks = ", ".join(map(str, lost))
+            if nodes := {places[rank].node for rank in lost} & gone:
+                names = ", ".join(sorted(node[:12] for node in nodes))
+                reason = Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+            elif lost:
+                message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+                reason = Break(Cause.WORKER_LOST, message)
+            else:  # a rank that lost its connection is not to blame if another one reports something else
+                by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
+                rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+                reason = Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
+            self._interrupt(reason, checking.detected)
+        for number, replica in list(self._replicas.items()):
+            if replica.nodes & gone:
+                del self._replicas[number]
+                yield port.RemoveReplica(number)
+                continue
+            for worker in replica.workers:
+                if worker.number in unhealthy:
+                    yield port.ReplaceWorker(worker.number)
+        self._state = Idle()
+        self._record.reached("stop")
+        if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
+            raise GangFailed(f"{exceeded}; the last one: {reason.message}")
+        # A job that has made no progress since its previous fault waits before its next gang is formed.
+        if reason.cause is not Cause.NODE_LOST and (
+            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        ):
+            self._paused_until = self._now + pause
+            left = f"{counted(self._limit.left, 'more restart')} allowed"
+            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
+            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
+            self._record.log("WARNING", message)
 
     def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Break up a gang that hangs or has workers that do not answer."""
@@ -542,44 +585,3 @@ class GangController:
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
         self._state = Checking(formation, detected, reason, unhealthy, probed)
         return port.Probe(tuple(probed), nodes)
-
-    def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
-        """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""
-        reason = checking.reason
-        if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
-            assert checking.formation is not None
-            ends, places = checking.formation.ends, checking.formation.places
-            lost = sorted(rank for rank, end in ends.items() if end is None)
-            ranks = ", ".join(map(str, lost))
-            if nodes := {places[rank].node for rank in lost} & gone:
-                names = ", ".join(sorted(node[:12] for node in nodes))
-                reason = Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
-            elif lost:
-                message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
-                reason = Break(Cause.WORKER_LOST, message)
-            else:  # a rank that lost its connection is not to blame if another one reports something else
-                by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
-                rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-                reason = Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
-            self._interrupt(reason, checking.detected)
-        for number, replica in list(self._replicas.items()):
-            if replica.nodes & gone:
-                del self._replicas[number]
-                yield port.RemoveReplica(number)
-                continue
-            for worker in replica.workers:
-                if worker.number in checking.unhealthy | unresponsive:
-                    yield port.ReplaceWorker(worker.number)
-        self._state = Idle()
-        self._record.reached("stop")
-        if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
-            raise GangFailed(f"{exceeded}; the last one: {reason.message}")
-        # A job that has made no progress since its previous fault waits before its next gang is formed.
-        if reason.cause is not Cause.NODE_LOST and (
-            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
-        ):
-            self._paused_until = self._now + pause
-            left = f"{counted(self._limit.left, 'more restart')} allowed"
-            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
-            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
-            self._record.log("WARNING", message)

@@ -29,7 +29,7 @@ from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext, WorkerPlace, worker_resources
 from service.gang.control.port import SpareStatus, StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
-from service.gang.ray.private_api import free_memory, total_memory
+from service.gang.ray.private_api import free_memory
 
 if TYPE_CHECKING:
     from service.gang.ray_train.rank_worker import RankWorker
@@ -167,14 +167,8 @@ class RayReplica:
                 table = placement_group_table(self._placement)
                 self._nodes, reserved = table.get("bundles_to_node_id", {}), table.get("state") == "CREATED"
             if reserved:
-                self.workers = [self._start(place) for place in range(self._tensor * self._groups)]
+                self.workers = [self.start(place) for place in range(self._tensor * self._groups)]
         return tuple(worker.status() for worker in self.workers)
-
-    def replace(self, worker: WorkerHandle) -> None:
-        """End a worker, and start another in its place on the same resources."""
-        worker.kill()
-        place = self.workers.index(worker)
-        self.workers[place] = self._start(place)
 
     def remove(self) -> None:
         """End its workers and free its resources."""
@@ -184,7 +178,8 @@ class RayReplica:
             with suppress(RayError):  # a cluster that is going down frees it by itself
                 remove_placement_group(self._placement)
 
-    def _start(self, place: int) -> WorkerHandle:
+    def start(self, place: int) -> WorkerHandle:
+        """Start a worker on the resources of a place."""
         if self._placement is None:
             node = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
             return WorkerHandle({}, node, self._supervisor, self._context, self._keep_on[place])
@@ -209,7 +204,7 @@ class SpareHolder:
 
         context.logs.write()
         self._title = title
-        self._copy = SpareCopy(lambda: free_memory() - int(SHARE_TO_LEAVE * total_memory()))
+        self._copy = SpareCopy(partial(free_memory, SHARE_TO_LEAVE))
 
     def __repr__(self) -> str:
         return self._title

@@ -23,27 +23,12 @@ BACKLOG = 1024  # workers that may wait meanwhile
 
 
 def main() -> None:
-    """Become the worker, or stand in for it."""
-    pid = fork(sys.argv[1:])
-    if pid is None:
-        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    try:
-        worker = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    select.select([worker], [], [])
-
-
-def fork(arguments: list[str]) -> int | None:
-    """Ask the fork server for the worker, starting the server if there is none.
-
-    Returns:
-        The worker's process ID; ``None`` if no server is available. The worker does not outlive this process.
-    """
-    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+    """Become the worker, or stand in for it: a fork that the server makes, which does not outlive this process."""
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    pid = 0
     for _ in range(TRIES):
         try:
-            folder = _folder_of(arguments)
+            folder = _folder_of(sys.argv[1:])
             address = f"/proc/self/fd/{folder}/{_name()}"  # a socket's path must be short
             server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             server.settimeout(START_SECONDS)
@@ -64,11 +49,18 @@ def fork(arguments: list[str]) -> int | None:
         except ConnectionError:
             continue
         except (OSError, ValueError):
-            return None
+            break
         if answer:
             server.detach()  # left open
-            return int(answer)
-    return None
+            pid = int(answer)
+            break
+    if not pid:  # no server is available
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    try:
+        worker = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([worker], [], [])
 
 
 def _folder_of(arguments: list[str]) -> int:

@@ -166,7 +166,7 @@ class RayGangs:
         Raises:
             ConnectionError: Something is missing. Ray would end a process that continued after a minute.
         """
-        if self._node is not None and not self._node.runs:
+        if self._node is not None and self._node.process.poll() is not None:
             raise ConnectionError("this service's own node of the Ray cluster has ended")
         if ended := private_api.ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")

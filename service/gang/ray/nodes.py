@@ -56,6 +56,7 @@ class JoinedNode:
 
     Attributes:
         folder: Ray's folder for temporary files, which distinguishes this node from others on the machine.
+        process: Its process.
 
     Raises:
         ConnectionError: The cluster does not accept it.
@@ -72,7 +73,7 @@ class JoinedNode:
         ]  # fmt: skip
         with output.open("w") as log:
             # In its own session, because the service must leave the cluster before its node ends, even on ^C.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,
@@ -82,7 +83,7 @@ class JoinedNode:
         try:
             deadline = time.monotonic() + START_SECONDS
             while self.folder not in nodes_here(address):
-                if not self.runs or time.monotonic() > deadline:
+                if self.process.poll() is not None or time.monotonic() > deadline:
                     raise ConnectionError(
                         f"this machine could not join the Ray cluster at {address}; Ray's output:\n"
                         f"{output.read_text()[-2000:]}"
@@ -92,19 +93,14 @@ class JoinedNode:
             self.close()
             raise
 
-    @property
-    def runs(self) -> bool:
-        """Whether it is still running."""
-        return self._process.poll() is None
-
     def close(self) -> None:
         """End it with all its processes."""
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         self._parent.close()
 
 

@@ -270,16 +270,11 @@ def autoscaler_refuses() -> bool:
     return bool(requested) and requested == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
 
 
-def free_memory() -> int:
-    """Return the unused memory in bytes of this machine, or of this process's container."""
+def free_memory(share_to_leave: float = 0.0) -> int:
+    """Return the unused memory in bytes of this machine, or of this process's container, less a share of the total."""
     memory: Any = utils
-    return int(memory.get_system_memory() - memory.get_used_memory())
-
-
-def total_memory() -> int:
-    """Return the total memory in bytes of this machine, or of this process's container."""
-    memory: Any = utils
-    return int(memory.get_system_memory())
+    total = memory.get_system_memory()
+    return int(total - memory.get_used_memory()) - int(share_to_leave * int(total))
 
 
 @contextlib.contextmanager

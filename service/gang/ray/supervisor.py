@@ -52,7 +52,9 @@ class Supervisor:
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
         self._changed = threading.Condition()  # guards the controller and the record
-        self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
+        self._record = GangRecord(
+            port.Moment(time.monotonic(), datetime.now(UTC)), runtime.get_actor_id(), self._changed.notify_all
+        )
         self._controller = GangController(spec, orders, self._record, context.basis)
         self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
@@ -98,7 +100,7 @@ class Supervisor:
 
     def _handle(self, event: port.Event) -> list[port.Decision]:
         with self._changed:
-            return self._controller.handle(event, _now())
+            return self._controller.handle(event, port.Moment(time.monotonic(), datetime.now(UTC)))
 
     def _run(self) -> None:
         """Train the job until it ends, is paused or fails, and give the record its final status."""
@@ -131,10 +133,6 @@ class Supervisor:
         self._executor.execute(end)
         with self._changed:
             self._record.say(end.phase, end.message)
-
-
-def _now() -> port.Moment:
-    return port.Moment(time.monotonic(), datetime.now(UTC))
 
 
 class RayExecutor:
@@ -188,7 +186,10 @@ class RayExecutor:
                 self._replicas.pop(number).remove()
             case port.ReplaceWorker(worker=number):
                 worker = by_number[number]
-                next(each for each in self._replicas.values() if worker in each.workers).replace(worker)
+                worker.kill()
+                replica = next(each for each in self._replicas.values() if worker in each.workers)
+                place = replica.workers.index(worker)
+                replica.workers[place] = replica.start(place)
             case port.KillWorkers(workers=numbers, stopped=stopped):
                 for worker in self._workers(numbers):
                     worker.kill(stopped)

@@ -27,37 +27,13 @@ from ray.exceptions import RayActorError
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution import scaling_policy, worker_group
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.controller import state as run_states
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
-from ray.train.v2._internal.execution.controller.state import (
-    AbortedState,
-    ErroredState,
-    FinishedState,
-    ReschedulingState,
-    RunningState,
-    SchedulingState,
-    ShuttingDownState,
-    TrainControllerState,
-)
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
-from ray.train.v2._internal.execution.scaling_policy import (
-    NoopDecision,
-    ResizeDecision,
-    ScalingDecision,
-    ScalingPolicy,
-)
 from ray.train.v2._internal.execution.storage import StorageContext
-from ray.train.v2._internal.execution.worker_group import (
-    ActorMetadata,
-    WorkerGroup,
-    WorkerGroupContext,
-    WorkerGroupPollStatus,
-    WorkerGroupState,
-    WorkerGroupStateBuilder,
-)
-from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
-from ray.train.v2._internal.execution.worker_group import worker_group as worker_group_module
 from ray.train.v2._internal.state import state_actor
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -99,7 +75,7 @@ class GenerationHalted:
 Decided = FormGeneration | GenerationHalted | str | Finish  # a text: show this message about the gang's state
 
 
-class GangScalingPolicy(ScalingPolicy):
+class GangScalingPolicy(scaling_policy.ScalingPolicy):
     """Follows the gang's controller. Never asks an autoscaler for nodes, as the service does that.
 
     Attributes:
@@ -108,11 +84,11 @@ class GangScalingPolicy(ScalingPolicy):
 
     next: FormGeneration | None = None
 
-    def make_decision_for_non_running_worker_group(self, *status: Any, **more: Any) -> ScalingDecision:
+    def make_decision_for_non_running_worker_group(self, *status: Any, **more: Any) -> scaling_policy.ScalingDecision:
         """Start the next generation, if there is one."""
         if self.next is None:
-            return NoopDecision()
-        return ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
+            return scaling_policy.NoopDecision()
+        return scaling_policy.ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
 
     make_decision_for_running_worker_group = make_decision_for_non_running_worker_group
 
@@ -150,25 +126,25 @@ class RunState(StateManagerCallback):
         _start_state_actor(ray.get_runtime_context().gcs_address)
         super().after_controller_start(train_run_context)
 
-    def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
+    def before_worker_group_shutdown(self, worker_group: worker_group.WorkerGroup) -> None:
         """Publish how an attempt ends: as a failed job does if the job fails, whether or not a poll has seen why."""
         super().before_worker_group_shutdown(worker_group)
         if self.failure is not None:
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
 
-    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
+    def before_worker_group_start(self, worker_group_context: worker_group.WorkerGroupContext) -> None:
         """Publish that an attempt begins."""
         super().before_worker_group_start(worker_group_context)
         self._attempt = worker_group_context.run_attempt_id
 
     def after_controller_state_update(
-        self, previous_state: TrainControllerState, current_state: TrainControllerState
+        self, previous_state: run_states.TrainControllerState, current_state: run_states.TrainControllerState
     ) -> None:
         """Publish a new state."""
         super().after_controller_state_update(previous_state, current_state)
         if type(previous_state) is type(current_state):
             return
-        if isinstance(current_state, ReschedulingState):  # a worker was lost before the group had started
+        if isinstance(current_state, run_states.ReschedulingState):  # a worker was lost before the group had started
             cause = str(current_state.training_failed_error)
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
         self._publish()
@@ -205,7 +181,7 @@ def _start_state_actor(address: str) -> None:
     ).remote(enable_state_actor_reconciliation=True)
 
 
-class GangWorkerGroup(WorkerGroup):
+class GangWorkerGroup(worker_group.WorkerGroup):
     """Ray Train's worker group for one generation, on workers that outlive it.
 
     Args:
@@ -221,14 +197,16 @@ class GangWorkerGroup(WorkerGroup):
         self._workers_of_gang = workers
         self.halted = False
 
-    def _start(self) -> None:
+    def _start(self) -> None:  # without giving up what there is if it cannot be started
         self._start_impl(KeptGroupStateBuilder())
 
-    def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
+    def _create_placement_group(
+        self, scaling_config: ScalingConfig, worker_group_context: worker_group.WorkerGroupContext
+    ) -> Any:
         # The gang creates and removes its placement groups itself; they are ready before there are workers.
         return SimpleNamespace(placement_group=None, wait=lambda _seconds: True, shutdown=lambda: None)
 
-    def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
+    def _create_workers(self, *arguments: Any, **more: Any) -> list[worker_group.Worker]:
         nodes = [worker.place.node for worker in self._workers_of_gang]
         distinct = list(dict.fromkeys(nodes))
         workers = []
@@ -236,13 +214,13 @@ class GangWorkerGroup(WorkerGroup):
             place = worker.place
             # Ray Train's list of runs takes only numbers of GPUs.
             gpus: list[int | str] = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]
-            metadata = ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
+            metadata = worker_group.ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
             context = DistributedContext(
                 world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(node),
                 local_world_size=nodes.count(node), node_rank=distinct.index(node),
             )  # fmt: skip
             actor = cast(ActorHandle[Any], worker.actor)
-            workers.append(TrainWorker(actor, metadata, worker.resources, context))
+            workers.append(worker_group.Worker(actor, metadata, worker.resources, context))
         return workers
 
     def shutdown(self) -> None:
@@ -255,30 +233,27 @@ class GangWorkerGroup(WorkerGroup):
         self.poll_status(ANSWER_SECONDS)
         super().abort()
 
-    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+    def poll_status(self, timeout: float | None = None) -> worker_group.WorkerGroupPollStatus:
         """Return the workers' status; for a halted generation, only their reports."""
         status = super().poll_status(timeout)
         if self.halted:
-            status = self._latest_poll_status = WorkerGroupPollStatus({})
+            status = self._latest_poll_status = worker_group.WorkerGroupPollStatus({})
         return status
 
 
-class KeptGroupState(WorkerGroupState):
+class KeptGroupState(worker_group.WorkerGroupState):
     """The state of a worker group, none of which ends with it."""
 
     def shutdown(self) -> None:
         """Leave the workers to the gang, and the barrier to the next generation."""
 
 
-class KeptGroupStateBuilder(WorkerGroupStateBuilder):
+class KeptGroupStateBuilder(worker_group.WorkerGroupStateBuilder):
     """Builds a ``KeptGroupState``."""
 
-    def build(self) -> WorkerGroupState:
+    def build(self) -> worker_group.WorkerGroupState:
         """Return the state of a group that has started."""
         return KeptGroupState(**vars(super().build()))
-
-    def shutdown(self) -> None:
-        """Leave everything in place if a group could not be started."""
 
 
 class GangError(TrainingFailedError):
@@ -304,17 +279,17 @@ class GangTrainController(TrainController):
         # supervisor, the actor of this process, answers it; see ``Supervisor.broadcast_from_rank_zero``.
         barrier = SimpleNamespace(remote=lambda **_: ray.get_runtime_context().current_actor)
         no_barrier = SimpleNamespace(options=lambda **_: barrier)
-        vars(worker_group_module)["SynchronizationActor"] = no_barrier  # this process has no other run
+        vars(worker_group.worker_group)["SynchronizationActor"] = no_barrier  # this process has no other run
         super().__init__(**arguments)
 
     async def _step(self) -> TrainControllerLoopIterationResult:
         state = self.get_state()
-        if isinstance(state, (SchedulingState, ShuttingDownState)):
+        if isinstance(state, (run_states.SchedulingState, run_states.ShuttingDownState)):
             return await super()._step()
         wait = self._policy.next is None and self._end is None  # there is nothing to do without a new decision
         with suppress(queue.Empty):
             while True:
-                decided = self._decided.get(wait, POLL_SECONDS if isinstance(state, RunningState) else None)
+                decided = self._decided.get(wait, POLL_SECONDS if isinstance(state, run_states.RunningState) else None)
                 wait = False
                 match decided:
                     case FormGeneration():
@@ -331,25 +306,25 @@ class GangTrainController(TrainController):
         if self._end is None:
             return await super()._step()
         succeeded = self._end.phase is GangPhase.SUCCEEDED
-        if succeeded and isinstance(state, RunningState) and time.monotonic() < self._end_by:
+        if succeeded and isinstance(state, run_states.RunningState) and time.monotonic() < self._end_by:
             # Ray Train still has to notice that all ranks have finished, and to collect their reports.
             return await super()._step()
-        last: TrainControllerState = FinishedState() if succeeded else AbortedState()
+        last: run_states.TrainControllerState = run_states.FinishedState() if succeeded else run_states.AbortedState()
         if self._end.phase is GangPhase.FAILED:
-            last = ErroredState(GangError(self._end.message))
+            last = run_states.ErroredState(GangError(self._end.message))
             self._run_state.failure = self._end.message
         elif not succeeded and self._worker_group is not None:
             self._worker_group.abort()
             self._worker_group = None
         return TrainControllerLoopIterationResult(
-            self._get_run_attempt_id(), self.get_state(), ShuttingDownState(next_state=last)
+            self._get_run_attempt_id(), self.get_state(), run_states.ShuttingDownState(next_state=last)
         )
 
-    async def _poll_workers(self) -> WorkerGroupPollStatus:
+    async def _poll_workers(self) -> worker_group.WorkerGroupPollStatus:
         assert self._worker_group is not None
         return self._worker_group.poll_status(ANSWER_SECONDS)
 
-    def _is_training_succeeded(self, worker_group_status: WorkerGroupPollStatus) -> bool:  # type: ignore[override]
+    def _is_training_succeeded(self, worker_group_status: worker_group.WorkerGroupPollStatus) -> bool:  # type: ignore[override]
         """A generation may end while the job continues."""
         return self._end is not None and super()._is_training_succeeded(worker_group_status)
 
@@ -358,7 +333,7 @@ class GangTrainController(TrainController):
         form, self._policy.next = self._policy.next, None
         assert form is not None
         self._run_attempt_id = f"{self._attempt}.{form.generation}"
-        context = WorkerGroupContext(
+        context = worker_group.WorkerGroupContext(
             self._run_attempt_id, TrainingFunction(form.generation), num_workers, resources_per_worker
         )
         group = GangWorkerGroup(
