@@ -36,28 +36,7 @@ from service.gang.assignment import (
     visible_gpus,
     worker_resources,
 )
-from service.gang.control import port
-from service.gang.control.policy import (
-    HALT_MESSAGES,
-    Break,
-    Checking,
-    Finished,
-    Form,
-    Formation,
-    Halt,
-    Idle,
-    Keep,
-    Pause,
-    Preparing,
-    Replica,
-    ReplicaView,
-    State,
-    Stopping,
-    Suspecting,
-    View,
-    next_action,
-    replica_set,
-)
+from service.gang.control import policy, port
 from service.gang.control.record import GangRecord
 from service.gang.control.spare_policy import SparePolicy
 from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
@@ -92,11 +71,11 @@ class GangController:
     def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, basis: Basis = NOMINAL) -> None:
         self._spec, self._record, self._machine = spec, record, basis.machine(spec)
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
-        self._state: State = Idle()
+        self._state: policy.State = policy.Idle()
         self._now = 0.0
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
         self._pauses, self._paused_until = RestartPauses(), 0.0  # no gang is formed before this time
-        self._replicas: dict[int, Replica] = {}
+        self._replicas: dict[int, policy.Replica] = {}
         self._replica_numbers = count(1)
         self._failed_replicas = 0  # in a row
         self._failed_on = Counter[str]()  # how many replicas did not start, by node
@@ -116,12 +95,12 @@ class GangController:
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
     @property
-    def formation(self) -> Formation | None:
+    def formation(self) -> policy.Formation | None:
         """The gang that trains or stops."""
         match self._state:
-            case Formation() as formation:
+            case policy.Formation() as formation:
                 return formation
-            case Suspecting() | Stopping() | Checking() as state:
+            case policy.Suspecting() | policy.Stopping() | policy.Checking() as state:
                 return state.formation
         return None
 
@@ -133,7 +112,7 @@ class GangController:
             moment: When it happened; not before the previous event.
         """
         self._record.now, self._now = moment, moment.seconds
-        if isinstance(self._state, Finished):
+        if isinstance(self._state, policy.Finished):
             return []
         try:
             return list(self._decide(event))
@@ -166,21 +145,21 @@ class GangController:
             case port.RankEnded(generation=generation, rank=rank, end=end):
                 if (gang := self.formation) is not None and generation == gang.generation:
                     gang.ends[rank] = end
-                    if isinstance(self._state, Stopping):
+                    if isinstance(self._state, policy.Stopping):
                         yield from self._check_if_stopped(self._state)
-                    elif isinstance(self._state, Formation):
+                    elif isinstance(self._state, policy.Formation):
                         yield from self._check_ends(self._state)
             case port.Prepared():
                 yield from self._prepared(event)
             case port.Probed():
                 yield from self._probed(event)
             case port.StacksDumped(stacks=stacks):
-                if isinstance(suspecting := self._state, Suspecting):
+                if isinstance(suspecting := self._state, policy.Suspecting):
                     for rank, worker in enumerate(suspecting.workers):
                         self._record.log("ERROR", stacks.get(worker) or "the process does not answer", rank)
                     yield from self._convict(suspecting, frozenset(suspecting.workers) - stacks.keys())
             case port.MemoryMeasured(free=free):
-                if isinstance(formation := self._state, Formation) and self._layout is not None:
+                if isinstance(formation := self._state, policy.Formation) and self._layout is not None:
                     # Other processes keep the state if there is memory for it on the same nodes.
                     size = bytes_to_keep(self._spec, self._layout)
                     nodes = [place.node for place in formation.places]
@@ -190,7 +169,7 @@ class GangController:
                         self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
             case port.IdleNodesFound():
                 self._could_have_spare = bool(event.nodes)
-                if isinstance(self._state, Formation):
+                if isinstance(self._state, policy.Formation):
                     yield from self._spare.start(event.nodes)
             case _:
                 assert_never(event)
@@ -204,23 +183,23 @@ class GangController:
                 self._replicas[number].workers = workers
         self._spare.observe(event.spare)
         match self._state:
-            case Stopping() as stopping:
+            case policy.Stopping() as stopping:
                 yield from self._check_if_stopped(stopping)
-            case Idle():
+            case policy.Idle():
                 yield from self._tend_replicas()
                 yield from self._act()
-            case Formation() as formation:
+            case policy.Formation() as formation:
                 yield from self._tend_replicas()
                 yield from self._tend_training(formation)
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
     def _act(self) -> Iterator[port.Decision]:
-        action = next_action(self._view())
-        if self.formation is None and self._now < self._paused_until and not isinstance(action, Pause):
+        action = policy.next_action(self._view())
+        if self.formation is None and self._now < self._paused_until and not isinstance(action, policy.Pause):
             return  # meanwhile processes are replaced
         match action:
-            case Form():
+            case policy.Form():
                 self._record.reached("place")
                 self._waits_since = None
                 up, workers = self._up(), dict[int, WorkerPlace]()
@@ -229,19 +208,19 @@ class GangController:
                     if not replica.keeps:  # those that do exchange little, wherever they are
                         numbers = [numbers[place] for place in ordered(list(replica.up.values()), replica.layout.tp)]
                     workers |= {number: up[number] for number in numbers}
-                self._state = Preparing(action, workers)
+                self._state = policy.Preparing(action, workers)
                 unusable = self._nodes.unusable(self._now)
                 if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
                     nodes = {place.node for place in workers.values()}
                     yield self._spare.look(1, unusable | nodes, self._orders.avoid)
                 owners = (*up, *self._spare.owner(unusable))
                 yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
-            case Halt() if (formation := self.formation) is not None:
+            case policy.Halt() if (formation := self.formation) is not None:
                 formation.halting = action
                 yield port.HaltTraining(formation.workers, action.store)
-            case Pause():
+            case policy.Pause():
                 yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
-            case Keep(waiting=waiting) if self.formation is None:
+            case policy.Keep(waiting=waiting) if self.formation is None:
                 if waiting:
                     self._record.waited(self._now - (self._waits_since or self._now))
                 self._waits_since = self._now if waiting else None
@@ -252,7 +231,7 @@ class GangController:
                     started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
                     self._record.say(GangPhase.WAITING if waiting else started, message)
 
-    def _view(self) -> View:
+    def _view(self) -> policy.View:
         formation, layout, target = self.formation, self._layout, self._orders.target
         # The scheduler's orders; the previous ones while the new ones need a store that does not answer.
         orders = self._orders
@@ -264,10 +243,10 @@ class GangController:
             can_form = any(each.layout == layout.per_replica and each.workers for each in self._replicas.values())
             if self._now < self._no_store_before or (only_in_memory and can_form):
                 orders = self._layout_orders
-        return View(
+        return policy.View(
             orders=orders,
             replicas=[
-                ReplicaView(
+                policy.ReplicaView(
                     each.number, each.layout, bool(each.workers), each.ready, self._nodes.leaving(each.nodes),
                     self._nodes.urgent(each.nodes, self._now), each.keeps,
                 )
@@ -308,7 +287,9 @@ class GangController:
                 continue
             nodes = sorted(replica.starts_on)
             self._failed_replicas += 1
-            if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
+            if not isinstance(self._state, policy.Formation) and (
+                self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
+            ):
                 raise GangFailed(problem)
             self._failed_on.update(nodes)
             times = max((self._failed_on[node] for node in nodes), default=1)
@@ -321,7 +302,7 @@ class GangController:
             yield port.RemoveReplica(replica.number)
 
         view = self._view()
-        changes, orders = replica_set(view), view.orders
+        changes, orders = policy.replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
         selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
@@ -334,7 +315,7 @@ class GangController:
             assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            self._replicas[number] = Replica(number, orders.target.per_replica, selector, bool(keep_on))
+            self._replicas[number] = policy.Replica(number, orders.target.per_replica, selector, bool(keep_on))
             yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
 
     def _up(self) -> dict[int, WorkerPlace]:
@@ -344,11 +325,11 @@ class GangController:
 
     def _prepared(self, event: port.Prepared) -> Iterator[port.Decision]:
         """Have the workers train, if they can."""
-        if not isinstance(self._state, Preparing):
+        if not isinstance(self._state, policy.Preparing):
             return
         form, workers = self._state.form, self._state.workers
         if event.rendezvous is None:
-            reason = Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
+            reason = policy.Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
             self._interrupt(reason, self._now)
             yield self._check(None, self._now, reason, frozenset())
             return
@@ -359,7 +340,7 @@ class GangController:
         if self._keep_on:
             if recovery is None or recovery.step < spec.training.steps:
                 self._record.log("WARNING", "the state that was kept for the store is lost; steps will be repeated")
-                self._keep_on, self._state = [], Idle()
+                self._keep_on, self._state = [], policy.Idle()
                 return
             # These processes run on CPUs that others leave free.
             resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
@@ -371,7 +352,7 @@ class GangController:
         owners = copy_owners(nodes) if copies else []
         watch = GangWatch(spec.fault_tolerance, self._now)
         uncopied = tuple(uncopied_ranks(nodes, owners))
-        self._state = Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
+        self._state = policy.Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
         self._layout, self._stored, self._memory_is_lost = form.layout, False, False
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
@@ -386,7 +367,7 @@ class GangController:
 
     # While it trains
 
-    def _tend_training(self, formation: Formation) -> Iterator[port.Decision]:
+    def _tend_training(self, formation: policy.Formation) -> Iterator[port.Decision]:
         """Send drills and profiles, report the ranks' times, suspect a gang that hangs or has a silent worker."""
         commands: list[WorkerCommand] = []
         if self._record.start is not None:
@@ -425,10 +406,10 @@ class GangController:
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
             self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
-            self._state = Suspecting(formation, formation.workers, now, Break(Cause.HANG, message))
+            self._state = policy.Suspecting(formation, formation.workers, now, policy.Break(Cause.HANG, message))
             yield port.DumpStacks(formation.workers)
         elif silent:
-            self._state = Suspecting(formation, silent, now, None)
+            self._state = policy.Suspecting(formation, silent, now, None)
             places = zip(formation.workers, formation.places, strict=True)
             yield port.Probe(silent, frozenset(place.node for worker, place in places if worker in silent))
         elif not self._keep_on and self._record.settled and formation.halting is None and now >= self._no_room_before:
@@ -448,7 +429,7 @@ class GangController:
 
     # Ends and faults
 
-    def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
+    def _check_ends(self, formation: policy.Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if any(end is None or end.how in FAILURES for end in ends):
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
@@ -459,15 +440,15 @@ class GangController:
         else:  # halted
             halting = formation.halting
             assert halting is not None
-            message = HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
+            message = policy.HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
             self._record.interrupted(halting.cause, message, self._record.last_sign)
             self._record.reached("stop")
-            self._state, self._stored = Idle(), all(end is not None and end.how is End.STORED for end in ends)
+            self._state, self._stored = policy.Idle(), all(end is not None and end.how is End.STORED for end in ends)
             if halting.store and not self._stored:
                 self._no_store_before = self._now + SAVE_AGAIN_SECONDS
 
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
-        self._state = Finished()
+        self._state = policy.Finished()
         self._replicas.clear()
         self._spare.forget()
         return port.Finish(phase, message)
@@ -476,20 +457,20 @@ class GangController:
         """Break up a suspected gang unless its workers answer; once a gang has stopped, clean up for the next one."""
         gone = self._nodes.probed(event.silent, event.dead, self._now)
         self._last_message.update(dict.fromkeys(event.answering, self._now))
-        if isinstance(suspecting := self._state, Suspecting):
+        if isinstance(suspecting := self._state, policy.Suspecting):
             formation = suspecting.formation
             if unresponsive := frozenset(suspecting.workers) - event.answering:
                 members = zip(formation.workers, formation.places, strict=True)
                 node_lost = any(worker in unresponsive and place.node in gone for worker, place in members)
                 workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
                 cause = Cause.NODE_LOST if node_lost else Cause.WORKER_LOST
-                silence = Break(cause, f"{workers_silent}, and not answering")
+                silence = policy.Break(cause, f"{workers_silent}, and not answering")
                 yield from self._convict(replace(suspecting, reason=silence), unresponsive)
             else:
                 self._state = formation
                 yield from self._check_ends(formation)
             return
-        if not isinstance(checking := self._state, Checking):
+        if not isinstance(checking := self._state, policy.Checking):
             return
 
         # A gang has stopped, or could not be formed: replicas on nodes that are gone are given up, and workers that
@@ -503,14 +484,14 @@ class GangController:
             ranks = ", ".join(map(str, lost))
             if nodes := {places[rank].node for rank in lost} & gone:
                 names = ", ".join(sorted(node[:12] for node in nodes))
-                reason = Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+                reason = policy.Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
             elif lost:
                 message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
-                reason = Break(Cause.WORKER_LOST, message)
+                reason = policy.Break(Cause.WORKER_LOST, message)
             else:  # a rank that lost its connection is not to blame if another one reports something else
                 by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
                 rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-                reason = Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
+                reason = policy.Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
@@ -520,7 +501,7 @@ class GangController:
             for worker in replica.workers:
                 if worker.number in unhealthy:
                     yield port.ReplaceWorker(worker.number)
-        self._state = Idle()
+        self._state = policy.Idle()
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
@@ -534,7 +515,7 @@ class GangController:
             self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
             self._record.log("WARNING", message)
 
-    def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
+    def _convict(self, suspecting: policy.Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Break up a gang that hangs or has workers that do not answer."""
         assert suspecting.reason is not None
         self._interrupt(suspecting.reason, suspecting.detected)
@@ -542,22 +523,22 @@ class GangController:
             yield port.KillWorkers(tuple(unresponsive), stopped=True)  # the others notice this, and stop
         yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, STOP_SECONDS, unresponsive)
 
-    def _interrupt(self, reason: Break, detected: float) -> None:
+    def _interrupt(self, reason: policy.Break, detected: float) -> None:
         self._record.interrupted(reason.cause, reason.message, detected)
         self._record.log("WARNING", f"{reason.message}; the gang is formed again")
 
     def _stop(
-        self, formation: Formation, detected: float, reason: Break | None, seconds: float,
+        self, formation: policy.Formation, detected: float, reason: policy.Break | None, seconds: float,
         unresponsive: Set[int] = frozenset(),
     ) -> Iterator[port.Decision]:  # fmt: skip
         """Wait for all ranks to stop."""
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        self._state = stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
+        self._state = stopping = policy.Stopping(formation, detected, self._now + seconds, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
-    def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
+    def _check_if_stopped(self, stopping: policy.Stopping) -> Iterator[port.Decision]:
         """Once all ranks have stopped, or failed to stop by themselves, find out what is left."""
         formation = stopping.formation
         if len(formation.ends) < len(formation.workers) and self._now < stopping.deadline:
@@ -578,10 +559,10 @@ class GangController:
         yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
 
     def _check(
-        self, formation: Formation | None, detected: float, reason: Break | None, unhealthy: Set[int]
+        self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int]
     ) -> port.Decision:
         up = self._up()
         probed = up.keys() - unhealthy
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
-        self._state = Checking(formation, detected, reason, unhealthy, probed)
+        self._state = policy.Checking(formation, detected, reason, unhealthy, probed)
         return port.Probe(tuple(probed), nodes)
