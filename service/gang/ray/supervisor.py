@@ -251,13 +251,12 @@ class RayExecutor:
                 return port.Probed(frozenset(_answers(places, 0)), frozenset(silent), frozenset(dead))
             case port.FindIdleNodes():
                 free, used = free_resources(), {}
-                for node in node_table():
-                    left = free.get(node["NodeID"], {})
+                for row in node_table():
+                    left, total = free.get(row["NodeID"], {}), row["Resources"]
                     enough = all(left.get(name, 0) >= amount for name, amount in decision.resources.items())
-                    if node["Alive"] and enough and selects(decision.selector, node["Labels"]):
-                        taken = (node["Resources"].get(name, 0) - left[name] for name in decision.resources)
-                        used[node["NodeID"]] = sum(taken)
-                return port.IdleNodesFound(tuple(sorted(used, key=lambda node: (used[node], node))))
+                    if row["Alive"] and enough and selects(decision.selector, row["Labels"]):
+                        used[row["NodeID"]] = sum(total.get(name, 0) - left[name] for name in decision.resources)
+                return port.IdleNodesFound(tuple(sorted(used, key=lambda each: (used[each], each))))
             case port.DumpStacks(workers=numbers):
                 stacks = {worker.number: worker.actor.stacks.remote() for worker in self._workers(numbers)}
                 return port.StacksDumped(_answers(stacks))

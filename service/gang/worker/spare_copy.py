@@ -72,16 +72,16 @@ class SpareCopy:
         """
         try:
             # They take snapshots together, but drop the previous ones a moment apart.
-            held = [rank.hold() for rank in ranks]
+            newest = [rank.hold() for rank in ranks]
             for _ in range(TRIES):
-                steps = [-1 if index is None else index.key.step for index in held]
+                steps = [-1 if index is None else index.key.step for index in newest]
                 behind = [number for number, step in enumerate(steps) if step < max(steps)]
                 if not behind:
                     break
                 time.sleep(TRY_SECONDS)
                 for number in behind:
-                    held[number] = ranks[number].hold()
-            indexes = [index for index in held if index is not None]
+                    newest[number] = ranks[number].hold()
+            indexes = [index for index in newest if index is not None]
             if len(indexes) < len(ranks) or len({index.key.step for index in indexes}) != 1:
                 return None
             size = sum(_bytes(box) for index in indexes for box in index.boxes)
