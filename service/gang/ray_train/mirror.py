@@ -27,13 +27,23 @@ from ray.exceptions import RayActorError
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
-from ray.train.v2._internal.execution import scaling_policy, worker_group
+from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller import state as run_states
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.worker_group import (
+    ActorMetadata,
+    WorkerGroup,
+    WorkerGroupContext,
+    WorkerGroupPollStatus,
+    WorkerGroupState,
+    WorkerGroupStateBuilder,
+)
+from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
+from ray.train.v2._internal.execution.worker_group import worker_group as worker_group_module
 from ray.train.v2._internal.state import state_actor
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -126,13 +136,13 @@ class RunState(StateManagerCallback):
         _start_state_actor(ray.get_runtime_context().gcs_address)
         super().after_controller_start(train_run_context)
 
-    def before_worker_group_shutdown(self, worker_group: worker_group.WorkerGroup) -> None:
+    def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
         """Publish how an attempt ends: as a failed job does if the job fails, whether or not a poll has seen why."""
         super().before_worker_group_shutdown(worker_group)
         if self.failure is not None:
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
 
-    def before_worker_group_start(self, worker_group_context: worker_group.WorkerGroupContext) -> None:
+    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
         """Publish that an attempt begins."""
         super().before_worker_group_start(worker_group_context)
         self._attempt = worker_group_context.run_attempt_id
@@ -181,7 +191,7 @@ def _start_state_actor(address: str) -> None:
     ).remote(enable_state_actor_reconciliation=True)
 
 
-class GangWorkerGroup(worker_group.WorkerGroup):
+class GangWorkerGroup(WorkerGroup):
     """Ray Train's worker group for one generation, on workers that outlive it.
 
     Args:
@@ -200,13 +210,11 @@ class GangWorkerGroup(worker_group.WorkerGroup):
     def _start(self) -> None:  # without giving up what there is if it cannot be started
         self._start_impl(KeptGroupStateBuilder())
 
-    def _create_placement_group(
-        self, scaling_config: ScalingConfig, worker_group_context: worker_group.WorkerGroupContext
-    ) -> Any:
+    def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
         # The gang creates and removes its placement groups itself; they are ready before there are workers.
         return SimpleNamespace(placement_group=None, wait=lambda _seconds: True, shutdown=lambda: None)
 
-    def _create_workers(self, *arguments: Any, **more: Any) -> list[worker_group.Worker]:
+    def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
         nodes = [worker.place.node for worker in self._workers_of_gang]
         distinct = list(dict.fromkeys(nodes))
         workers = []
@@ -214,13 +222,13 @@ class GangWorkerGroup(worker_group.WorkerGroup):
             place = worker.place
             # Ray Train's list of runs takes only numbers of GPUs.
             gpus: list[int | str] = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]
-            metadata = worker_group.ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
+            metadata = ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
             context = DistributedContext(
                 world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(node),
                 local_world_size=nodes.count(node), node_rank=distinct.index(node),
             )  # fmt: skip
             actor = cast(ActorHandle[Any], worker.actor)
-            workers.append(worker_group.Worker(actor, metadata, worker.resources, context))
+            workers.append(TrainWorker(actor, metadata, worker.resources, context))
         return workers
 
     def shutdown(self) -> None:
@@ -233,25 +241,25 @@ class GangWorkerGroup(worker_group.WorkerGroup):
         self.poll_status(ANSWER_SECONDS)
         super().abort()
 
-    def poll_status(self, timeout: float | None = None) -> worker_group.WorkerGroupPollStatus:
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         """Return the workers' status; for a halted generation, only their reports."""
         status = super().poll_status(timeout)
         if self.halted:
-            status = self._latest_poll_status = worker_group.WorkerGroupPollStatus({})
+            status = self._latest_poll_status = WorkerGroupPollStatus({})
         return status
 
 
-class KeptGroupState(worker_group.WorkerGroupState):
+class KeptGroupState(WorkerGroupState):
     """The state of a worker group, none of which ends with it."""
 
     def shutdown(self) -> None:
         """Leave the workers to the gang, and the barrier to the next generation."""
 
 
-class KeptGroupStateBuilder(worker_group.WorkerGroupStateBuilder):
+class KeptGroupStateBuilder(WorkerGroupStateBuilder):
     """Builds a ``KeptGroupState``."""
 
-    def build(self) -> worker_group.WorkerGroupState:
+    def build(self) -> WorkerGroupState:
         """Return the state of a group that has started."""
         return KeptGroupState(**vars(super().build()))
 
@@ -279,7 +287,7 @@ class GangTrainController(TrainController):
         # supervisor, the actor of this process, answers it; see ``Supervisor.broadcast_from_rank_zero``.
         barrier = SimpleNamespace(remote=lambda **_: ray.get_runtime_context().current_actor)
         no_barrier = SimpleNamespace(options=lambda **_: barrier)
-        vars(worker_group.worker_group)["SynchronizationActor"] = no_barrier  # this process has no other run
+        vars(worker_group_module)["SynchronizationActor"] = no_barrier  # this process has no other run
         super().__init__(**arguments)
 
     async def _step(self) -> TrainControllerLoopIterationResult:
@@ -320,11 +328,11 @@ class GangTrainController(TrainController):
             self._get_run_attempt_id(), self.get_state(), run_states.ShuttingDownState(next_state=last)
         )
 
-    async def _poll_workers(self) -> worker_group.WorkerGroupPollStatus:
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
         assert self._worker_group is not None
         return self._worker_group.poll_status(ANSWER_SECONDS)
 
-    def _is_training_succeeded(self, worker_group_status: worker_group.WorkerGroupPollStatus) -> bool:  # type: ignore[override]
+    def _is_training_succeeded(self, worker_group_status: WorkerGroupPollStatus) -> bool:  # type: ignore[override]
         """A generation may end while the job continues."""
         return self._end is not None and super()._is_training_succeeded(worker_group_status)
 
@@ -333,7 +341,7 @@ class GangTrainController(TrainController):
         form, self._policy.next = self._policy.next, None
         assert form is not None
         self._run_attempt_id = f"{self._attempt}.{form.generation}"
-        context = worker_group.WorkerGroupContext(
+        context = WorkerGroupContext(
             self._run_attempt_id, TrainingFunction(form.generation), num_workers, resources_per_worker
         )
         group = GangWorkerGroup(
