@@ -38,7 +38,6 @@ from service.gang.assignment import (
 )
 from service.gang.control import policy, port
 from service.gang.control.record import GangRecord
-from service.gang.control.spare_policy import SparePolicy
 from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.status import GangPhase, Orders
 
@@ -91,7 +90,7 @@ class GangController:
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
         self._last_message: dict[int, float] = {}  # when each worker sent its last one
         self._commands: list[WorkerCommand] = []
-        self._spare = SparePolicy(spec, record)
+        self._spare = policy.SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
     @property

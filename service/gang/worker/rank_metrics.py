@@ -74,30 +74,19 @@ class StepCollector(Collector):
             yield family
 
 
-@dataclass(frozen=True)
-class _Gauge:
-    """A gauge of a GPU; ``read`` takes NVML and its handle of the GPU."""
-
-    name: str
-    help: str
-    read: Callable[[Any, Any], float]
-
-
-_GAUGES = (
-    _Gauge(
-        "utilization_ratio",
+_GAUGES: dict[str, tuple[str, Callable[[Any, Any], float]]] = {  # with what reads them, given NVML and its handle
+    "utilization_ratio": (
         "Share of time in which a kernel ran, from 0 to 1.",
         lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
     ),
-    _Gauge("memory_used_bytes", "Memory in use.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-    _Gauge("memory_total_bytes", "Total memory.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
-    _Gauge("power_watts", "Power drawn.", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-    _Gauge(
-        "temperature_celsius",
+    "memory_used_bytes": ("Memory in use.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "memory_total_bytes": ("Total memory.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    "power_watts": ("Power drawn.", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    "temperature_celsius": (
         "Temperature of the chip.",
         lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     ),
-)
+}
 
 
 @dataclass(eq=False)
@@ -134,7 +123,9 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         nvml: The module ``pynvml``.
         gpus: As for ``GpuCollector``.
     """
-    families = [GaugeMetricFamily(f"boost_rank_gpu_{each.name}", each.help, labels=["gpu"]) for each in _GAUGES]
+    families = [
+        GaugeMetricFamily(f"boost_rank_gpu_{name}", text, labels=["gpu"]) for name, (text, _) in _GAUGES.items()
+    ]
     for gpu in gpus:
         try:
             by_index = gpu.isdigit()
@@ -142,9 +133,9 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
             uuid = nvml.nvmlDeviceGetUUID(handle)
         except nvml.NVMLError:
             continue
-        for gauge, family in zip(_GAUGES, families, strict=True):
+        for family, (_, read) in zip(families, _GAUGES.values(), strict=True):
             try:
-                family.add_metric([uuid], gauge.read(nvml, handle))
+                family.add_metric([uuid], read(nvml, handle))
             except nvml.NVMLError:  # as for a part of a GPU (MIG), which has no utilization
                 continue
     return families
