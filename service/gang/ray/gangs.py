@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
@@ -259,11 +259,12 @@ class RayGangs:
             if handle is None:
                 results.append(None)
                 continue
-            answer, status = handle.answer, None
+            answer = handle.answer
+            status: GangStatus | None = None
             if answer in ready:
                 handle.answer = None
                 try:
-                    status = cast(GangStatus, ray.get(answer))
+                    status = ray.get(answer)
                 except ActorUnavailableError:
                     pass  # it may answer later
                 except RayActorError:

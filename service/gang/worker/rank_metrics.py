@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,7 +38,7 @@ class StepCollector(Collector):
     """Counts a process's steps and their parts over its life. The step loop adds and scrapes read, each atomically."""
 
     _steps: int = 0
-    _parts: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
+    _parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _communication: dict[tuple[str, str], Totals] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
