@@ -468,7 +468,7 @@ class TrainRun(DataParallelTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         async def run() -> Result:
-            arguments["scaling_policy"] = GangScalingPolicy(self.scaling_config)
+            arguments["scaling_policy"] = GangScalingPolicy(cast(Any, self.scaling_config))
             arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
             controller = GangTrainController(self._attempt, self._decided, **arguments)
             await controller.run()
