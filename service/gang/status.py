@@ -135,11 +135,6 @@ class NodeCapacity:
     draining: bool = False  # it will go away, so nothing new is placed there
     unusable: str | None = None  # why ranks cannot run there
 
-    @property
-    def takes_ranks(self) -> bool:
-        """Whether new ranks may be placed there."""
-        return not self.draining and self.unusable is None
-
 
 @dataclass(frozen=True)
 class Bundle:

@@ -54,7 +54,11 @@ class Room:
         allocated: Iterable[tuple[Demand, int]] = (),
         topology: Sequence[str] = (),
     ) -> None:
-        steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if node.takes_ranks]
+        steady = [
+            (node, dict(left))
+            for node, left in zip(nodes, free, strict=True)
+            if not node.draining and node.unusable is None
+        ]
         self._nodes = [node for node, _ in steady]
         self._free = [left for _, left in steady]
         self._to_come, self._topology = [dict(left) for left in self._free], topology

@@ -110,7 +110,7 @@ def test_each_private_name_of_ray_stands_in_one_table() -> None:
 
 def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
     tree = ast.parse((ROOT / "service/gang/ray/private_api.py").read_text())
-    receivers = r"(services|node|memory|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
+    receivers = r"(services|node|memory|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|gcs)"
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = [name.rpartition(".")[2] for name in calls if re.fullmatch(rf"{receivers}\.(?!instance)\w+", name)]
     said = paragraph("`service/gang/ray/private_api.py` calls")

@@ -37,7 +37,6 @@ from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train.mirror import (
     GangTrainController,
-    GangTrainer,
     GangWorkerGroup,
     KeptGroupState,
     KeptGroupStateBuilder,
@@ -129,7 +128,7 @@ def test_the_list_of_runs_is_started_as_ray_train_does() -> None:
 
 
 OURS = [
-    GangTrainController, GangTrainer, GangWorkerGroup, KeptGroupState,
+    GangTrainController, TrainRun, GangWorkerGroup, KeptGroupState,
     KeptGroupStateBuilder, RankWorker, RunState,
 ]  # fmt: skip
 

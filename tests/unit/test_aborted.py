@@ -77,7 +77,7 @@ def test_nothing_counts_that_was_read_after_the_abort(
 
 def test_a_worker_says_so_before_it_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, membership, seen = Worker.__new__(Worker), Membership(), []
-    worker._membership = membership
+    worker.membership = membership
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         monkeypatch.setattr(worker_module, "_abort_process_group", lambda: seen.append(membership.aborted.is_set()))

@@ -8,7 +8,7 @@ from boost_core.config import Layout
 from boost_core.messages import Cause, LogLine, SpareReport
 from service.gang.assignment import End, RankEnd, node_selector, selects
 from service.gang.control import port
-from service.gang.control.spare_policy import AVOID_SECONDS, BUSY_SECONDS, LOOK_SECONDS
+from service.gang.control.policy import AVOID_SECONDS, BUSY_SECONDS, LOOK_SECONDS
 from service.gang.status import Orders
 from tests.unit.fake_gang import START_SECONDS, FakeGang
 from tests.unit.test_controller import a_gang, formed, job, orders

@@ -13,7 +13,7 @@
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
@@ -32,34 +32,12 @@ from service.gang.assignment import (
     bytes_to_keep,
     gang_in_words,
     node_selector,
+    ordered,
     visible_gpus,
     worker_resources,
 )
-from service.gang.control import port
-from service.gang.control.policy import (
-    HALT_MESSAGES,
-    Break,
-    Checking,
-    Finished,
-    Form,
-    Formation,
-    Halt,
-    Idle,
-    Keep,
-    Pause,
-    Preparing,
-    Replica,
-    ReplicaView,
-    State,
-    Stopping,
-    Suspecting,
-    View,
-    break_reason,
-    next_action,
-    replica_set,
-)
+from service.gang.control import policy, port
 from service.gang.control.record import GangRecord
-from service.gang.control.spare_policy import SparePolicy, SpareView
 from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.status import GangPhase, Orders
 
@@ -92,10 +70,11 @@ class GangController:
     def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, basis: Basis = NOMINAL) -> None:
         self._spec, self._record, self._machine = spec, record, basis.machine(spec)
         self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
-        self._state: State = Idle()
+        self._state: policy.State = policy.Idle()
+        self._now = 0.0
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
         self._pauses, self._paused_until = RestartPauses(), 0.0  # no gang is formed before this time
-        self._replicas: dict[int, Replica] = {}
+        self._replicas: dict[int, policy.Replica] = {}
         self._replica_numbers = count(1)
         self._failed_replicas = 0  # in a row
         self._failed_on = Counter[str]()  # how many replicas did not start, by node
@@ -111,22 +90,18 @@ class GangController:
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
         self._last_message: dict[int, float] = {}  # when each worker sent its last one
         self._commands: list[WorkerCommand] = []
-        self._spare = SparePolicy(spec, record)
+        self._spare = policy.SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
     @property
-    def formation(self) -> Formation | None:
+    def formation(self) -> policy.Formation | None:
         """The gang that trains or stops."""
         match self._state:
-            case Formation() as formation:
+            case policy.Formation() as formation:
                 return formation
-            case Suspecting() | Stopping() | Checking() as state:
+            case policy.Suspecting() | policy.Stopping() | policy.Checking() as state:
                 return state.formation
         return None
-
-    @property
-    def _now(self) -> float:
-        return self._record.now.seconds
 
     def handle(self, event: port.Event, moment: port.Moment) -> list[port.Decision]:
         """Return what to do about an event, in order.
@@ -135,8 +110,8 @@ class GangController:
             event: The event.
             moment: When it happened; not before the previous event.
         """
-        self._record.now = moment
-        if isinstance(self._state, Finished):
+        self._record.now, self._now = moment, moment.seconds
+        if isinstance(self._state, policy.Finished):
             return []
         try:
             return list(self._decide(event))
@@ -151,27 +126,39 @@ class GangController:
             case Drill() | Profile():
                 self._commands.append(event)
             case Message():
-                self._take(event)
+                self._last_message[event.worker] = self._now
+                gang = self.formation
+                if gang is None or event.generation != gang.generation or event.rank is None:
+                    return
+                if event.beat:
+                    gang.watch.beat(event.rank, event.beat, self._now)
+                elif event.reports or event.saving is not None:
+                    gang.watch.progress(self._now)
+                if event.kept_step is not None:
+                    gang.kept_step = max(gang.kept_step, event.kept_step)
+                self._record.take(event.reports, event.kept_step)
+                if event.saving and event.rank == 0:  # all ranks hear the same within a moment
+                    self._record.saving(event.saving)
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
                 if (gang := self.formation) is not None and generation == gang.generation:
                     gang.ends[rank] = end
-                    if isinstance(self._state, Stopping):
+                    if isinstance(self._state, policy.Stopping):
                         yield from self._check_if_stopped(self._state)
-                    elif isinstance(self._state, Formation):
+                    elif isinstance(self._state, policy.Formation):
                         yield from self._check_ends(self._state)
             case port.Prepared():
                 yield from self._prepared(event)
             case port.Probed():
                 yield from self._probed(event)
             case port.StacksDumped(stacks=stacks):
-                if isinstance(suspecting := self._state, Suspecting):
+                if isinstance(suspecting := self._state, policy.Suspecting):
                     for rank, worker in enumerate(suspecting.workers):
                         self._record.log("ERROR", stacks.get(worker) or "the process does not answer", rank)
                     yield from self._convict(suspecting, frozenset(suspecting.workers) - stacks.keys())
             case port.MemoryMeasured(free=free):
-                if isinstance(formation := self._state, Formation) and self._layout is not None:
+                if isinstance(formation := self._state, policy.Formation) and self._layout is not None:
                     # Other processes keep the state if there is memory for it on the same nodes.
                     size = bytes_to_keep(self._spec, self._layout)
                     nodes = [place.node for place in formation.places]
@@ -181,25 +168,10 @@ class GangController:
                         self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
             case port.IdleNodesFound():
                 self._could_have_spare = bool(event.nodes)
-                if isinstance(self._state, Formation):
+                if isinstance(self._state, policy.Formation):
                     yield from self._spare.start(event.nodes)
             case _:
                 assert_never(event)
-
-    def _take(self, message: Message) -> None:
-        self._last_message[message.worker] = self._now
-        formation = self.formation
-        if formation is None or message.generation != formation.generation or message.rank is None:
-            return
-        if message.beat:
-            formation.watch.beat(message.rank, message.beat, self._now)
-        elif message.reports or message.saving is not None:
-            formation.watch.progress(self._now)
-        if message.kept_step is not None:
-            formation.kept_step = max(formation.kept_step, message.kept_step)
-        self._record.take(message.reports, message.kept_step)
-        if message.saving and message.rank == 0:  # all ranks hear the same within a moment
-            self._record.saving(message.saving)
 
     # Many times per second
 
@@ -210,33 +182,44 @@ class GangController:
                 self._replicas[number].workers = workers
         self._spare.observe(event.spare)
         match self._state:
-            case Stopping() as stopping:
+            case policy.Stopping() as stopping:
                 yield from self._check_if_stopped(stopping)
-            case Idle():
+            case policy.Idle():
                 yield from self._tend_replicas()
                 yield from self._act()
-            case Formation() as formation:
+            case policy.Formation() as formation:
                 yield from self._tend_replicas()
-                yield from self._hand_out_commands(formation)
-                yield from self._look_after(formation)
-                if self._state is formation:
-                    yield from self._spare.tend(self._spare_view(formation))
+                yield from self._tend_training(formation)
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
     def _act(self) -> Iterator[port.Decision]:
-        action = next_action(self._view())
-        if self.formation is None and self._now < self._paused_until and not isinstance(action, Pause):
+        action = policy.next_action(self._view())
+        if self.formation is None and self._now < self._paused_until and not isinstance(action, policy.Pause):
             return  # meanwhile processes are replaced
         match action:
-            case Form():
-                yield from self._form(action)
-            case Halt() if (formation := self.formation) is not None:
+            case policy.Form():
+                self._record.reached("place")
+                self._waits_since = None
+                up, workers = self._up(), dict[int, WorkerPlace]()
+                for replica in map(self._replicas.__getitem__, action.members):
+                    numbers = list(replica.up)
+                    if not replica.keeps:  # those that do exchange little, wherever they are
+                        numbers = [numbers[place] for place in ordered(list(replica.up.values()), replica.layout.tp)]
+                    workers |= {number: up[number] for number in numbers}
+                self._state = policy.Preparing(action, workers)
+                unusable = self._nodes.unusable(self._now)
+                if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
+                    nodes = {place.node for place in workers.values()}
+                    yield self._spare.look(1, unusable | nodes, self._orders.avoid)
+                owners = (*up, *self._spare.owner(unusable))
+                yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
+            case policy.Halt() if (formation := self.formation) is not None:
                 formation.halting = action
                 yield port.HaltTraining(formation.workers, action.store)
-            case Pause():
+            case policy.Pause():
                 yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
-            case Keep(waiting=waiting) if self.formation is None:
+            case policy.Keep(waiting=waiting) if self.formation is None:
                 if waiting:
                     self._record.waited(self._now - (self._waits_since or self._now))
                 self._waits_since = self._now if waiting else None
@@ -247,7 +230,7 @@ class GangController:
                     started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
                     self._record.say(GangPhase.WAITING if waiting else started, message)
 
-    def _view(self) -> View:
+    def _view(self) -> policy.View:
         formation, layout, target = self.formation, self._layout, self._orders.target
         # The scheduler's orders; the previous ones while the new ones need a store that does not answer.
         orders = self._orders
@@ -256,14 +239,14 @@ class GangController:
         else:
             # State that is only in memory reaches the store through a gang that writes it, if there are workers.
             only_in_memory = formation is None and not self._stored and self._record.step > 0
-            can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
+            can_form = any(each.layout == layout.per_replica and each.workers for each in self._replicas.values())
             if self._now < self._no_store_before or (only_in_memory and can_form):
                 orders = self._layout_orders
-        return View(
+        return policy.View(
             orders=orders,
             replicas=[
-                ReplicaView(
-                    each.number, each.layout, each.placed, each.ready, self._nodes.leaving(each.nodes),
+                policy.ReplicaView(
+                    each.number, each.layout, bool(each.workers), each.ready, self._nodes.leaving(each.nodes),
                     self._nodes.urgent(each.nodes, self._now), each.keeps,
                 )
                 for each in self._replicas.values()
@@ -278,92 +261,74 @@ class GangController:
         )  # fmt: skip
 
     def _tend_replicas(self) -> Iterator[port.Decision]:
-        """Start and remove replicas, and replace workers that ended before they were up."""
+        """Start and remove replicas; replace workers that ended before they were up, or give up their replica."""
         for replica in list(self._replicas.values()):
-            yield from self._tend_starting(replica)
+            if replica.workers and replica.placed_at is None:
+                replica.placed_at = self._now
+            problem, ended = "", list[int]()
+            for place, worker in enumerate(replica.workers):
+                if worker.failure is not None:
+                    replica.failed_starts[place] += 1
+                    if replica.failed_starts[place] >= MOST_FAILED_STARTS:
+                        problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
+                    ended.append(worker.number)
+                elif worker.place is not None:
+                    replica.failed_starts[place] = 0
+            limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
+            if replica.ready:
+                replica.placed_at = self._now
+                self._failed_replicas, self._why_elsewhere = 0, ""
+            elif replica.placed_at is not None and self._now - replica.placed_at > limit:
+                starting = sum(worker.place is None for worker in replica.workers)
+                problem = f"{counted(starting, 'worker')} did not start within {limit:g} s; see Ray's logs on the node"
+            if not problem:
+                yield from map(port.ReplaceWorker, ended)
+                continue
+            nodes = sorted(replica.starts_on)
+            self._failed_replicas += 1
+            if not isinstance(self._state, policy.Formation) and (
+                self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
+            ):
+                raise GangFailed(problem)
+            self._failed_on.update(nodes)
+            times = max((self._failed_on[node] for node in nodes), default=1)
+            avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
+            self._nodes.quarantined |= dict.fromkeys(nodes, self._now + avoid)
+            names = ", ".join(node[:12] for node in nodes) or "of the last replica"
+            self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
+            self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
+            del self._replicas[replica.number]
+            yield port.RemoveReplica(replica.number)
+
         view = self._view()
-        changes, orders = replica_set(view), view.orders
+        changes, orders = policy.replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
         selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
-        stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
+        stale = {each.number for each in self._replicas.values() if not each.workers and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
         for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
-            yield self._remove(number)
-        for _ in range(changes.start):
+            del self._replicas[number]
+            yield port.RemoveReplica(number)
+        for number in islice(self._replica_numbers, changes.start):
             assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            number = next(self._replica_numbers)
-            self._replicas[number] = Replica(number, orders.target.per_replica, selector, bool(keep_on))
+            self._replicas[number] = policy.Replica(number, orders.target.per_replica, selector, bool(keep_on))
             yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
-
-    def _tend_starting(self, replica: Replica) -> Iterator[port.Decision]:
-        """Replace a replica's workers that ended before they were up; give it up if they do not start at all."""
-        if replica.placed and replica.placed_at is None:
-            replica.placed_at = self._now
-        problem, ended = "", list[int]()
-        for place, worker in enumerate(replica.workers):
-            if worker.failure is not None:
-                replica.failed_starts[place] += 1
-                if replica.failed_starts[place] >= MOST_FAILED_STARTS:
-                    problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
-                ended.append(worker.number)
-            elif worker.place is not None:
-                replica.failed_starts[place] = 0
-        limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
-        if replica.ready:
-            replica.placed_at = self._now
-            self._failed_replicas, self._why_elsewhere = 0, ""
-        elif replica.placed_at is not None and self._now - replica.placed_at > limit:
-            starting = sum(worker.place is None for worker in replica.workers)
-            problem = f"{counted(starting, 'worker')} did not start within {limit:g} s; see Ray's logs on the node"
-        if not problem:
-            yield from map(port.ReplaceWorker, ended)
-            return
-        nodes = sorted(replica.starts_on)
-        self._failed_replicas += 1
-        if not isinstance(self._state, Formation) and (self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes):
-            raise GangFailed(problem)
-        self._failed_on.update(nodes)
-        times = max((self._failed_on[node] for node in nodes), default=1)
-        avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
-        for node in nodes:
-            self._nodes.quarantine(node, self._now + avoid)
-        names = ", ".join(node[:12] for node in nodes) or "of the last replica"
-        self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
-        self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
-        yield self._remove(replica.number)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
 
-    def _remove(self, number: int) -> port.RemoveReplica:
-        del self._replicas[number]
-        return port.RemoveReplica(number)
-
     # Forming
-
-    def _form(self, form: Form) -> Iterator[port.Decision]:
-        self._record.reached("place")
-        self._waits_since = None
-        up = self._up()
-        workers = {worker: up[worker] for number in form.members for worker in self._replicas[number].in_order()}
-        self._state = Preparing(form, workers)
-        unusable = self._nodes.unusable(self._now)
-        if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
-            nodes = {place.node for place in workers.values()}
-            yield self._spare.look(1, unusable | nodes, self._orders.avoid)
-        owners = (*up, *self._spare.owner(unusable))
-        yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
 
     def _prepared(self, event: port.Prepared) -> Iterator[port.Decision]:
         """Have the workers train, if they can."""
-        if not isinstance(self._state, Preparing):
+        if not isinstance(self._state, policy.Preparing):
             return
         form, workers = self._state.form, self._state.workers
         if event.rendezvous is None:
-            reason = Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
+            reason = policy.Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
             self._interrupt(reason, self._now)
             yield self._check(None, self._now, reason, frozenset())
             return
@@ -374,7 +339,7 @@ class GangController:
         if self._keep_on:
             if recovery is None or recovery.step < spec.training.steps:
                 self._record.log("WARNING", "the state that was kept for the store is lost; steps will be repeated")
-                self._keep_on, self._state = [], Idle()
+                self._keep_on, self._state = [], policy.Idle()
                 return
             # These processes run on CPUs that others leave free.
             resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
@@ -386,7 +351,7 @@ class GangController:
         owners = copy_owners(nodes) if copies else []
         watch = GangWatch(spec.fault_tolerance, self._now)
         uncopied = tuple(uncopied_ranks(nodes, owners))
-        self._state = Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
+        self._state = policy.Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
         self._layout, self._stored, self._memory_is_lost = form.layout, False, False
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
@@ -401,8 +366,27 @@ class GangController:
 
     # While it trains
 
-    def _look_after(self, formation: Formation) -> Iterator[port.Decision]:
-        """Report the ranks' times; suspect a gang that hangs or has a silent worker."""
+    def _tend_training(self, formation: policy.Formation) -> Iterator[port.Decision]:
+        """Send drills and profiles, report the ranks' times, suspect a gang that hangs or has a silent worker."""
+        commands: list[WorkerCommand] = []
+        if self._record.start is not None:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
+                if rank >= len(formation.workers):  # the gang has shrunk since the request
+                    ranks = counted(len(formation.workers), "rank")
+                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
+                    self._record.log("WARNING", message)
+                elif command.kind == "drop_node":
+                    if command.at_step is not None and self._record.step < command.at_step:
+                        self._commands.append(command)
+                        continue
+                    node = formation.places[rank].node
+                    self._nodes.quarantined[node] = self._now + command.seconds
+                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
+                else:  # all ranks write to the store, and rank 0 is asked first
+                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+
         now = self._now
         times = formation.watch.rank_times(len(formation.workers), now)
         if times is not None:
@@ -421,11 +405,12 @@ class GangController:
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
             self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
-            self._state = Suspecting(formation, formation.workers, now, Break(Cause.HANG, message))
+            self._state = policy.Suspecting(formation, formation.workers, now, policy.Break(Cause.HANG, message))
             yield port.DumpStacks(formation.workers)
         elif silent:
-            self._state = Suspecting(formation, silent, now, None)
-            yield port.Probe(silent, self._nodes_of(formation, silent))
+            self._state = policy.Suspecting(formation, silent, now, None)
+            places = zip(formation.workers, formation.places, strict=True)
+            yield port.Probe(silent, frozenset(place.node for worker, place in places if worker in silent))
         elif not self._keep_on and self._record.settled and formation.halting is None and now >= self._no_room_before:
             # Once the store has refused the last checkpoint for a while, other processes should keep the state, which
             # take no CPUs and no GPUs but need memory on the same nodes. What is about to end anyway is left alone.
@@ -435,51 +420,15 @@ class GangController:
                 self._no_room_before = now + SECONDS_TO_HOLD[1]
                 yield port.MeasureMemory(formation.workers)
 
-    def _spare_view(self, formation: Formation) -> SpareView:
-        assert self._layout is not None
-        nodes = [formation.places[rank].node for rank in formation.uncopied]
-        most = max((nodes.count(node) for node in set(nodes)), default=0)
-        return SpareView(
-            generation=formation.generation,
-            uncopied={rank: formation.workers[rank] for rank in formation.uncopied},
-            uncopied_nodes=frozenset(nodes),
-            most_on_a_node=min(most, self._layout.per_replica.world_size),
-            settled=self._record.settled,
-            kept_step=formation.kept_step,
-            unusable=self._nodes.unusable(self._now),
-            avoid_kinds=self._orders.avoid,
-            growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
-        )
-
-    def _nodes_of(self, formation: Formation, workers: tuple[int, ...]) -> frozenset[str]:
-        return frozenset(
-            place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
-        )
-
-    def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
-        """Send drills and profiles to the workers they are meant for."""
-        if self._record.start is None:
-            return
-        commands, self._commands = self._commands, []
-        for command in commands:
-            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
-                if rank >= len(formation.workers):  # the gang has shrunk since the request
-                    ranks = counted(len(formation.workers), "rank")
-                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
-                    self._record.log("WARNING", message)
-                elif command.kind == "drop_node":
-                    if command.at_step is not None and self._record.step < command.at_step:
-                        self._commands.append(command)
-                        continue
-                    node = formation.places[rank].node
-                    self._nodes.quarantine(node, self._now + command.seconds)
-                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
-                else:  # all ranks write to the store, and rank 0 is asked first
-                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+        if self._state is formation:
+            assert self._layout is not None
+            growing = any(each.workers for number, each in self._replicas.items() if number not in formation.replicas)
+            unusable = self._nodes.unusable(now)
+            yield from self._spare.tend(formation, self._layout, unusable, self._orders.avoid, growing)
 
     # Ends and faults
 
-    def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
+    def _check_ends(self, formation: policy.Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if any(end is None or end.how in FAILURES for end in ends):
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
@@ -490,37 +439,82 @@ class GangController:
         else:  # halted
             halting = formation.halting
             assert halting is not None
-            message = HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
+            message = policy.HALT_MESSAGES.get(halting.cause, "there is room for fewer workers")
             self._record.interrupted(halting.cause, message, self._record.last_sign)
             self._record.reached("stop")
-            self._state, self._stored = Idle(), all(end is not None and end.how is End.STORED for end in ends)
+            self._state, self._stored = policy.Idle(), all(end is not None and end.how is End.STORED for end in ends)
             if halting.store and not self._stored:
                 self._no_store_before = self._now + SAVE_AGAIN_SECONDS
 
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
-        self._state = Finished()
+        self._state = policy.Finished()
         self._replicas.clear()
         self._spare.forget()
         return port.Finish(phase, message)
 
     def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
+        """Break up a suspected gang unless its workers answer; once a gang has stopped, clean up for the next one."""
         gone = self._nodes.probed(event.silent, event.dead, self._now)
         self._last_message.update(dict.fromkeys(event.answering, self._now))
-        match self._state:
-            case Checking() as checking:
-                yield from self._recover(checking, gone, checking.probed - event.answering)
-            case Suspecting(formation=formation, workers=workers) as suspecting:
-                if unresponsive := frozenset(workers) - event.answering:
-                    lost = gone & self._nodes_of(formation, tuple(unresponsive))
-                    workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
-                    message = f"{workers_silent}, and not answering"
-                    reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
-                    yield from self._convict(replace(suspecting, reason=reason), unresponsive)
-                else:
-                    self._state = formation
-                    yield from self._check_ends(formation)
+        if isinstance(suspecting := self._state, policy.Suspecting):
+            formation = suspecting.formation
+            if unresponsive := frozenset(suspecting.workers) - event.answering:
+                members = zip(formation.workers, formation.places, strict=True)
+                node_lost = any(worker in unresponsive and place.node in gone for worker, place in members)
+                workers_silent = f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s"
+                cause = Cause.NODE_LOST if node_lost else Cause.WORKER_LOST
+                silence = policy.Break(cause, f"{workers_silent}, and not answering")
+                yield from self._convict(replace(suspecting, reason=silence), unresponsive)
+            else:
+                self._state = formation
+                yield from self._check_ends(formation)
+            return
+        if not isinstance(checking := self._state, policy.Checking):
+            return
 
-    def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
+        # A gang has stopped, or could not be formed: replicas on nodes that are gone are given up, and workers that
+        # are unhealthy or do not answer are replaced.
+        unhealthy = checking.unhealthy | (checking.probed - event.answering)
+        reason = checking.reason
+        if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
+            assert checking.formation is not None
+            ends, places = checking.formation.ends, checking.formation.places
+            lost = sorted(rank for rank, end in ends.items() if end is None)
+            ranks = ", ".join(map(str, lost))
+            if nodes := {places[rank].node for rank in lost} & gone:
+                names = ", ".join(sorted(node[:12] for node in nodes))
+                reason = policy.Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+            elif lost:
+                message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+                reason = policy.Break(Cause.WORKER_LOST, message)
+            else:  # a rank that lost its connection is not to blame if another one reports something else
+                by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
+                rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+                reason = policy.Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
+            self._interrupt(reason, checking.detected)
+        for number, replica in list(self._replicas.items()):
+            if replica.nodes & gone:
+                del self._replicas[number]
+                yield port.RemoveReplica(number)
+                continue
+            for worker in replica.workers:
+                if worker.number in unhealthy:
+                    yield port.ReplaceWorker(worker.number)
+        self._state = policy.Idle()
+        self._record.reached("stop")
+        if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
+            raise GangFailed(f"{exceeded}; the last one: {reason.message}")
+        # A job that has made no progress since its previous fault waits before its next gang is formed.
+        if reason.cause is not Cause.NODE_LOST and (
+            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
+        ):
+            self._paused_until = self._now + pause
+            left = f"{counted(self._limit.left, 'more restart')} allowed"
+            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
+            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
+            self._record.log("WARNING", message)
+
+    def _convict(self, suspecting: policy.Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Break up a gang that hangs or has workers that do not answer."""
         assert suspecting.reason is not None
         self._interrupt(suspecting.reason, suspecting.detected)
@@ -528,22 +522,22 @@ class GangController:
             yield port.KillWorkers(tuple(unresponsive), stopped=True)  # the others notice this, and stop
         yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, STOP_SECONDS, unresponsive)
 
-    def _interrupt(self, reason: Break, detected: float) -> None:
+    def _interrupt(self, reason: policy.Break, detected: float) -> None:
         self._record.interrupted(reason.cause, reason.message, detected)
         self._record.log("WARNING", f"{reason.message}; the gang is formed again")
 
     def _stop(
-        self, formation: Formation, detected: float, reason: Break | None, seconds: float,
+        self, formation: policy.Formation, detected: float, reason: policy.Break | None, seconds: float,
         unresponsive: Set[int] = frozenset(),
     ) -> Iterator[port.Decision]:  # fmt: skip
         """Wait for all ranks to stop."""
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        self._state = stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
+        self._state = stopping = policy.Stopping(formation, detected, self._now + seconds, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
-    def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
+    def _check_if_stopped(self, stopping: policy.Stopping) -> Iterator[port.Decision]:
         """Once all ranks have stopped, or failed to stop by themselves, find out what is left."""
         formation = stopping.formation
         if len(formation.ends) < len(formation.workers) and self._now < stopping.deadline:
@@ -564,37 +558,10 @@ class GangController:
         yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
 
     def _check(
-        self, formation: Formation | None, detected: float, reason: Break | None, unhealthy: Set[int]
+        self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int]
     ) -> port.Decision:
         up = self._up()
         probed = up.keys() - unhealthy
-        self._state = Checking(formation, detected, reason, unhealthy, probed)
-        return port.Probe(tuple(probed), frozenset(place.node for place in up.values()) | self._spare.nodes)
-
-    def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
-        """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""
-        reason = checking.reason
-        if reason is None:
-            assert checking.formation is not None
-            reason = break_reason(checking.formation, gone)
-            self._interrupt(reason, checking.detected)
-        for number, replica in list(self._replicas.items()):
-            if replica.nodes & gone:
-                yield self._remove(number)
-                continue
-            for worker in replica.workers:
-                if worker.number in checking.unhealthy | unresponsive:
-                    yield port.ReplaceWorker(worker.number)
-        self._state = Idle()
-        self._record.reached("stop")
-        if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
-            raise GangFailed(f"{exceeded}; the last one: {reason.message}")
-        # A job that has made no progress since its previous fault waits before its next gang is formed.
-        if reason.cause is not Cause.NODE_LOST and (
-            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
-        ):
-            self._paused_until = self._now + pause
-            left = f"{counted(self._limit.left, 'more restart')} allowed"
-            message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
-            self._record.say(GangPhase.RECOVERING, f"{message}: {reason.message}")
-            self._record.log("WARNING", message)
+        nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
+        self._state = policy.Checking(formation, detected, reason, unhealthy, probed)
+        return port.Probe(tuple(probed), nodes)

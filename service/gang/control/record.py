@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count, islice
-from typing import Literal
 
 from boost_core.config import Layout
 from boost_core.messages import (
@@ -49,28 +48,6 @@ class Interruption:
     mark: float
     parts: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
-
-    def reached(self, part: str, now: float) -> None:
-        """Record the end of a part; if recorded again, its time adds up."""
-        self.parts[part] = self.parts.get(part, 0.0) + now - self.mark
-        self.mark = now
-
-    def report(self, resumed: StartReport, now: float) -> RestartReport:
-        """Return the report of the whole interruption, at the end of the first step."""
-        self.reached("first_step", now)
-        source: Literal["memory", "storage", "start"] = "start"
-        if resumed.resumed_from is not None:
-            source = "memory" if resumed.resumed_from == "memory" else "storage"
-        return RestartReport(
-            cause=self.cause,
-            message=self.message,
-            step=self.step,
-            resumed_step=resumed.step,
-            recovered_from=source,
-            seconds=now - self.began,
-            waiting_seconds=min(self.waited, now - self.began),
-            parts=self.parts,
-        )
 
 
 class GangRecord:
@@ -132,16 +109,28 @@ class GangRecord:
                     self.start = report
                     self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
                     self.step = report.step
-                    if self._interruption:
-                        self._interruption.reached("start", self.now.seconds - report.load_seconds)
-                        self._interruption.reached("load", self.now.seconds)
+                    self.reached("start", self.now.seconds - report.load_seconds)
+                    self.reached("load")
                     self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
                 case StepReport():
                     self.step = report.step
                     self.most_steps = max(self.most_steps, report.step)
-                    if self._interruption and self.start:
-                        restart = self._interruption.report(self.start, self.now.seconds)
+                    if (interruption := self._interruption) and self.start:
+                        self.reached("first_step")
                         self._interruption = None
+                        resumed_from, seconds = self.start.resumed_from, self.now.seconds - interruption.began
+                        restart = RestartReport(
+                            cause=interruption.cause,
+                            message=interruption.message,
+                            step=interruption.step,
+                            resumed_step=self.start.step,
+                            recovered_from=(
+                                "start" if resumed_from is None else "memory" if resumed_from == "memory" else "storage"
+                            ),
+                            seconds=seconds,
+                            waiting_seconds=min(interruption.waited, seconds),
+                            parts=interruption.parts,
+                        )
                         self.add(restart, moment)
                 case CheckpointReport():
                     self.stored_step = max(self.stored_step, report.step)
@@ -181,7 +170,7 @@ class GangRecord:
         if self._interruption is None and self.start is not None:
             since = min(self.last_sign, detected)
             self._interruption = Interruption(cause, message, self.step, since, since)
-            self._interruption.reached("detect", detected)
+            self.reached("detect", detected)
             self.start = None  # a step reported after this is not the next gang's first
             self.add(InterruptionReport(cause=cause, message=message, step=self.step))
         elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
@@ -199,10 +188,17 @@ class GangRecord:
         self._store_failed_at = self._store_failed_at or self.now.seconds
         self.say(GangPhase.SAVING, f"all steps are done; waiting for the store: {failure}")
 
-    def reached(self, part: str) -> None:
-        """Record the end of a part of the interruption, if there is one."""
-        if self._interruption:
-            self._interruption.reached(part, self.now.seconds)
+    def reached(self, part: str, at: float | None = None) -> None:
+        """Record the end of a part of the interruption, if there is one; if recorded again, its time adds up.
+
+        Args:
+            part: The part.
+            at: When it ended, on the monotonic clock; ``None``: now.
+        """
+        if interruption := self._interruption:
+            at = self.now.seconds if at is None else at
+            interruption.parts[part] = interruption.parts.get(part, 0.0) + at - interruption.mark
+            interruption.mark = at
 
     def waited(self, seconds: float) -> None:
         """Record further time during which the gang could not be formed for lack of resources."""

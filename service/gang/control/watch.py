@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
@@ -120,6 +120,7 @@ class GangWatch:
         ]
 
 
+@dataclass
 class RestartLimit:
     """Counts restarts in a time window: those for faults of the job's own, and those for lost nodes.
 
@@ -129,11 +130,10 @@ class RestartLimit:
         config: The limit and the window.
     """
 
-    def __init__(self, config: FaultToleranceConfig) -> None:
-        self._config = config
-        self._faults: deque[float] = deque()
-        self._losses: deque[float] = deque()
-        self._stored_at_loss = -1  # step of the newest checkpoint at the previous loss
+    config: FaultToleranceConfig
+    _faults: deque[float] = field(default_factory=deque)
+    _losses: deque[float] = field(default_factory=deque)
+    _stored_at_loss: int = -1  # step of the newest checkpoint at the previous loss
 
     def exceeded(self, cause: Cause, now: float, stored_step: int) -> str | None:
         """Record a fault; return what was exceeded, in words, if it is one too many.
@@ -143,7 +143,7 @@ class RestartLimit:
             now: The time, in seconds.
             stored_step: Step of the newest checkpoint; -1 without one.
         """
-        policy = self._config
+        policy = self.config
         lost = cause is Cause.NODE_LOST
         if lost:
             if stored_step > self._stored_at_loss:
@@ -163,18 +163,18 @@ class RestartLimit:
     @property
     def left(self) -> int:
         """Restarts after further faults of the job's own that are still allowed, without the one that is under way."""
-        return max(0, self._config.max_restarts - len(self._faults))
+        return max(0, self.config.max_restarts - len(self._faults))
 
 
+@dataclass
 class RestartPauses:
     """How long to wait before a gang is formed again after a fault of the job's own.
 
     Not at all if it has made progress since the previous fault; otherwise 1, 2, 4, … seconds, up to a minute.
     """
 
-    def __init__(self) -> None:
-        self._repeats = 0  # faults without progress in between
-        self._at_fault: tuple[int, int] | None = None  # most steps and the newest checkpoint at the previous fault
+    _repeats: int = 0  # faults without progress in between
+    _at_fault: tuple[int, int] | None = None  # most steps and the newest checkpoint at the previous fault
 
     def stalled(self, step: int, stored_step: int) -> bool:
         """Whether there was a fault before, and no progress since.
@@ -183,26 +183,27 @@ class RestartPauses:
             step: Most steps that were done so far.
             stored_step: Step of the newest checkpoint; -1 without one.
         """
-        return self._at_fault is not None and not self._progressed(step, stored_step)
+        return self._at_fault is not None and step <= self._at_fault[0] and stored_step <= self._at_fault[1]
 
     def fault(self, step: int, stored_step: int) -> float:
         """Take note of a fault, and return the seconds to wait. Arguments as for ``stalled``."""
-        self._repeats = 0 if self._progressed(step, stored_step) else self._repeats + 1
+        before, stored_before = self._at_fault or (0, -1)
+        self._repeats = 0 if step > before or stored_step > stored_before else self._repeats + 1
         self._at_fault = step, stored_step
         return min(2.0 ** (self._repeats - 1), _LONGEST_PAUSE) if self._repeats else 0.0
 
-    def _progressed(self, step: int, stored_step: int) -> bool:
-        before, stored_before = self._at_fault or (0, -1)
-        return step > before or stored_step > stored_before
 
-
+@dataclass
 class NodeWatch:
-    """Remembers which nodes will go away or are gone, including some that the cluster has not noticed yet."""
+    """Remembers which nodes will go away or are gone, including some that the cluster has not noticed yet.
 
-    def __init__(self) -> None:
-        self._last_moments: dict[str, float] = {}  # by when each leaving node must be left
-        self._silent: set[str] = set()  # dead, but not known to the cluster yet
-        self._quarantined: dict[str, float] = {}  # until when
+    Attributes:
+        quarantined: Until when nodes are treated as gone.
+    """
+
+    quarantined: dict[str, float] = field(default_factory=dict)
+    _last_moments: dict[str, float] = field(default_factory=dict)  # by when each leaving node must be left
+    _silent: set[str] = field(default_factory=set)  # dead, but not known to the cluster yet
 
     def see(self, alive: Collection[str], leaving: Mapping[str, float | None], now: float) -> None:
         """Take note of what the cluster reports.
@@ -221,7 +222,7 @@ class NodeWatch:
     def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
         """Take note of a probe's result, and return all nodes to be considered gone."""
         self._silent |= set(silent)
-        return {*silent, *dead, *self._quarantined_now(now)}
+        return {*silent, *dead, *(node for node, until in self.quarantined.items() if until > now)}
 
     def leaving(self, nodes: Iterable[str]) -> bool:
         """Whether any of these nodes will go away."""
@@ -231,13 +232,7 @@ class NodeWatch:
         """Whether any of these nodes will go away soon."""
         return any(self._last_moments.get(node, now + 1) <= now for node in nodes)
 
-    def quarantine(self, node: str, until: float) -> None:
-        """Treat a node as gone for a while."""
-        self._quarantined[node] = until
-
     def unusable(self, now: float) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._silent | self._quarantined_now(now) | self._last_moments.keys()
-
-    def _quarantined_now(self, now: float) -> set[str]:
-        return {node for node, until in self._quarantined.items() if until > now}
+        quarantined = {node for node, until in self.quarantined.items() if until > now}
+        return self._silent | quarantined | self._last_moments.keys()

@@ -8,7 +8,7 @@ gang does not use, which keeps a copy of the gang's state.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,10 +29,10 @@ from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext, WorkerPlace, worker_resources
 from service.gang.control.port import SpareStatus, StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
-from service.gang.ray.private_api import free_memory, total_memory
+from service.gang.ray.private_api import free_memory
 
 if TYPE_CHECKING:
-    from service.gang.ray_train.rank_worker import GangSupervisor, RankWorker
+    from service.gang.ray_train.rank_worker import RankWorker
     from service.gang.worker.spare_copy import Array
 
 KILL_SECONDS = 5.0  # for a killed process to be gone
@@ -62,7 +62,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: "ActorProxy[GangSupervisor]",
+        self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorHandle[Any],
         context: GangContext, node: str | None,
     ) -> None:  # fmt: skip
         from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
@@ -138,7 +138,7 @@ class RayReplica:
         workers: Its workers; empty before it has its resources.
     """
 
-    def __init__(self, request: StartReplica, supervisor: "ActorProxy[GangSupervisor]", context: GangContext) -> None:
+    def __init__(self, request: StartReplica, supervisor: ActorHandle[Any], context: GangContext) -> None:
         self._supervisor, self._context, self._keep_on = supervisor, context, request.keep_on
         spec, tag = request.spec, context.tag
         layout = Layout.of(spec.parallelism)
@@ -167,14 +167,8 @@ class RayReplica:
                 table = placement_group_table(self._placement)
                 self._nodes, reserved = table.get("bundles_to_node_id", {}), table.get("state") == "CREATED"
             if reserved:
-                self.workers = [self._start(place) for place in range(self._tensor * self._groups)]
+                self.workers = [self.start(place) for place in range(self._tensor * self._groups)]
         return tuple(worker.status() for worker in self.workers)
-
-    def replace(self, worker: WorkerHandle) -> None:
-        """End a worker, and start another in its place on the same resources."""
-        worker.kill()
-        place = self.workers.index(worker)
-        self.workers[place] = self._start(place)
 
     def remove(self) -> None:
         """End its workers and free its resources."""
@@ -184,7 +178,8 @@ class RayReplica:
             with suppress(RayError):  # a cluster that is going down frees it by itself
                 remove_placement_group(self._placement)
 
-    def _start(self, place: int) -> WorkerHandle:
+    def start(self, place: int) -> WorkerHandle:
+        """Start a worker on the resources of a place."""
         if self._placement is None:
             node = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
             return WorkerHandle({}, node, self._supervisor, self._context, self._keep_on[place])
@@ -194,24 +189,6 @@ class RayReplica:
 
 
 # The spare copy
-
-
-@dataclass
-class _RemoteRank:
-    """A rank in its worker's process; a ``service.gang.worker.spare_copy.Rank``."""
-
-    actor: "ActorProxy[RankWorker]"
-    generation: int
-    rank: int
-
-    def hold(self) -> SnapshotIndex | None:
-        return ray.get(self.actor.hold.remote(self.generation, self.rank))
-
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
-        return ray.get(self.actor.read.remote(key, regions))
-
-    def release(self) -> None:
-        self.actor.release.remote()
 
 
 class SpareHolder:
@@ -227,19 +204,22 @@ class SpareHolder:
 
         context.logs.write()
         self._title = title
-        self._copy = SpareCopy(lambda: free_memory() - int(SHARE_TO_LEAVE * total_memory()))
+        self._copy = SpareCopy(partial(free_memory, SHARE_TO_LEAVE))
 
     def __repr__(self) -> str:
         return self._title
 
     @ray.method
-    def up(self) -> None:
-        """Return once it is up."""
-
-    @ray.method
     def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> tuple[int, int] | None:
         """Copy the newest snapshots of ranks; see ``SpareCopy.copy``."""
-        return self._copy.copy([_RemoteRank(actor, generation, rank) for rank, actor in actors.items()])
+        from service.gang.worker.spare_copy import Rank
+
+        return self._copy.copy(
+            [
+                Rank(partial(_call, actor.hold, generation, rank), partial(_call, actor.read), actor.release.remote)
+                for rank, actor in actors.items()
+            ]
+        )
 
     @ray.method
     def indexes(self) -> list[SnapshotIndex]:
@@ -252,6 +232,10 @@ class SpareHolder:
         return self._copy.read(key, regions)
 
 
+def _call(method: Any, *arguments: Any) -> Any:
+    return ray.get(method.remote(*arguments))
+
+
 class RaySpare:
     """The handle of a spare copy, for the executor's thread.
 
@@ -262,6 +246,7 @@ class RaySpare:
     Attributes:
         number: Its number, which no worker of the gang has.
         actor: Its actor handle; ranks read from it as from a worker.
+        copying: Generation and step of the copy that it makes now, once it is made; ``None``: it makes none.
     """
 
     def __init__(self, node: str, context: GangContext) -> None:
@@ -276,8 +261,8 @@ class RaySpare:
             )
             .remote(f"{context.tag}: spare copy", context)
         )
-        self._starting: ObjectRef[None] | None = self.actor.up.remote()
-        self._copying: ObjectRef[tuple[int, int] | None] | None = None
+        self._starting: ObjectRef[list[SnapshotIndex]] | None = self.actor.indexes.remote()  # answers once it is up
+        self.copying: ObjectRef[tuple[int, int] | None] | None = None
         self._saved: tuple[int, int] | None = None
         self._failure: str | None = None
 
@@ -289,8 +274,8 @@ class RaySpare:
                 ray.get(starting)
             except RayError as error:
                 self._failure = _first_line(error)
-        if self._copying is not None and ray.wait([self._copying], timeout=0)[0]:
-            copying, self._copying = self._copying, None
+        if self.copying is not None and ray.wait([self.copying], timeout=0)[0]:
+            copying, self.copying = self.copying, None
             try:
                 self._saved = ray.get(copying) or self._saved
             except RayTaskError as error:
@@ -301,15 +286,7 @@ class RaySpare:
             except RayError as error:
                 self._failure = _first_line(error)
         up = self._starting is None and self._failure is None
-        return SpareStatus(self.number, self._node, up, self._copying is not None, self._saved, self._failure)
-
-    def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> None:
-        """Have it copy ranks' newest snapshots in the background."""
-        self._copying = self.actor.copy.remote(generation, dict(actors))
-
-    def end(self) -> None:
-        """End it with all that it keeps."""
-        ray.kill(cast(ActorHandle[Any], self.actor))
+        return SpareStatus(self.number, self._node, up, self.copying is not None, self._saved, self._failure)
 
 
 def _first_line(error: RayError) -> str:

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ NAMESPACE = "boost-datasets"
 BUILDER_MEMORY = 1 << 30  # bytes; duplicates take 16 per document and shared band, and several times that
 
 
+@dataclass
 class RayBuilds:
     """``Builds`` on the cluster that this process is connected to.
 
@@ -29,9 +31,8 @@ class RayBuilds:
         access: The rules by which tenants get access to stores and files.
     """
 
-    def __init__(self, access: AccessRules) -> None:
-        self._access = access
-        self._answers: dict[str, Any] = {}  # not yet read
+    access: AccessRules
+    _answers: dict[str, Any] = field(default_factory=dict)  # not yet read
 
     def alive(self) -> set[str]:
         """Return the IDs of all builds whose actors are alive."""
@@ -40,7 +41,7 @@ class RayBuilds:
 
     def launch(self, task: BuildTask) -> None:
         """Start or resume a build; launching it twice starts one."""
-        access = self._access.of(task.tenant, task.credentials)
+        access = self.access.of(task.tenant, task.credentials)
         remote: Any = ray.remote(Builder)
         remote.options(
             name=task.id, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0,

@@ -23,37 +23,44 @@ BACKLOG = 1024  # workers that may wait meanwhile
 
 
 def main() -> None:
-    """Become the worker, or stand in for it."""
-    pid = fork(sys.argv[1:])
-    if pid is None:
+    """Become the worker, or stand in for it: a fork that the server makes, which does not outlive this process."""
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    pid = 0
+    for _ in range(TRIES):
+        try:
+            folder = _folder_of(sys.argv[1:])
+            address = f"/proc/self/fd/{folder}/{_name()}"  # a socket's path must be short
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server.settimeout(START_SECONDS)
+            try:
+                server.connect(address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; only one process starts the server
+                try:
+                    server.connect(address)
+                except (FileNotFoundError, ConnectionRefusedError) as error:
+                    if isinstance(error, ConnectionRefusedError):  # the server has ended
+                        os.unlink(address)
+                    _start_server(address)
+                    server.connect(address)
+            os.close(folder)
+            socket.send_fds(server, [request], [0, 1, 2])
+            answer = server.recv(32)
+        except ConnectionError:
+            continue
+        except (OSError, ValueError):
+            break
+        if answer:
+            server.detach()  # left open
+            pid = int(answer)
+            break
+    if not pid:  # no server is available
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     try:
         worker = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     select.select([worker], [], [])
-
-
-def fork(arguments: list[str]) -> int | None:
-    """Ask the fork server for the worker, starting the server if there is none.
-
-    Returns:
-        The worker's process ID; ``None`` if no server is available. The worker does not outlive this process.
-    """
-    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    for _ in range(TRIES):
-        try:
-            server = _connect(_folder_of(arguments), _name())
-            socket.send_fds(server, [request], [0, 1, 2])
-            answer = server.recv(32)
-        except ConnectionError:
-            continue
-        except (OSError, ValueError):
-            return None
-        if answer:
-            server.detach()  # left open
-            return int(answer)
-    return None
 
 
 def _folder_of(arguments: list[str]) -> int:
@@ -81,27 +88,6 @@ def _name() -> str:
     """
     environment = sorted(os.environ.items())
     return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
-
-
-def _connect(folder: int, name: str) -> socket.socket:
-    address = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(START_SECONDS)
-    try:
-        connection.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError):
-        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; only one process starts the server
-        try:
-            connection.connect(address)
-        except FileNotFoundError:
-            _start_server(address)
-            connection.connect(address)
-        except ConnectionRefusedError:  # the server has ended
-            os.unlink(address)
-            _start_server(address)
-            connection.connect(address)
-    os.close(folder)
-    return connection
 
 
 def _start_server(address: str) -> None:

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.gang.ray import fork_client
@@ -80,6 +80,18 @@ class Fork:
             self.client.close()
 
 
+def _loaded_files() -> dict[str, int]:
+    """Return the modification times of all imported files, in nanoseconds since 1970."""
+    changed: dict[str, int] = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if path:
+            with suppress(OSError):
+                changed[path] = Path(path).stat().st_mtime_ns
+    return changed
+
+
+@dataclass
 class ForkServer:
     """Forks on request.
 
@@ -89,22 +101,23 @@ class ForkServer:
         idle_seconds: How long it stays up without a fork.
     """
 
-    def __init__(self, listener: socket.socket, owner: int, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._listener, self._owner, self._idle_seconds = listener, owner, idle_seconds
-        self._forks: list[Fork] = []
-        self._loaded = _loaded_files()
+    listener: socket.socket
+    owner: int
+    idle_seconds: float = IDLE_SECONDS
+    _forks: list[Fork] = field(default_factory=list)
+    _loaded: dict[str, int] = field(default_factory=_loaded_files)
 
     def serve(self) -> Request | None:
         """Serve requests; return the request in each fork, and ``None`` in the server when it ends."""
         while True:
             poll = select.poll()
             clients = [fork.client.fileno() for fork in self._forks if fork.client]
-            for file in (self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients):
+            for file in (self.listener.fileno(), self.owner, *(fork.process for fork in self._forks), *clients):
                 poll.register(file, select.POLLIN)
-            ready = {file for file, _ in poll.poll(None if self._forks else 1000 * self._idle_seconds)}
+            ready = {file for file, _ in poll.poll(None if self._forks else 1000 * self.idle_seconds)}
             if not ready:
                 return None
-            if self._owner in ready:
+            if self.owner in ready:
                 for fork in self._forks:
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                 return None
@@ -117,47 +130,31 @@ class ForkServer:
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                     fork.client.close()
                     fork.client = None
-            if self._listener.fileno() in ready:
+            if self.listener.fileno() in ready:
                 if self._loaded != _loaded_files():  # the installation has changed; the next server loads the new one
                     return None
-                if request := self._answer():
+                client, _ = self.listener.accept()
+                client.settimeout(REQUEST_SECONDS)
+                try:
+                    text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
+                    arguments, folder, environment = json.loads(text)
+                    request = Request(arguments, folder, environment, files)
+                except (OSError, ValueError):  # the client has given up
+                    client.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:  # the fork, which closes everything that the server has open
+                    client.close()
+                    self.listener.close()
+                    os.close(self.owner)
+                    for fork in self._forks:
+                        fork.close()
                     return request
-
-    def _answer(self) -> Request | None:
-        client, _ = self._listener.accept()
-        client.settimeout(REQUEST_SECONDS)
-        try:
-            text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
-            arguments, folder, environment = json.loads(text)
-            request = Request(arguments, folder, environment, files)
-        except (OSError, ValueError):  # the client has given up
-            client.close()
-            return None
-        pid = os.fork()
-        if pid == 0:  # the fork, which closes everything that the server has open
-            client.close()
-            self._listener.close()
-            os.close(self._owner)
-            for fork in self._forks:
-                fork.close()
-            return request
-        for file in request.files:
-            os.close(file)
-        self._forks.append(Fork(os.pidfd_open(pid), client))
-        with suppress(OSError):  # the client has given up
-            client.send(str(pid).encode())
-        return None
-
-
-def _loaded_files() -> dict[str, int]:
-    """Return the modification times of all imported files, in nanoseconds since 1970."""
-    changed: dict[str, int] = {}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__dict__", {}).get("__file__")
-        if path:
-            with suppress(OSError):
-                changed[path] = Path(path).stat().st_mtime_ns
-    return changed
+                for file in request.files:
+                    os.close(file)
+                self._forks.append(Fork(os.pidfd_open(pid), client))
+                with suppress(OSError):  # the client has given up
+                    client.send(str(pid).encode())
 
 
 def become(request: Request) -> None:

@@ -24,6 +24,7 @@ from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, GangContext
 from service.gang.ray import private_api
 from service.gang.ray.actors import end_processes
+from service.gang.ray.nodes import ANSWER_SECONDS as CHECK_SECONDS
 from service.gang.ray.nodes import JoinedNode, NodeChecks, end_processes_of, ray_folder
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.status import (
@@ -66,14 +67,6 @@ class _Handle:
     watch: Any = None
     silent_seconds: float = 0.0
     silent_at: float | None = None
-
-    def silence(self) -> GangStatus:
-        """Take note that it does not answer now."""
-        now = time.monotonic()
-        if self.silent_at is not None:
-            self.silent_seconds += min(now - self.silent_at, _LONGEST_GAP)
-        self.silent_at = now
-        return replace(_SILENT, silent_seconds=self.silent_seconds)
 
 
 class RayGangs:
@@ -121,7 +114,29 @@ class RayGangs:
             "job_config": JobConfig(metadata={"name": "BOOST Service", "page": self._public_url or ""}),
         }
         if self._address is None:
-            self._start_embedded(settings)
+            if self._token_file:
+                # Created at once with its content; an existing one stays as it is.
+                self._token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(
+                    "w", dir=self._token_file.parent
+                ) as file:  # readable by its owner only
+                    file.write(chance.token_hex(32))
+                    file.flush()
+                    with contextlib.suppress(FileExistsError):
+                        self._token_file.hardlink_to(file.name)
+                private_api.use_token(self._token_file)
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
+            self._folder = ray_folder()
+            with private_api.on_loopback(), private_api.own_sigterm_handler():
+                ray.init(
+                    "local",
+                    num_cpus=self._cpus,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
+                    dashboard_host="127.0.0.1",
+                    _temp_dir=f"{self._folder.path}/ray",  # Ray opens it to everybody, but not the folder around it
+                    **settings,
+                )
             return
         if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
             private_api.use_token(self._token_file)
@@ -131,30 +146,7 @@ class RayGangs:
         with private_api.own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **settings)
         self._checks = NodeChecks()
-        self._checks.wait([node["NodeID"] for node in _nodes_for_ranks()])
-
-    def _start_embedded(self, settings: dict[str, Any]) -> None:
-        if self._token_file:
-            # Created at once with its content; an existing one stays as it is.
-            self._token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._token_file.parent) as file:  # readable by its owner only
-                file.write(chance.token_hex(32))
-                file.flush()
-                with contextlib.suppress(FileExistsError):
-                    self._token_file.hardlink_to(file.name)
-            private_api.use_token(self._token_file)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
-        self._folder = ray_folder()
-        with private_api.on_loopback(), private_api.own_sigterm_handler():
-            ray.init(
-                "local",
-                num_cpus=self._cpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
-                dashboard_host="127.0.0.1",
-                _temp_dir=f"{self._folder.path}/ray",  # Ray opens its folder to everybody, but not the one around it
-                **settings,
-            )
+        self._checks.unusable([node["NodeID"] for node in _nodes_for_ranks()], wait_seconds=CHECK_SECONDS)
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
@@ -174,7 +166,7 @@ class RayGangs:
         Raises:
             ConnectionError: Something is missing. Ray would end a process that continued after a minute.
         """
-        if self._node is not None and not self._node.runs:
+        if self._node is not None and self._node.process.poll() is not None:
             raise ConnectionError("this service's own node of the Ray cluster has ended")
         if ended := private_api.ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
@@ -262,10 +254,43 @@ class RayGangs:
         handles = [self._handles.get(request.gang) for request in requests]
         answers = [handle.answer for handle in handles if handle]
         ready = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
-        return [
-            self._result(request, handle, handle.answer in ready) if handle else None
-            for request, handle in zip(requests, handles, strict=True)
-        ]
+        results: list[PollResult] = []
+        for request, handle in zip(requests, handles, strict=True):
+            if handle is None:
+                results.append(None)
+                continue
+            answer = handle.answer
+            status: GangStatus | None = None
+            if answer in ready:
+                handle.answer = None
+                try:
+                    status = ray.get(answer)
+                except ActorUnavailableError:
+                    pass  # it may answer later
+                except RayActorError:
+                    self._handles.pop(request.gang, None)
+                    results.append(None)
+                    continue
+                except Exception as error:
+                    results.append(error)
+                    continue
+            if status is None:
+                now = time.monotonic()
+                if handle.silent_at is not None:
+                    handle.silent_seconds += min(now - handle.silent_at, _LONGEST_GAP)
+                handle.silent_at = now
+                results.append(replace(_SILENT, silent_seconds=handle.silent_seconds))
+                continue
+            handle.silent_seconds, handle.silent_at = 0.0, None
+            # A late answer belongs to an older request.
+            fresh = [report for report in status.reports if report.sequence > request.after_sequence]
+            # A supervisor started by the previous release cannot be watched, only polled.
+            if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
+                newest = fresh[-1].sequence if fresh else request.after_sequence
+                handle.watch = handle.actor.wait_for_update.remote(newest).future()
+                handle.watch.add_done_callback(lambda ended, gang=request.gang: self._ended_watches.put((gang, ended)))
+            results.append(status if len(fresh) == len(status.reports) else replace(status, reports=fresh))
+        return results
 
     def _handle(self, gang: GangKey) -> _Handle | None:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
@@ -275,29 +300,6 @@ class RayGangs:
             except ValueError:  # Ray raises this if there is none
                 return None
         return self._handles[gang]
-
-    def _result(self, request: PollRequest, handle: _Handle, ready: bool) -> PollResult:
-        if not ready:
-            return handle.silence()
-        answer, handle.answer = handle.answer, None
-        try:
-            status: GangStatus = ray.get(answer)
-        except ActorUnavailableError:
-            return handle.silence()
-        except RayActorError:
-            self._handles.pop(request.gang, None)
-            return None
-        except Exception as error:
-            return error
-        handle.silent_seconds, handle.silent_at = 0.0, None
-        # A late answer belongs to an older request.
-        fresh = [report for report in status.reports if report.sequence > request.after_sequence]
-        # A supervisor started by the previous release cannot be watched, only polled.
-        if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
-            newest = fresh[-1].sequence if fresh else request.after_sequence
-            handle.watch = handle.actor.wait_for_update.remote(newest).future()
-            handle.watch.add_done_callback(lambda ended: self._ended_watches.put((request.gang, ended)))
-        return status if len(fresh) == len(status.reports) else replace(status, reports=fresh)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
         """Wait at most ``seconds`` for supervisors with news since their last poll, and return their gangs."""

@@ -56,6 +56,7 @@ class JoinedNode:
 
     Attributes:
         folder: Ray's folder for temporary files, which distinguishes this node from others on the machine.
+        process: Its process.
 
     Raises:
         ConnectionError: The cluster does not accept it.
@@ -70,19 +71,19 @@ class JoinedNode:
             "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false",
             f"--temp-dir={self.folder}", "--block",
         ]  # fmt: skip
-
-        def end_with_parent() -> None:
-            _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
         with output.open("w") as log:
             # In its own session, because the service must leave the cluster before its node ends, even on ^C.
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, preexec_fn=end_with_parent
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),
             )
         try:
             deadline = time.monotonic() + START_SECONDS
             while self.folder not in nodes_here(address):
-                if not self.runs or time.monotonic() > deadline:
+                if self.process.poll() is not None or time.monotonic() > deadline:
                     raise ConnectionError(
                         f"this machine could not join the Ray cluster at {address}; Ray's output:\n"
                         f"{output.read_text()[-2000:]}"
@@ -92,19 +93,14 @@ class JoinedNode:
             self.close()
             raise
 
-    @property
-    def runs(self) -> bool:
-        """Whether it is still running."""
-        return self._process.poll() is None
-
     def close(self) -> None:
         """End it with all its processes."""
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         self._parent.close()
 
 
@@ -223,24 +219,17 @@ class NodeChecks:
         if problem := self._head.get("problem"):
             raise ValueError(f"its head has no BOOST ({problem}); run it from the trainer's image")
 
-    def wait(self, nodes: Collection[str]) -> None:
-        """Ask nodes, and wait until they have answered, at most ``ANSWER_SECONDS``."""
-        for node in nodes:
-            self._checks[node] = _Check(self._ask(node), time.monotonic())
-        answers = [check.answer for check in self._checks.values()]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=ANSWER_SECONDS)
-
-    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+    def unusable(self, nodes: Collection[str], wait_seconds: float = 0.0) -> dict[str, str]:
         """Return why ranks cannot run on nodes, by node; new nodes are asked, and not used until they answer.
 
         Args:
             nodes: All alive nodes on which ranks could be placed.
+            wait_seconds: How long to wait for their answers.
         """
         now = time.monotonic()
         self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in nodes}
         pending = [check.answer for check in self._checks.values() if check.answer is not None]
-        ready = set(ray.wait(pending, num_returns=len(pending), timeout=0)[0]) if pending else set()
+        ready = set(ray.wait(pending, num_returns=len(pending), timeout=wait_seconds)[0]) if pending else set()
         reasons: dict[str, str] = {}
         for node, check in self._checks.items():
             if check.answer in ready:

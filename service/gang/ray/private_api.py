@@ -51,7 +51,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import ray
 from ray import actor
@@ -121,14 +122,7 @@ def no_random_ids() -> Iterator[None]:
     module: Any = actor
     of_ray = module.ActorClassID
 
-    class FromSystem:
-        """Replaces ``ActorClassID``."""
-
-        @staticmethod
-        def from_random() -> Any:
-            return of_ray(os.urandom(of_ray.size()))
-
-    module.ActorClassID = FromSystem
+    module.ActorClassID = SimpleNamespace(from_random=lambda: of_ray(os.urandom(of_ray.size())))
     try:
         yield
     finally:
@@ -162,8 +156,8 @@ def require_head() -> None:
     Raises:
         ConnectionError: The head does not answer within ``ANSWER_SECONDS``.
     """
-    with _in_reach():
-        _gcs().internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
+    with _gcs() as gcs:
+        gcs.internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
 
 
 def gcs_address(address: str) -> str:
@@ -207,8 +201,8 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
         ConnectionError: The head does not answer.
     """
     messages: Any = gcs_pb2
-    with _in_reach():
-        nodes = _gcs().get_all_node_info(timeout=seconds)
+    with _gcs() as gcs:
+        nodes = gcs.get_all_node_info(timeout=seconds)
     return [
         {
             "NodeID": node_id.hex(),
@@ -225,8 +219,8 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
 def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:
     """Return free resources by node; nodes that have just joined may be missing. ``seconds`` as in ``node_table``."""
     messages: Any = autoscaler_pb2
-    with _in_reach():
-        reply = messages.GetClusterResourceStateReply.FromString(_gcs().get_cluster_resource_state(timeout_s=seconds))
+    with _gcs() as gcs:
+        reply = messages.GetClusterResourceStateReply.FromString(gcs.get_cluster_resource_state(timeout_s=seconds))
     return {node.node_id.hex(): dict(node.available_resources) for node in reply.cluster_resource_state.node_states}
 
 
@@ -235,8 +229,8 @@ def draining_nodes(seconds: float | None = None) -> dict[str, float | None]:
 
     ``seconds`` as in ``node_table``.
     """
-    with _in_reach():
-        draining: dict[str, int] = _gcs().get_draining_nodes(timeout=seconds)
+    with _gcs() as gcs:
+        draining: dict[str, int] = gcs.get_draining_nodes(timeout=seconds)
     return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
 
 
@@ -270,34 +264,24 @@ def autoscaler_refuses() -> bool:
         ConnectionError: Ray's head does not answer within ``ANSWER_SECONDS``.
     """
     messages: Any = autoscaler_pb2
-    with _in_reach():
-        status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status(timeout_s=ANSWER_SECONDS))
+    with _gcs() as gcs:
+        status = messages.GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=ANSWER_SECONDS))
     requested = list(status.cluster_resource_state.cluster_resource_constraints)
     return bool(requested) and requested == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
 
 
-def free_memory() -> int:
-    """Return the unused memory in bytes of this machine, or of this process's container."""
+def free_memory(share_to_leave: float = 0.0) -> int:
+    """Return the unused memory in bytes of this machine, or of this process's container, less a share of the total."""
     memory: Any = utils
-    return int(memory.get_system_memory() - memory.get_used_memory())
-
-
-def total_memory() -> int:
-    """Return the total memory in bytes of this machine, or of this process's container."""
-    memory: Any = utils
-    return int(memory.get_system_memory())
-
-
-def _gcs() -> Any:
-    """Return this process's client of the cluster's GCS. Creating another would block until the GCS answers."""
-    process: Any = worker.global_worker
-    return process.gcs_client
+    total = memory.get_system_memory()
+    return int(total - memory.get_used_memory()) - int(share_to_leave * int(total))
 
 
 @contextlib.contextmanager
-def _in_reach() -> Iterator[None]:
-    runtime: Any = ray
+def _gcs() -> Iterator[Any]:
+    """Yield this process's client of the cluster's GCS. Creating another would block until the GCS answers."""
+    process, runtime = cast(Any, worker.global_worker), cast(Any, ray)
     try:
-        yield
+        yield process.gcs_client
     except runtime.exceptions.RpcError as error:
         raise ConnectionError("Ray's head does not answer") from error

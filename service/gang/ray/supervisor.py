@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never, cast
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorProxy
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from boost_core.config import JobSpec
@@ -23,9 +23,6 @@ from service.gang.control.record import GangRecord
 from service.gang.ray.actors import RayReplica, RaySpare, WorkerHandle
 from service.gang.ray.private_api import draining_nodes, free_resources, node_table
 from service.gang.status import GangPhase, GangStatus, Orders
-
-if TYPE_CHECKING:
-    from service.gang.ray_train.rank_worker import GangSupervisor
 
 UPDATES = "updates"  # concurrency group of calls that wait, so that others are answered meanwhile
 WAITING_CALLS = 4  # calls of services that have died end after a while
@@ -55,7 +52,9 @@ class Supervisor:
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
         self._changed = threading.Condition()  # guards the controller and the record
-        self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
+        self._record = GangRecord(
+            port.Moment(time.monotonic(), datetime.now(UTC)), runtime.get_actor_id(), self._changed.notify_all
+        )
         self._controller = GangController(spec, orders, self._record, context.basis)
         self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
@@ -101,7 +100,7 @@ class Supervisor:
 
     def _handle(self, event: port.Event) -> list[port.Decision]:
         with self._changed:
-            return self._controller.handle(event, _now())
+            return self._controller.handle(event, port.Moment(time.monotonic(), datetime.now(UTC)))
 
     def _run(self) -> None:
         """Train the job until it ends, is paused or fails, and give the record its final status."""
@@ -111,7 +110,7 @@ class Supervisor:
                     return
                 with self._changed:
                     _, message = self._record.status_text
-                self._executor.show(message)
+                self._executor.run.say(message)
                 time.sleep(TICK_SECONDS)
         except Exception as error:
             logger.exception("the gang's loop has failed")
@@ -136,10 +135,6 @@ class Supervisor:
             self._record.say(end.phase, end.message)
 
 
-def _now() -> port.Moment:
-    return port.Moment(time.monotonic(), datetime.now(UTC))
-
-
 class RayExecutor:
     """Executes the decisions of one gang, a run of Ray Train, and observes the results. For use by one thread.
 
@@ -147,13 +142,16 @@ class RayExecutor:
         spec: The job.
         supervisor: Handle of the supervisor's actor, for the workers.
         context: Settings of the service that workers need.
+
+    Attributes:
+        run: The run of Ray Train.
     """
 
-    def __init__(self, spec: JobSpec, supervisor: "ActorProxy[GangSupervisor]", context: GangContext) -> None:
+    def __init__(self, spec: JobSpec, supervisor: ActorHandle[Any], context: GangContext) -> None:
         from service.gang.ray_train.mirror import TrainRun  # not needed by the service's own process
 
         self._supervisor, self._context = supervisor, context
-        self._run = TrainRun(spec, context)
+        self.run = TrainRun(spec, context)
         self._replicas: dict[int, RayReplica] = {}
         self._spare: RaySpare | None = None
         self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
@@ -163,12 +161,12 @@ class RayExecutor:
 
     def ended(self) -> list[port.RankEnded]:
         """Return the ranks whose training has ended since the last call."""
-        self._run.check()
+        self.run.check()
         over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in _ready(self._ends, 0)]
         ended = [each for each in over if each.generation == self._generation]
         self._halts &= all(each.end is not None and each.end.how in HALTS for each in ended)
         if ended and self._halts and all(generation != self._generation for generation, _ in self._ends.values()):
-            self._run.halted()
+            self.run.halted()
         return over
 
     def observe(self) -> port.Observed:
@@ -180,19 +178,38 @@ class RayExecutor:
 
     def execute(self, decision: port.Decision) -> port.Answer | None:
         """Execute a decision; if it is a question, return the answer within seconds."""
+        by_number = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
         match decision:
             case port.StartReplica(number=number):
                 self._replicas[number] = RayReplica(decision, self._supervisor, self._context)
             case port.RemoveReplica(number=number):
                 self._replicas.pop(number).remove()
             case port.ReplaceWorker(worker=number):
-                worker = self._worker(number)
-                next(each for each in self._replicas.values() if worker in each.workers).replace(worker)
+                worker = by_number[number]
+                worker.kill()
+                replica = next(each for each in self._replicas.values() if worker in each.workers)
+                place = replica.workers.index(worker)
+                replica.workers[place] = replica.start(place)
             case port.KillWorkers(workers=numbers, stopped=stopped):
                 for worker in self._workers(numbers):
                     worker.kill(stopped)
             case port.StartTraining():
-                self._start_training(decision)
+                from service.gang.ray_train.rank_worker import RunWorker
+
+                actors: dict[int, Any] = {number: worker.actor for number, worker in by_number.items()}
+                if self._spare is not None:
+                    actors[self._spare.number] = self._spare.actor  # it is read from like a worker
+                needed = set(decision.recovery.owners.values()) if decision.recovery else set()
+                recovery, read_from = ray.put(decision.recovery), ray.put({number: actors[number] for number in needed})
+                run_workers = []
+                for number, assignment in zip(decision.workers, decision.assignments, strict=True):
+                    worker = by_number[number]
+                    end = worker.actor.train.remote(assignment, recovery, read_from)
+                    self._ends[end] = assignment.generation, assignment.rank
+                    assert worker.place is not None  # only workers that are up form a gang
+                    run_workers.append(RunWorker(worker.actor, worker.place, worker.resources))
+                self._generation, self._halts = decision.assignments[0].generation, True
+                self.run.form(self._generation, run_workers)
             case port.HaltTraining(workers=numbers, store=store):
                 for worker in self._workers(numbers):
                     worker.actor.halt.remote(store)
@@ -200,24 +217,25 @@ class RayExecutor:
                 for worker in self._workers(numbers):
                     worker.actor.abort.remote()
             case port.SendCommand(worker=number, command=command):
-                self._worker(number).actor.command.remote(command)
+                by_number[number].actor.command.remote(command)
             case port.StartSpare(node=node):
                 self._spare = RaySpare(node, self._context)
             case port.CopyToSpare(generation=generation, workers=workers):
                 if self._spare is not None:
-                    actors = {rank: self._worker(number).actor for rank, number in workers.items()}
-                    self._spare.copy(generation, actors)
-            case port.EndSpare():
-                self._end_spare()
-            case port.Finish():
-                self._end_spare()
-                self._run.finish(decision)
-                for replica in self._replicas.values():
-                    replica.remove()
-                self._replicas.clear()
+                    ranks = {rank: by_number[number].actor for rank, number in workers.items()}
+                    self._spare.copying = self._spare.actor.copy.remote(generation, ranks)
+            case port.EndSpare() | port.Finish():
+                if self._spare is not None:
+                    ray.kill(cast(ActorHandle[Any], self._spare.actor))
+                    self._spare = None
+                if isinstance(decision, port.Finish):
+                    self.run.finish(decision)
+                    for replica in self._replicas.values():
+                        replica.remove()
+                    self._replicas.clear()
             case port.Prepare(first=first, owners=owners):
                 try:
-                    rendezvous = ray.get(self._worker(first).actor.rendezvous.remote(), timeout=ANSWER_SECONDS)
+                    rendezvous = ray.get(by_number[first].actor.rendezvous.remote(), timeout=ANSWER_SECONDS)
                 except RayError as error:
                     return port.Prepared(None, type(error).__name__, {})
                 indexes = {worker.number: worker.actor.indexes.remote() for worker in self._workers(owners)}
@@ -232,51 +250,25 @@ class RayExecutor:
                 _ready([answer for number, answer in places.items() if number not in unreachable], ANSWER_SECONDS)
                 return port.Probed(frozenset(_answers(places, 0)), frozenset(silent), frozenset(dead))
             case port.FindIdleNodes():
-                return port.IdleNodesFound(_idle_nodes(decision))
+                free, used = free_resources(), {}
+                for row in node_table():
+                    left, total = free.get(row["NodeID"], {}), row["Resources"]
+                    enough = all(left.get(name, 0) >= amount for name, amount in decision.resources.items())
+                    if row["Alive"] and enough and selects(decision.selector, row["Labels"]):
+                        used[row["NodeID"]] = sum(total.get(name, 0) - left[name] for name in decision.resources)
+                return port.IdleNodesFound(tuple(sorted(used, key=lambda each: (used[each], each))))
             case port.DumpStacks(workers=numbers):
                 stacks = {worker.number: worker.actor.stacks.remote() for worker in self._workers(numbers)}
                 return port.StacksDumped(_answers(stacks))
             case port.MeasureMemory(workers=numbers):
-                free = {worker.number: worker.actor.free_memory.remote() for worker in self._workers(numbers)}
-                return port.MemoryMeasured(_answers(free))
+                memory = {worker.number: worker.actor.free_memory.remote() for worker in self._workers(numbers)}
+                return port.MemoryMeasured(_answers(memory))
             case _:
                 assert_never(decision)
         return None
 
-    def show(self, message: str) -> None:
-        """Show the gang's state to people who look at the cluster; called repeatedly."""
-        self._run.say(message)
-
-    def _end_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.end()
-            self._spare = None
-
     def _workers(self, numbers: Collection[int]) -> list[WorkerHandle]:
         return [worker for replica in self._replicas.values() for worker in replica.workers if worker.number in numbers]
-
-    def _worker(self, number: int) -> WorkerHandle:
-        (worker,) = self._workers([number])
-        return worker
-
-    def _start_training(self, start: port.StartTraining) -> None:
-        from service.gang.ray_train.rank_worker import RunWorker
-
-        workers = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
-        actors: dict[int, Any] = {number: worker.actor for number, worker in workers.items()}
-        if self._spare is not None:
-            actors[self._spare.number] = self._spare.actor  # it is read from like a worker
-        needed = set(start.recovery.owners.values()) if start.recovery else set()
-        recovery, owners = ray.put(start.recovery), ray.put({number: actors[number] for number in needed})
-        run_workers = []
-        for number, assignment in zip(start.workers, start.assignments, strict=True):
-            worker = workers[number]
-            end = worker.actor.train.remote(assignment, recovery, owners)
-            self._ends[end] = assignment.generation, assignment.rank
-            assert worker.place is not None  # only workers that are up form a gang
-            run_workers.append(RunWorker(worker.actor, worker.place, worker.resources))
-        self._generation, self._halts = start.assignments[0].generation, True
-        self._run.form(self._generation, run_workers)
 
 
 def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
@@ -284,17 +276,6 @@ def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
     since_1970 = time.time() - time.monotonic()
     leaving = {node: None if at is None else at - since_1970 for node, at in draining_nodes().items()}
     return frozenset(node["NodeID"] for node in node_table() if node["Alive"]), leaving
-
-
-def _idle_nodes(request: port.FindIdleNodes) -> tuple[str, ...]:
-    """Return suitable idle nodes, the least used first."""
-    free, used = free_resources(), {}
-    for node in node_table():
-        left = free.get(node["NodeID"], {})
-        enough = all(left.get(name, 0) >= amount for name, amount in request.resources.items())
-        if node["Alive"] and enough and selects(request.selector, node["Labels"]):
-            used[node["NodeID"]] = sum(node["Resources"].get(name, 0) - left[name] for name in request.resources)
-    return tuple(sorted(used, key=lambda node: (used[node], node)))
 
 
 def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:

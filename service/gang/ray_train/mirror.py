@@ -12,8 +12,10 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any, cast
 
 import fsspec
@@ -25,30 +27,15 @@ from ray.exceptions import RayActorError
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution import scaling_policy
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.controller import state as run_states
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
-from ray.train.v2._internal.execution.controller.state import (
-    AbortedState,
-    ErroredState,
-    FinishedState,
-    ReschedulingState,
-    RunningState,
-    SchedulingState,
-    ShuttingDownState,
-    TrainControllerState,
-)
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
-from ray.train.v2._internal.execution.scaling_policy import (
-    NoopDecision,
-    ResizeDecision,
-    ScalingDecision,
-    ScalingPolicy,
-)
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.worker_group import (
     ActorMetadata,
-    PlacementGroupHandle,
     WorkerGroup,
     WorkerGroupContext,
     WorkerGroupPollStatus,
@@ -95,48 +82,31 @@ class GenerationHalted:
     """All ranks have stopped as they were told to; a worker that ends from now on has not failed."""
 
 
-@dataclass(frozen=True)
-class ShowMessage:
-    """Show this message about the gang's state."""
-
-    message: str
+Decided = FormGeneration | GenerationHalted | str | Finish  # a text: show this message about the gang's state
 
 
-Decided = FormGeneration | GenerationHalted | ShowMessage | Finish
-
-
-class GangScalingPolicy(ScalingPolicy):
+class GangScalingPolicy(scaling_policy.ScalingPolicy):
     """Follows the gang's controller. Never asks an autoscaler for nodes, as the service does that.
 
     Attributes:
         next: The generation to train next.
     """
 
-    def __init__(self, scaling_config: ScalingConfig) -> None:
-        super().__init__(scaling_config)
-        self.next: FormGeneration | None = None
+    next: FormGeneration | None = None
 
-    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+    def make_decision_for_non_running_worker_group(self, *status: Any, **more: Any) -> scaling_policy.ScalingDecision:
         """Start the next generation, if there is one."""
         if self.next is None:
-            return NoopDecision()
-        return ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
+            return scaling_policy.NoopDecision()
+        return scaling_policy.ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
 
-    def make_decision_for_running_worker_group(self, *status: Any, **more: Any) -> ScalingDecision:
-        """Start the next generation, if there is one."""
-        return self.make_decision_for_non_running_worker_group()
+    make_decision_for_running_worker_group = make_decision_for_non_running_worker_group
 
     def _get_num_workers_for_resource_request(self) -> int:
         return 0
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
-        """Request no nodes."""
-
-    async def before_controller_shutdown(self) -> None:
-        """Nothing was requested."""
-
-    def before_controller_abort(self) -> None:
-        """Nothing was requested."""
+        """Request no nodes, so that none need to be given back."""
 
 
 class GangFailurePolicy(FailurePolicy):
@@ -157,11 +127,9 @@ class RunState(StateManagerCallback):
         failure: Why the job failed, once it has.
     """
 
-    def __init__(self) -> None:
-        super().__init__(datasets={})
-        self._message: str | None = None
-        self._attempt = ""
-        self.failure: str | None = None
+    failure: str | None = None
+    _message: str | None = None
+    _attempt = ""
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         """Publish that the run begins."""
@@ -180,13 +148,13 @@ class RunState(StateManagerCallback):
         self._attempt = worker_group_context.run_attempt_id
 
     def after_controller_state_update(
-        self, previous_state: TrainControllerState, current_state: TrainControllerState
+        self, previous_state: run_states.TrainControllerState, current_state: run_states.TrainControllerState
     ) -> None:
         """Publish a new state."""
         super().after_controller_state_update(previous_state, current_state)
         if type(previous_state) is type(current_state):
             return
-        if isinstance(current_state, ReschedulingState):  # a worker was lost before the group had started
+        if isinstance(current_state, run_states.ReschedulingState):  # a worker was lost before the group had started
             cause = str(current_state.training_failed_error)
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
         self._publish()
@@ -239,11 +207,12 @@ class GangWorkerGroup(WorkerGroup):
         self._workers_of_gang = workers
         self.halted = False
 
-    def _start(self) -> None:
+    def _start(self) -> None:  # without giving up what there is if it cannot be started
         self._start_impl(KeptGroupStateBuilder())
 
     def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
-        return ReservedPlacement()
+        # The gang creates and removes its placement groups itself; they are ready before there are workers.
+        return SimpleNamespace(placement_group=None, wait=lambda _seconds: True, shutdown=lambda: None)
 
     def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
         nodes = [worker.place.node for worker in self._workers_of_gang]
@@ -294,44 +263,6 @@ class KeptGroupStateBuilder(WorkerGroupStateBuilder):
         """Return the state of a group that has started."""
         return KeptGroupState(**vars(super().build()))
 
-    def shutdown(self) -> None:
-        """Leave everything in place if a group could not be started."""
-
-
-class ReservedPlacement(PlacementGroupHandle):
-    """The gang's placement groups, one per replica, which the gang creates and removes itself."""
-
-    @property
-    def placement_group(self) -> Any:
-        """No worker is created through it."""
-        return None
-
-    def ready(self) -> Any:
-        """Not supported; nothing waits for it."""
-        raise NotImplementedError
-
-    def wait(self, timeout_seconds: float = 30) -> bool:
-        """Return at once: placement groups are ready before there are workers."""
-        return True
-
-    def shutdown(self) -> None:
-        """Leave the placement groups in place."""
-
-
-class NoBarrier:
-    """Replaces Ray Train's ``SynchronizationActor``, a separate process where ranks meet when they report.
-
-    Here only rank 0 reports, and the gang's supervisor, which is the actor of this process, answers it.
-    """
-
-    def options(self, **_: Any) -> "NoBarrier":
-        """Accept any placement."""
-        return self
-
-    def remote(self, **_: Any) -> "ActorHandle[Any]":
-        """Return the supervisor; see ``Supervisor.broadcast_from_rank_zero``."""
-        return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)
-
 
 class GangError(TrainingFailedError):
     """The gang's controller has given up the job."""
@@ -352,50 +283,50 @@ class GangTrainController(TrainController):
         self._end_by = 0.0
         (self._run_state,) = (each for each in arguments["callbacks"] if isinstance(each, RunState))
         self._policy: GangScalingPolicy = arguments["scaling_policy"]
-        vars(worker_group_module)["SynchronizationActor"] = NoBarrier()  # this process has no other run
+        # Ray Train has a separate process where ranks meet when they report. Here only rank 0 reports, and the gang's
+        # supervisor, the actor of this process, answers it; see ``Supervisor.broadcast_from_rank_zero``.
+        barrier = SimpleNamespace(remote=lambda **_: ray.get_runtime_context().current_actor)
+        no_barrier = SimpleNamespace(options=lambda **_: barrier)
+        vars(worker_group_module)["SynchronizationActor"] = no_barrier  # this process has no other run
         super().__init__(**arguments)
 
     async def _step(self) -> TrainControllerLoopIterationResult:
         state = self.get_state()
-        if isinstance(state, (SchedulingState, ShuttingDownState)):
+        if isinstance(state, (run_states.SchedulingState, run_states.ShuttingDownState)):
             return await super()._step()
         wait = self._policy.next is None and self._end is None  # there is nothing to do without a new decision
-        try:
-            self._note(self._decided.get(block=wait, timeout=POLL_SECONDS if isinstance(state, RunningState) else None))
+        with suppress(queue.Empty):
             while True:
-                self._note(self._decided.get_nowait())
-        except queue.Empty:
-            pass
+                decided = self._decided.get(wait, POLL_SECONDS if isinstance(state, run_states.RunningState) else None)
+                wait = False
+                match decided:
+                    case FormGeneration():
+                        self._policy.next = decided
+                    case GenerationHalted():
+                        if isinstance(self._worker_group, GangWorkerGroup):
+                            self._worker_group.halted = True
+                    case str(message):
+                        self._run_state.say(message)
+                    case Finish(message=message):
+                        self._end, self._end_by = decided, time.monotonic() + END_SECONDS / 2
+                        self._run_state.say(message)
         await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # lets Ray Train's other tasks run
         if self._end is None:
             return await super()._step()
         succeeded = self._end.phase is GangPhase.SUCCEEDED
-        if succeeded and isinstance(state, RunningState) and time.monotonic() < self._end_by:
+        if succeeded and isinstance(state, run_states.RunningState) and time.monotonic() < self._end_by:
             # Ray Train still has to notice that all ranks have finished, and to collect their reports.
             return await super()._step()
-        last: TrainControllerState = FinishedState() if succeeded else AbortedState()
+        last: run_states.TrainControllerState = run_states.FinishedState() if succeeded else run_states.AbortedState()
         if self._end.phase is GangPhase.FAILED:
-            last = ErroredState(GangError(self._end.message))
+            last = run_states.ErroredState(GangError(self._end.message))
             self._run_state.failure = self._end.message
         elif not succeeded and self._worker_group is not None:
             self._worker_group.abort()
             self._worker_group = None
         return TrainControllerLoopIterationResult(
-            self._get_run_attempt_id(), self.get_state(), ShuttingDownState(next_state=last)
+            self._get_run_attempt_id(), self.get_state(), run_states.ShuttingDownState(next_state=last)
         )
-
-    def _note(self, decided: Decided) -> None:
-        match decided:
-            case FormGeneration():
-                self._policy.next = decided
-            case GenerationHalted():
-                if isinstance(self._worker_group, GangWorkerGroup):
-                    self._worker_group.halted = True
-            case ShowMessage(message=message):
-                self._run_state.say(message)
-            case Finish(message=message):
-                self._end, self._end_by = decided, time.monotonic() + END_SECONDS / 2
-                self._run_state.say(message)
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         assert self._worker_group is not None
@@ -421,6 +352,7 @@ class GangTrainController(TrainController):
         self._worker_group = group
 
 
+@dataclass(unsafe_hash=True)
 class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
     """Handler of a pyarrow file system for one job's checkpoint folder, usable on any node.
 
@@ -434,33 +366,26 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
         access: What may be reached; a secret is read on the node, so that only the reference travels.
     """
 
-    def __init__(self, url: str, access: Access) -> None:
-        self._url, self._access = url, access
-        self._opened: Any = None
+    url: str
+    access: Access
+    _opened: Any = field(default=None, init=False, compare=False)
+
+    __ne__ = object.__ne__  # and not by what is open
 
     def __reduce__(self) -> tuple[type["RunStorage"], tuple[str, Access]]:
-        return RunStorage, (self._url, self._access)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunStorage) and (self._url, self._access) == (other._url, other._access)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((self._url, self._access))
+        return RunStorage, (self.url, self.access)
 
     @property
     def fs(self) -> Any:
         """The file system of the URL, opened on first use."""
         if self._opened is None:
-            self._access.configure()
-            self._opened, _ = fsspec.url_to_fs(self._url)
+            self.access.configure()
+            self._opened, _ = fsspec.url_to_fs(self.url)
         return self._opened
 
     def get_type_name(self) -> str:
         """Return its name, as shown to people."""
-        return f"boost+{fsspec.utils.get_protocol(self._url)}"
+        return f"boost+{fsspec.utils.get_protocol(self.url)}"
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         """Return what is at these paths."""
@@ -489,8 +414,10 @@ def folder_of(url: str) -> str:
     return path
 
 
-class TrainRun:
+class TrainRun(DataParallelTrainer):
     """One attempt of a job as a run of Ray Train, in its own thread. For use by the executor's thread.
+
+    It is Ray Train's trainer, whose controller runs in this process and follows the gang's controller.
 
     Args:
         spec: The job.
@@ -503,24 +430,52 @@ class TrainRun:
     def __init__(self, spec: JobSpec, context: GangContext) -> None:
         os.environ.update(SETTINGS)
         logging.getLogger("ray.train").setLevel(logging.WARNING)
+        assert spec.checkpoint.url is not None
+        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
+        resources, tag = worker_resources(spec), context.tag
+        run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
+        vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name
+        super().__init__(
+            lambda: None,  # workers get the generation instead, by ``TrainingFunction``
+            train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
+            scaling_config=ScalingConfig(
+                num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
+            ),
+            run_config=cast(Any, run),  # its types name the previous class
+        )
+        object.__setattr__(self.train_run_context, "run_id", tag.job_id)
         self.result: Result | None = None
+        self._attempt = tag.attempt
         self._decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
         self._shown = ""
         self._failure: Exception | None = None
         self._ending = False
-        self._trainer = GangTrainer(spec, context, self._decided)
         self._thread = threading.Thread(target=self._run, name="ray-train", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._trainer.fit()
+            self.fit()
         except GangError:
             pass  # as ordered
         except Exception as error:
             logger.exception("Ray Train's run has failed")
             self._failure = error
-        self.result = self._trainer.result
+
+    def _create_default_callbacks(self) -> list[Any]:
+        """Return the callbacks that show the run. The others set up or clean up what the gang handles itself."""
+        return [ControllerMetricsCallback(), WorkerMetricsCallback(self.train_run_context), RunState(datasets={})]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        async def run() -> Result:
+            arguments["scaling_policy"] = GangScalingPolicy(cast(Any, self.scaling_config))
+            arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
+            controller = GangTrainController(self._attempt, self._decided, **arguments)
+            await controller.run()
+            return controller.get_result()
+
+        self.result = asyncio.run(run())
+        return self.result
 
     def form(self, generation: int, workers: Sequence[RunWorker]) -> None:
         """Train a generation. Its workers have got their assignments through ``RankWorker.train``."""
@@ -531,10 +486,10 @@ class TrainRun:
         self._decided.put(GenerationHalted())
 
     def say(self, message: str) -> None:
-        """Show people the gang's state."""
+        """Show people the gang's state; called repeatedly."""
         if message != self._shown:
             self._shown = message
-            self._decided.put(ShowMessage(message))
+            self._decided.put(message)
 
     def check(self) -> None:
         """Check that the run continues.
@@ -552,54 +507,3 @@ class TrainRun:
         self._thread.join(END_SECONDS)
         if self._thread.is_alive():
             logger.warning("Ray Train's run has not ended within %g s", END_SECONDS)
-
-
-class GangTrainer(DataParallelTrainer):
-    """Ray Train's trainer, whose controller runs in this process and follows the gang's controller.
-
-    Args:
-        spec: The job.
-        context: Settings of the service that workers need.
-        decided: The decisions, in order.
-
-    Attributes:
-        result: Result of ``fit``, even if it raises.
-    """
-
-    def __init__(self, spec: JobSpec, context: GangContext, decided: "queue.SimpleQueue[Decided]") -> None:
-        self.result: Result | None = None
-        self._decided, self._tag = decided, context.tag
-        assert spec.checkpoint.url is not None
-        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
-        resources, tag = worker_resources(spec), context.tag
-        run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
-        vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name
-        self._scaling = ScalingConfig(
-            num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
-        )
-        super().__init__(
-            _train,
-            train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
-            scaling_config=self._scaling,
-            run_config=cast(Any, run),  # its types name the previous class
-        )
-        object.__setattr__(self.train_run_context, "run_id", tag.job_id)
-
-    def _create_default_callbacks(self) -> list[Any]:
-        """Return the callbacks that show the run. The others set up or clean up what the gang handles itself."""
-        return [ControllerMetricsCallback(), WorkerMetricsCallback(self.train_run_context), RunState()]
-
-    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        async def run() -> Result:
-            arguments["scaling_policy"] = GangScalingPolicy(self._scaling)
-            arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
-            controller = GangTrainController(self._tag.attempt, self._decided, **arguments)
-            await controller.run()
-            return controller.get_result()
-
-        self.result = asyncio.run(run())
-        return self.result
-
-
-def _train() -> None:
-    """A placeholder for the training function; workers get the generation instead, by ``TrainingFunction``."""

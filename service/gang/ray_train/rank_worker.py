@@ -2,24 +2,28 @@
 
 import logging
 import os
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
-from ray.actor import ActorProxy
+from ray.actor import ActorHandle, ActorProxy
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 from ray.train.v2._internal.util import ObjectRefWrapper
 
-from boost_core.messages import CheckpointReport, WorkerCommand
+from boost_core.messages import CheckpointReport, Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.ray.private_api import free_memory
+from service.security.redaction import redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,14 +45,6 @@ logger = logging.getLogger(__name__)
 
 class RankFailed(Exception):
     """A rank's training has failed."""
-
-
-class GangSupervisor(Protocol):
-    """What a worker knows of the supervisor's actor, ``service.gang.ray.supervisor.Supervisor``."""
-
-    @ray.method
-    def push(self, message: Message) -> None:
-        """Handle a worker's message."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,11 @@ class RankWorker(RayTrainWorker):
     Args:
         title: Its name in Ray's dashboard.
         number: The worker's number.
-        supervisor: Handle of the supervisor's actor.
+        supervisor: Handle of the supervisor's actor, a ``service.gang.ray.supervisor.Supervisor``.
         context: Settings of the service that workers need.
     """
 
-    def __init__(self, title: str, number: int, supervisor: ActorProxy[GangSupervisor], context: GangContext) -> None:
+    def __init__(self, title: str, number: int, supervisor: ActorHandle[Any], context: GangContext) -> None:
         os.environ.update(SETTINGS)
         super().__init__()
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats the gang's own log
@@ -176,7 +172,10 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def halt(self, store: bool) -> None:
         """Have the gang stop after a step; with ``store``, once it has written a checkpoint."""
-        self._worker.halt(store)
+        if (membership := self._worker.membership) is not None:
+            if store:
+                membership.store.set()
+            membership.halt.set()
 
     @ray.method
     def abort(self) -> None:
@@ -193,7 +192,9 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
         """Read parts of a snapshot in its memory."""
-        return self._worker.read(key, regions)
+        import numpy as np
+
+        return [np.ascontiguousarray(part.numpy()) for part in self._worker.snapshots.read(key, regions)]
 
     @ray.method
     def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
@@ -213,20 +214,28 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def stacks(self) -> str:
         """Return what each of its threads is doing."""
-        return self._worker.stacks()
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = "\n".join(
+            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+        )
+        return redact(stacks)
 
     @ray.method
     def command(self, command: WorkerCommand) -> None:
         """Inject a fault into its process, or trace its next steps."""
-        self._worker.command(command)
+        if isinstance(command, Drill):
+            self._worker.drills.add(command)
+        else:
+            self._worker.profiler.ask(command.steps)
 
 
+@dataclass
 class CheckpointReporter:
     """Reports committed checkpoints to Ray Train from a thread, one after the other."""
 
-    def __init__(self) -> None:
-        self._thread = futures.ThreadPoolExecutor(1, "checkpoints")
-        self._reported: list[futures.Future[None]] = []
+    _thread: futures.Executor = field(default_factory=partial(futures.ThreadPoolExecutor, 1, "checkpoints"))
+    _reported: list[futures.Future[None]] = field(default_factory=list)
 
     def report(self, report: CheckpointReport) -> None:
         """Report a checkpoint."""
@@ -250,29 +259,22 @@ class CheckpointReporter:
             logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
 
 
+@dataclass
 class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):
     """What Ray Train sends to workers instead of an object reference: the generation to train.
 
     A worker would wait ten seconds for an object that had a copy on a lost node.
-
-    Args:
-        generation: The generation.
     """
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
+    generation: int
 
 
+@dataclass
 class InWorker(ObjectRefWrapper[Callable[[], Any]]):
-    """The training function once it is in the worker.
+    """The training function once it is in the worker."""
 
-    Args:
-        function: The training function.
-    """
-
-    def __init__(self, function: Callable[[], RankEnd]) -> None:
-        self._function = function
+    function: Callable[[], RankEnd]
 
     def get(self) -> Callable[[], RankEnd]:
         """Return the training function."""
-        return self._function
+        return self.function

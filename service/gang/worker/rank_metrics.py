@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -33,14 +33,14 @@ from service.security.redaction import redact
 logger = logging.getLogger("boost_core")
 
 
+@dataclass(eq=False)
 class StepCollector(Collector):
     """Counts a process's steps and their parts over its life. The step loop adds and scrapes read, each atomically."""
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._parts: defaultdict[str, float] = defaultdict(float)
-        self._communication: dict[tuple[str, str], Totals] = {}
-        self._lock = threading.Lock()
+    _steps: int = 0
+    _parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _communication: dict[tuple[str, str], Totals] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, times: StepTimes) -> None:
         """Add a step."""
@@ -62,48 +62,34 @@ class StepCollector(Collector):
         for part, value in parts.items():
             seconds.add_metric([part], value)
         yield seconds
-        yield _by_line("seconds", "Seconds of collectives from start to end.", lines, "seconds")
-        yield _by_line("calls", "Collectives.", lines, "calls")
-        yield _by_line("bytes", "Payload bytes of collectives.", lines, "bytes")
-        exposed = "Seconds of collectives that were waited for."
-        yield _by_line("seconds", exposed, lines, "exposed_seconds", prefix="boost_rank_exposed_communication")
+        for name, text, field_name in (
+            ("communication_seconds", "Seconds of collectives from start to end.", "seconds"),
+            ("communication_calls", "Collectives.", "calls"),
+            ("communication_bytes", "Payload bytes of collectives.", "bytes"),
+            ("exposed_communication_seconds", "Seconds of collectives that were waited for.", "exposed_seconds"),
+        ):
+            family = CounterMetricFamily(f"boost_rank_{name}", text, labels=["collective", "group"])
+            for line, totals in lines.items():
+                family.add_metric(line, getattr(totals, field_name))
+            yield family
 
 
-def _by_line(
-    unit: str, text: str, lines: dict[tuple[str, str], Totals], field: str, prefix: str = "boost_rank_communication"
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"{prefix}_{unit}", text, labels=["collective", "group"])
-    for line, totals in lines.items():
-        family.add_metric(line, getattr(totals, field))
-    return family
-
-
-@dataclass(frozen=True)
-class _Gauge:
-    """A gauge of a GPU; ``read`` takes NVML and its handle of the GPU."""
-
-    name: str
-    help: str
-    read: Callable[[Any, Any], float]
-
-
-_GAUGES = (
-    _Gauge(
-        "utilization_ratio",
+_GAUGES: dict[str, tuple[str, Callable[[Any, Any], float]]] = {  # with what reads them, given NVML and its handle
+    "utilization_ratio": (
         "Share of time in which a kernel ran, from 0 to 1.",
         lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
     ),
-    _Gauge("memory_used_bytes", "Memory in use.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-    _Gauge("memory_total_bytes", "Total memory.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
-    _Gauge("power_watts", "Power drawn.", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-    _Gauge(
-        "temperature_celsius",
+    "memory_used_bytes": ("Memory in use.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "memory_total_bytes": ("Total memory.", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    "power_watts": ("Power drawn.", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    "temperature_celsius": (
         "Temperature of the chip.",
         lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     ),
-)
+}
 
 
+@dataclass(eq=False)
 class GpuCollector(Collector):
     """Collects gauges of some GPUs; values that NVML does not provide are left out.
 
@@ -111,13 +97,12 @@ class GpuCollector(Collector):
         gpus: GPUs by NVML's index or by UUID.
     """
 
-    def __init__(self, gpus: Sequence[str]) -> None:
-        self._gpus = gpus
+    gpus: Sequence[str]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the present values of the gauges."""
-        if self._gpus and self._nvml is not None:
-            yield from gauges(self._nvml, self._gpus)
+        if self.gpus and self._nvml is not None:
+            yield from gauges(self._nvml, self.gpus)
 
     @cached_property
     def _nvml(self) -> Any | None:
@@ -138,7 +123,9 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         nvml: The module ``pynvml``.
         gpus: As for ``GpuCollector``.
     """
-    families = [GaugeMetricFamily(f"boost_rank_gpu_{each.name}", each.help, labels=["gpu"]) for each in _GAUGES]
+    families = [
+        GaugeMetricFamily(f"boost_rank_gpu_{name}", text, labels=["gpu"]) for name, (text, _) in _GAUGES.items()
+    ]
     for gpu in gpus:
         try:
             by_index = gpu.isdigit()
@@ -146,9 +133,9 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
             uuid = nvml.nvmlDeviceGetUUID(handle)
         except nvml.NVMLError:
             continue
-        for gauge, family in zip(_GAUGES, families, strict=True):
+        for family, (_, read) in zip(families, _GAUGES.values(), strict=True):
             try:
-                family.add_metric([uuid], gauge.read(nvml, handle))
+                family.add_metric([uuid], read(nvml, handle))
             except nvml.NVMLError:  # as for a part of a GPU (MIG), which has no utilization
                 continue
     return families
@@ -198,6 +185,7 @@ def transports(log: bytes) -> set[str]:
     return names
 
 
+@dataclass(eq=False)
 class TransportCollector(Collector):
     """Finds out what the present gang's collectives go over, for Prometheus and for the log.
 
@@ -211,13 +199,12 @@ class TransportCollector(Collector):
         rdma_devices: Folder of the devices that a process may use for RDMA.
     """
 
-    def __init__(self, rdma_devices: Path = _RDMA_DEVICES) -> None:
-        self._rdma_devices = rdma_devices
-        self._log: BinaryIO | None = None
-        self._path: Path | None = None
-        self._transports: frozenset[str] = frozenset()
-        self._rank = 0
-        self._looks = False
+    rdma_devices: Path = _RDMA_DEVICES
+    _log: BinaryIO | None = None
+    _path: Path | None = None
+    _transports: frozenset[str] = frozenset()
+    _rank: int = 0
+    _looks: bool = False
 
     def ask(self) -> None:
         """Have NCCL write a log. NCCL reads the setting once per process, when it starts."""
@@ -259,7 +246,7 @@ class TransportCollector(Collector):
         for name in sorted(self._transports):
             gauge.add_metric([name], 1)
         yield gauge
-        devices = len(list(self._rdma_devices.glob("uverbs*")))
+        devices = len(list(self.rdma_devices.glob("uverbs*")))
         yield GaugeMetricFamily("boost_rank_rdma_devices", "RDMA devices that this rank may use.", devices)
 
 

@@ -5,10 +5,10 @@ Free of torch and of Ray: a rank's snapshot is numbers and where they belong.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,17 +26,19 @@ class NoRoom(MemoryError):
     """The node has too little memory for a copy."""
 
 
-class Rank(Protocol):
-    """A rank whose snapshots are copied."""
+@dataclass(frozen=True)
+class Rank:
+    """A rank whose snapshots are copied.
 
-    def hold(self) -> SnapshotIndex | None:
-        """Keep its newest snapshot readable and unchanged; return ``None`` if there is none."""
+    Attributes:
+        hold: Keeps its newest snapshot readable and unchanged; returns ``None`` if there is none.
+        read: Reads parts of the held snapshot.
+        release: Releases the held snapshot.
+    """
 
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
-        """Read parts of the held snapshot."""
-
-    def release(self) -> None:
-        """Release the held snapshot."""
+    hold: Callable[[], SnapshotIndex | None]
+    read: Callable[[SnapshotKey, Sequence[Region]], list[Array]]
+    release: Callable[[], object]
 
 
 @dataclass
@@ -47,6 +49,7 @@ class _Copy:
     tensors: list[Array]
 
 
+@dataclass
 class SpareCopy:
     """Copies of snapshots. Call ``copy`` from one thread at a time; all other methods may run at any time.
 
@@ -54,10 +57,9 @@ class SpareCopy:
         free_memory: Returns the bytes of the node's memory that may be used.
     """
 
-    def __init__(self, free_memory: Callable[[], int]) -> None:
-        self._free_memory = free_memory
-        self._copies: dict[SnapshotKey, _Copy] = {}
-        self._lock = threading.Lock()
+    free_memory: Callable[[], int]
+    _copies: dict[SnapshotKey, _Copy] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def copy(self, ranks: Sequence[Rank]) -> tuple[int, int] | None:
         """Copy the newest snapshots of ranks. They replace the previous ones only once all have arrived.
@@ -69,12 +71,22 @@ class SpareCopy:
             NoRoom: The node has too little memory.
         """
         try:
-            indexes = _hold_same_step(ranks)
-            if indexes is None:
+            # They take snapshots together, but drop the previous ones a moment apart.
+            newest = [rank.hold() for rank in ranks]
+            for _ in range(TRIES):
+                steps = [-1 if index is None else index.key.step for index in newest]
+                behind = [number for number, step in enumerate(steps) if step < max(steps)]
+                if not behind:
+                    break
+                time.sleep(TRY_SECONDS)
+                for number in behind:
+                    newest[number] = ranks[number].hold()
+            indexes = [index for index in newest if index is not None]
+            if len(indexes) < len(ranks) or len({index.key.step for index in indexes}) != 1:
                 return None
             size = sum(_bytes(box) for index in indexes for box in index.boxes)
             needed = size * (1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE)
-            free = self._free_memory()
+            free = self.free_memory()
             if free < needed:
                 raise NoRoom(
                     f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but copies of "
@@ -106,43 +118,13 @@ class SpareCopy:
         return [tensors[region.name, region.offsets][_within(region)] for region in regions]
 
 
-def _hold_same_step(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
-    """Have ranks hold their snapshots of the same step; return ``None`` if no step is common to all.
-
-    They take snapshots together, but drop the previous ones a moment apart.
-    """
-    indexes = [rank.hold() for rank in ranks]
-    for _ in range(TRIES):
-        steps = [-1 if index is None else index.key.step for index in indexes]
-        behind = [number for number, step in enumerate(steps) if step < max(steps)]
-        if not behind:
-            break
-        time.sleep(TRY_SECONDS)
-        for number in behind:
-            indexes[number] = ranks[number].hold()
-    result = [index for index in indexes if index is not None]
-    return result if len(result) == len(ranks) and len({index.key.step for index in result}) == 1 else None
-
-
 def _copy_of(rank: Rank, index: SnapshotIndex) -> _Copy:
     copy = _Copy(index, [np.empty(box.sizes, dtype=box.dtype) for box in index.boxes])
-    for portion in _portions(index.boxes):
-        parts = rank.read(index.key, [region for _, region in portion])
-        for (number, region), part in zip(portion, parts, strict=True):
-            copy.tensors[number][_within(region)] = part
-    return copy
-
-
-def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]]:
-    """Yield parts of the boxes, each with the number of its box, in portions that are read at a time.
-
-    A large box is split along its first axis.
-    """
-    portion: list[tuple[int, Region]] = []
+    portions: list[list[tuple[int, Region]]] = [[]]  # parts of the boxes that are read at a time, with their boxes
     size = 0
-    for number, box in enumerate(boxes):
+    for number, box in enumerate(index.boxes):
         regions = [Region(box.name, box.offsets, (), ())]  # of a scalar
-        if box.sizes:
+        if box.sizes:  # a large box is split along its first axis
             rows, rest = box.sizes[0], box.sizes[1:]
             each = max(1, PORTION_BYTES * rows // max(1, _bytes(box)))
             regions = [
@@ -151,13 +133,16 @@ def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]
             ]
         for region in regions:
             length = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
-            if portion and size + length > PORTION_BYTES:
-                yield portion
-                portion, size = [], 0
-            portion.append((number, region))
+            if portions[-1] and size + length > PORTION_BYTES:
+                portions.append([])
+                size = 0
+            portions[-1].append((number, region))
             size += length
-    if portion:
-        yield portion
+    for portion in filter(None, portions):
+        parts = rank.read(index.key, [region for _, region in portion])
+        for (number, region), part in zip(portion, parts, strict=True):
+            copy.tensors[number][_within(region)] = part
+    return copy
 
 
 def _within(region: Region) -> tuple[slice, ...]:

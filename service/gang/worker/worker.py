@@ -10,12 +10,10 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from boost_core.messages import Drill, WorkerCommand
+from boost_core.messages import Drill
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
 from boost_core.train import (
     LastSaveFailed,
@@ -93,15 +91,15 @@ def end_of(error: Exception) -> RankEnd:
     return RankEnd(End.FAILED, named)
 
 
+@dataclass
 class Drills:
     """Faults that a rank's process injects into itself on request. Threads may share it."""
 
-    def __init__(self) -> None:
-        self._waiting: list[Drill] = []
-        self._step = 0
-        self._lock = threading.Lock()
-        self._full_until = 0.0
-        self._late = (0, 0.0)  # number of steps, and delay of each in seconds
+    _waiting: list[Drill] = field(default_factory=list)
+    _step: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _full_until: float = 0.0
+    _late: tuple[int, float] = (0, 0.0)  # number of steps, and delay of each in seconds
 
     def add(self, drill: Drill) -> None:
         """Take a drill; one without a step starts immediately."""
@@ -161,6 +159,9 @@ class Worker:
     Attributes:
         place: Where it runs.
         snapshots: The snapshots in this process's memory.
+        membership: Its part in the gang; ``None`` between gangs.
+        drills: The faults that it injects on request.
+        profiler: Traces its steps on request.
     """
 
     def __init__(
@@ -170,9 +171,9 @@ class Worker:
         self._number, self._context, self._read = number, context, read
         self._reporter = SupervisorReporter(push, number)
         self.snapshots = SnapshotStore()
-        self._drills = Drills()
-        self._profiler = StepProfiler(self._reporter.report)
-        self._membership: Membership | None = None
+        self.drills = Drills()
+        self.profiler = StepProfiler(self._reporter.report)
+        self.membership: Membership | None = None
         self._store: TCPStore | None = None
         self._visible: tuple[str, ...] = ()
         self._steps, self._transport = StepCollector(), TransportCollector()
@@ -199,7 +200,7 @@ class Worker:
             assignment: The assignment of the rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
-        self._membership = Membership(
+        self.membership = Membership(
             generation=assignment.generation,
             snapshots=self.snapshots,
             owner_of=assignment.owner_of,
@@ -209,7 +210,7 @@ class Worker:
             # A job resumes only from a state whose steps are in the record.
             before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
             after_copy=self._reporter.copied,
-            before_save=self._drills.before_save,
+            before_save=self.drills.before_save,
             while_saving=self._reporter.saves,
             waited_seconds=assignment.waited_seconds,
         )
@@ -218,62 +219,57 @@ class Worker:
         self._steps.add(times)
         self._transport.after_step()
         self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
-        self._drills.after_step(times.step)
-        self._profiler.after_step(times.step)
+        self.drills.after_step(times.step)
+        self.profiler.after_step(times.step)
 
     def train(self, assignment: Assignment) -> RankEnd:
         """Train as a rank of the last joined gang until the job's last step, or until the gang halts or breaks up."""
-        assert self._membership is not None
+        assert self.membership is not None
         spec, rank = assignment.spec, assignment.rank
         self._context.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
         self._reporter.begin(rank, assignment.generation)
-        self._profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
+        self.profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
         handler = LogReports(self._reporter, rank)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         try:
-            return self._train(assignment, self._membership)
+            try:
+                require_version(self._context.version, "the service")
+                self._context.access.configure()
+                self._meet(assignment)
+                world_size = dist.get_world_size()
+                logger.info("rank %d of %d is up (host %s, pid %d)", rank, world_size, self.place.host, os.getpid())
+                ports = self._context.metrics_ports
+                if self.place.metrics is None and ports:
+                    logger.warning(
+                        "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
+                        rank, ports[0], ports[-1],
+                    )  # fmt: skip
+                outcome = train(spec, self._reporter, self.membership, self._context.basis)
+                self.profiler.wait(TRACE_SECONDS)
+                return RankEnd(End(outcome))
+            except Exception as error:
+                end = end_of(error)
+                if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
+                    logger.warning("rank %d stops: it %s", rank, end.message)
+                else:
+                    logger.exception("rank %d stops", rank)
+                release_broken_step(error)  # the other ranks notice when its connections close
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                gc.collect()  # free the model before the next one comes
+            # A thread of the trainer that is left would interfere with the next gang.
+            savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
+            for saver in savers:
+                saver.join(SAVER_GRACE_SECONDS)
+            return replace(end, reusable=not any(saver.is_alive() for saver in savers))
         finally:
             logger.removeHandler(handler)
-            self._profiler.end()
-            self._membership, self._store = None, None
+            self.profiler.end()
+            self.membership, self._store = None, None
             self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
-
-    def _train(self, assignment: Assignment, membership: Membership) -> RankEnd:
-        spec, rank = assignment.spec, assignment.rank
-        try:
-            require_version(self._context.version, "the service")
-            self._context.access.configure()
-            self._meet(assignment)
-            logger.info(
-                "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
-            )
-            ports = self._context.metrics_ports
-            if self.place.metrics is None and ports:
-                logger.warning(
-                    "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
-                    rank, ports[0], ports[-1],
-                )  # fmt: skip
-            outcome = train(spec, self._reporter, membership, self._context.basis)
-            self._profiler.wait(TRACE_SECONDS)
-            return RankEnd(End(outcome))
-        except Exception as error:
-            end = end_of(error)
-            if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
-                logger.warning("rank %d stops: it %s", rank, end.message)
-            else:
-                logger.exception("rank %d stops", rank)
-            release_broken_step(error)  # the other ranks notice when its connections close
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            gc.collect()  # free the model before the next one comes
-        # A thread of the trainer that is left would interfere with the next gang.
-        savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
-        for saver in savers:
-            saver.join(SAVER_GRACE_SECONDS)
-        return replace(end, reusable=not any(saver.is_alive() for saver in savers))
 
     def _meet(self, assignment: Assignment) -> None:
         spec, rendezvous = assignment.spec, assignment.rendezvous
@@ -310,25 +306,12 @@ class Worker:
         (own,) = self.place.accelerators
         torch.cuda.set_device(self._visible.index(own))
 
-    def halt(self, store: bool) -> None:
-        """Have the gang stop after a step; with ``store``, once it has written a checkpoint."""
-        membership = self._membership
-        if membership is None:
-            return
-        if store:
-            membership.store.set()
-        membership.halt.set()
-
     def abort(self) -> None:
         """Make collectives fail that wait for a rank that is gone. Those of gloo fail by themselves."""
-        membership = self._membership
+        membership = self.membership
         if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
             membership.abort()
             _abort_process_group()
-
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
-        """Read parts of a snapshot in this process's memory."""
-        return [np.ascontiguousarray(part.numpy()) for part in self.snapshots.read(key, regions)]
 
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:
@@ -343,19 +326,3 @@ class Worker:
             portions[-1].append(region)
             room -= size
         return [torch.from_numpy(part.copy()) for portion in portions for part in self._read(owner, key, portion)]
-
-    def stacks(self) -> str:
-        """Return what each thread of this process is doing."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks = "\n".join(
-            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-            for ident, frame in sys._current_frames().items()
-        )
-        return redact(stacks)
-
-    def command(self, command: WorkerCommand) -> None:
-        """Inject a fault into this process, or trace its next steps."""
-        if isinstance(command, Drill):
-            self._drills.add(command)
-        else:
-            self._profiler.ask(command.steps)
