@@ -25,9 +25,8 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.activation import activate
 from boost_core.kernels.latent_epilogue import latent_epilogue_reference
-from boost_core.kernels.launch import block_of, jit, precise, runs_on_triton, tl, triton, warps_of
+from boost_core.kernels.launch import activate, block_of, jit, precise, runs_on_triton, tl, triton, warps_of
 
 _BLOCK = 2048
 
@@ -49,10 +48,6 @@ class Peers:
         """Make peers from tensors."""
         addresses = [each.data_ptr() for each in memory]
         return cls(memory, torch.tensor(addresses, dtype=torch.int64, device=memory[0].device))
-
-    def alone(self, rank: int) -> Peers:
-        """Return one of them."""
-        return Peers(self.memory[rank : rank + 1], self.address_p[rank : rank + 1])
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,119 @@
 """The parts common to all families: embedding, blocks, head and loss.
 
-Shape suffixes: T tokens, d hidden; b sequences of s positions.
+Logits are computed for a few tokens at a time, forward and again backward, so that all T × V never exist at once.
+Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary, c tokens of a chunk; b sequences of s
+positions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, head_weights, projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
+from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
+from boost_core.kernels.launch import precise
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried
-from boost_core.model.low_rank import NormWeights, Strategy, WeightedModule
+from boost_core.model.low_rank import Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
-from boost_core.parallel.btp import BottleneckTensorParallel
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.overlap import run_in_turns
-from boost_core.parallel.recompute import Lookahead
+from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights
+from boost_core.parallel.communicator import Communicator, all_to_all
+from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns
 from boost_core.plan.work import Stage, block_modes
 
-# The token embedding.
+# Logits of a chunk are about this many elements: 256 MiB in fp32.
+CHUNK_ELEMENTS = 1 << 26
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Loss of token t: m − x_t·w_target with m = log Σ_v exp(x_t·w_v). Of the logits only m is saved.
+
+    The gradient is that of loss + ζ m²; the z-loss, ζ m², keeps logits from drifting (PaLM, arXiv 2204.02311).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_Td: torch.Tensor,
+        head_dV: torch.Tensor,
+        target_T: torch.Tensor,
+        communicator: Communicator,
+        chunk: int,
+        z_loss: float,
+    ) -> torch.Tensor:
+        local_T = target_T - communicator.rank * head_dV.shape[1]
+        statistics = [
+            row_statistics(x_cd @ head_dV, local_c)
+            for x_cd, local_c in zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True)
+        ]
+        local_sum_T, local_logit_T = (torch.cat(parts) for parts in zip(*statistics, strict=True))
+        maximum_T = communicator.all_reduce_(local_sum_T.clone(), "loss maximum", dist.ReduceOp.MAX)
+        sums_2T = torch.stack([(local_sum_T - maximum_T).exp(), local_logit_T])
+        sum_T, target_logit_T = communicator.all_reduce_(sums_2T, "loss sums")
+        log_sum_T = maximum_T + sum_T.log()
+        ctx.save_for_backward(x_Td, head_dV, local_T, log_sum_T)
+        ctx.chunk, ctx.z_loss = chunk, z_loss
+        loss_T: torch.Tensor = log_sum_T - target_logit_T
+        return loss_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_Td, head_dV, local_T, log_sum_T = ctx.saved_tensors
+        dloss_T = gradients[0]
+        dlog_sum_T = dloss_T * (1 + 2 * ctx.z_loss * log_sum_T)
+        dx_Td, dhead_dV = torch.empty_like(x_Td), torch.zeros_like(precise(head_dV))
+        for begin in range(0, len(x_Td), ctx.chunk):
+            here = slice(begin, begin + ctx.chunk)
+            x_cd = x_Td[here]
+            dlogits_cV = logits_gradient(
+                x_cd @ head_dV, local_T[here], log_sum_T[here], dloss_T[here], dlog_sum_T[here]
+            )
+            dx_Td[here] = dlogits_cV @ head_dV.T
+            dhead_dV += x_cd.T @ dlogits_cV
+        return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None, None
+
+
+def token_losses(
+    communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
+) -> torch.Tensor:
+    """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
+
+    The z-loss affects only the gradient, so that losses are comparable whatever the z-loss is.
+
+    Args:
+        communicator: The tensor parallel group, over which the vocabulary is split.
+        x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
+        head_dV: This rank's columns of the head.
+        target_T: Token ids over the whole vocabulary.
+        z_loss: ζ, the weight of the z-loss.
+    """
+    chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
+    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def likeliest_tokens(communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
+    """The most likely token after each, ``[T]``, the same on all ranks; among equal logits, the first.
+
+    Args:
+        communicator: The tensor parallel group, over which the vocabulary is split.
+        x_Td: Whole normed hidden vectors.
+        head_dV: This rank's columns of the head.
+    """
+    columns = head_dV.shape[1]
+    largest = [(x_cd @ head_dV).max(dim=1) for x_cd in torch.split(x_Td, max(1, CHUNK_ELEMENTS // columns))]
+    logit_T = torch.cat([values for values, _ in largest]).float()
+    token_T = torch.cat([places for _, places in largest]) + communicator.rank * columns
+    maximum_T = communicator.all_reduce_(logit_T.clone(), "likeliest logit", dist.ReduceOp.MAX)
+    token_T = token_T.where(logit_T == maximum_T, communicator.size * columns)
+    communicator.all_reduce_(token_T, "likeliest token", dist.ReduceOp.MIN)
+    return token_T.clamp_(max=communicator.size * columns - 1)  # where no logit is a number, none is the largest
 
 
 class TokenEmbedding(WeightedModule):
@@ -36,9 +126,6 @@ class TokenEmbedding(WeightedModule):
     def forward(self, token_T: torch.Tensor) -> Residual:
         """Map ``[T]`` ids to a stream of ``[T, d]``."""
         return self.strategy.embed(token_T, self.declared("weight"))
-
-
-# The final norm, the language-model head and the loss. Shape suffixes: T tokens, d hidden, V vocabulary.
 
 
 class HeadAndLoss(WeightedModule):
@@ -69,10 +156,15 @@ class HeadAndLoss(WeightedModule):
         if tied_to is None:
             head_dV: torch.Tensor = self.declared("weight")
         else:
-            head_dV = self.strategy.tied_head(tied_to.declared("weight"))
+            # Where the residual is sharded, so are the embedding's columns: one all-to-all turns some columns of all
+            # rows into all columns of some rows. Otherwise embedding and head have the same shard.
+            embedding_Vd: torch.Tensor = tied_to.declared("weight")
+            if self.strategy.shards > 1:
+                embedding_Vd = all_to_all(embedding_Vd, self.strategy.communicator, "tied head")
+            head_dV = embedding_Vd.T
         if self.predicts:
-            return self.strategy.likeliest_tokens(hidden_Td, head_dV)
-        return self.strategy.token_losses(hidden_Td, head_dV, target_T, self.z_loss)
+            return likeliest_tokens(self.strategy.communicator, hidden_Td, head_dV)
+        return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss)
 
 
 class Decoder(nn.Module):
@@ -114,7 +206,7 @@ class Decoder(nn.Module):
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             halves = rotation.splits(token_T, self.splits)
-            through = run_in_turns([self._through_all(half_T, its_rotation) for half_T, its_rotation in halves])
+            through = run_in_turns([self._half(half_T, its_rotation) for half_T, its_rotation in halves])
             inputs_Td = torch.cat([half.inputs for half in through])
             squares = [half.squares for half in through if half.squares is not None]
             residual = Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)
@@ -131,10 +223,9 @@ class Decoder(nn.Module):
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
     ) -> tuple[Residual, Carried | None]:
         """Return the residual stream after the given blocks, and what the last one hands on."""
-        lookahead = Lookahead()
-        for number in blocks:
-            residual, carried = self.blocks[number](residual, rotation.for_layer(), carried, lookahead)
-        return residual, carried
+        computation = self._through(blocks, residual, carried, rotation, Lookahead())
+        del residual, carried  # which it lets go of
+        return run_in_turns([computation])[0]
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Return the loss of each token from the stream after the last block."""
@@ -155,12 +246,29 @@ class Decoder(nn.Module):
             for head in heads:
                 head.predicts = False
 
-    async def _through_all(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
+    async def _half(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
         """The stream of a half of the tokens after all blocks, which the other half computes in turns with."""
-        residual, carried, lookahead = self.embed(token_T), None, Lookahead(overlapped=True)
-        for block in self.blocks.values():
-            residual, carried = await cast(Block, block).compute(residual, rotation.for_layer(), carried, lookahead)
-        return residual
+        lookahead = Lookahead(overlapped=True)
+        return (await self._through(self.blocks, self.embed(token_T), None, rotation, lookahead))[0]
+
+    async def _through(
+        self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation,
+        lookahead: Lookahead,
+    ) -> tuple[Residual, Carried | None]:  # fmt: skip
+        for number in blocks:
+            block = self.blocks[number]
+            if block.traits.again == "all":
+                alone = partial(_alone, block)
+                residual, carried = recomputed(alone, residual, rotation.for_layer(), carried, lookahead)
+            else:
+                residual, carried = await block(residual, rotation.for_layer(), carried, lookahead)
+        return residual, carried
+
+
+def _alone(block: Block, *inputs: Any) -> tuple[Residual, Carried | None]:
+    """The block's whole computation, with nothing in between."""
+    result: tuple[Residual, Carried | None] = run_in_turns([block(*inputs)])[0]
+    return result
 
 
 # A pipeline stage: some of a model's blocks, with one of its ends or neither.
@@ -188,7 +296,7 @@ class StageModule(nn.Module):
     def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
         super().__init__()
         self._decoder = (decoder,)  # in a tuple, so that the weights are registered only once
-        self.stage, self._width = stage, decoder.strategy.width(model.hidden_size)
+        self.stage, self._width = stage, model.hidden_size // decoder.strategy.shards
         self.rotations: Sequence[Rotation] = ()
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)

@@ -50,6 +50,9 @@ class SymmetricMemory:
         limits: The largest messages exchanged through it, which is also the buffers' size.
         device: Where this rank computes.
         patience: How long a rank on CPU waits for the others; on a GPU, until ``abort_all``.
+
+    Attributes:
+        aborted: Nonzero to stop waiting for other ranks.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class SymmetricMemory:
         }
         self._met = torch.zeros(1, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
-        self._aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
+        self.aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
         _live.add(self)
 
@@ -100,7 +103,8 @@ class SymmetricMemory:
             if not in_one_shot:
                 spread_sum(buffers, *part_of(size, self._rank, self._size))
                 self._meet()
-                buffers = buffers.alone(self._rank)
+                own = slice(self._rank, self._rank + 1)
+                buffers = Peers(buffers.memory[own], buffers.address_p[own])
             if epilogue is None:
                 symmetric_sum(buffers, sent_n)
             else:
@@ -109,13 +113,9 @@ class SymmetricMemory:
                 self._meet()
             return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
 
-    def abort(self) -> None:
-        """Stop waiting for other ranks; sums are meaningless from now on."""
-        self._aborted.fill_(1)
-
     def _meet(self) -> None:
         try:
-            meet(self._signals, self._rank, self._met, self._aborted, self._seconds)
+            meet(self._signals, self._rank, self._met, self.aborted, self._seconds)
         except TimeoutError as error:
             raise dist.DistError(str(error)) from error
 
@@ -145,9 +145,12 @@ def part_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def abort_all() -> None:
-    """Stop waiting for other ranks anywhere in this process; from any thread, without calling CUDA."""
+    """Stop waiting for other ranks anywhere in this process; from any thread, without calling CUDA.
+
+    Sums are meaningless from then on.
+    """
     for each in list(_live):
-        each.abort()
+        each.aborted.fill_(1)
 
 
 @dataclass(frozen=True)
