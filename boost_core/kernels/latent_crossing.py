@@ -42,17 +42,10 @@ LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to su
 
 
 def latent_crossing(
-    h_Tc: torch.Tensor,
-    s_T: torch.Tensor | None,
-    width: int,
-    epsilon: float,
-    crossed_gTr: torch.Tensor,
-    scale_gr: torch.Tensor,
-    shift_gr: torch.Tensor,
-    norm_epsilon: float,
-    activation: Activation,
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
+    scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation,
     quantised: PrecomputedRows | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Compute the latents ``z_gTr`` that go on to the up-projection and to the next block.
 
     Args:

@@ -277,14 +277,9 @@ class Rotation:
     """
 
     def __init__(
-        self,
-        sequence_length: int,
-        head_size: int,
-        theta: float,
-        device: torch.device,
-        scaling: RopeScalingConfig | None = None,
-        window: int | None = None,
-    ) -> None:
+        self, sequence_length: int, head_size: int, theta: float, device: torch.device,
+        scaling: RopeScalingConfig | None = None, window: int | None = None,
+    ) -> None:  # fmt: skip
         self.sequence_length = sequence_length
         self.window = None if window is None or window >= sequence_length else window
         self.attend: Attend | None = None

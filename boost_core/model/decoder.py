@@ -7,7 +7,6 @@ positions.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +39,9 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x_Td: torch.Tensor,
-        head_dV: torch.Tensor,
-        target_T: torch.Tensor,
-        communicator: Communicator,
-        chunk: int,
-        z_loss: float,
-    ) -> torch.Tensor:
+        ctx: Any, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator,
+        chunk: int, z_loss: float,
+    ) -> torch.Tensor:  # fmt: skip
         local_T = target_T - communicator.rank * head_dV.shape[1]
         statistics = [
             row_statistics(x_cd @ head_dV, local_c)
@@ -180,14 +174,9 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        parallelism: ParallelismConfig,
-        strategy: Strategy,
-        modes: Mapping[int, RecomputeMode],
-        ends: tuple[bool, bool],
-        z_loss: float,
-    ) -> None:
+        self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Strategy,
+        modes: Mapping[int, RecomputeMode], ends: tuple[bool, bool], z_loss: float,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
         with_embedding, with_head = ends
@@ -258,8 +247,7 @@ class Decoder(nn.Module):
         for number in blocks:
             block = self.blocks[number]
             if block.traits.again == "all":
-                alone = partial(_alone, block)
-                residual, carried = recomputed(alone, residual, rotation.for_layer(), carried, lookahead)
+                residual, carried = recomputed(_alone, block, residual, rotation.for_layer(), carried, lookahead)
             else:
                 residual, carried = await block(residual, rotation.for_layer(), carried, lookahead)
         return residual, carried
@@ -327,17 +315,13 @@ class StageModule(nn.Module):
             raise AssertionError("the last stage needs the targets")
         return decoder.losses(residual, target_T)
 
-    def input_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of the inputs for ``tokens`` tokens."""
-        return [(tokens,)] if self.stage.first else [(tokens, self._width), *self._crossing(self._takes, tokens)]
-
-    def output_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of the outputs."""
-        return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
-
-    def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
-        for counts in self._carried if crosses else ():
-            yield from ((count, tokens, self._rank) for count in counts)
+    def shapes(self, tokens: int) -> tuple[list[Shape], list[Shape]]:
+        """Shapes of the inputs and of the outputs for ``tokens`` tokens."""
+        latents = [(count, tokens, self._rank) for counts in self._carried for count in counts]
+        inputs, outputs = (
+            [(tokens, self._width), *(latents if crosses else ())] for crosses in (self._takes, self._gives)
+        )
+        return [(tokens,)] if self.stage.first else inputs, [(tokens,)] if self.stage.last else outputs
 
 
 # Builds a model from a family and a strategy.
@@ -346,13 +330,9 @@ _STRATEGIES = (BottleneckTensorParallel, VanillaTensorParallel, FullRankTensorPa
 
 
 def build(
-    model: ModelConfig,
-    parallelism: ParallelismConfig,
-    communicator: Communicator,
-    stages: Sequence[Stage] | None = None,
-    z_loss: float = 0.0,
-    fp8: bool = False,
-) -> tuple[Decoder, SplitAxes]:
+    model: ModelConfig, parallelism: ParallelismConfig, communicator: Communicator,
+    stages: Sequence[Stage] | None = None, z_loss: float = 0.0, fp8: bool = False,
+) -> tuple[Decoder, SplitAxes]:  # fmt: skip
     """Build a model with declared weights, and the axes along which its strategy splits them.
 
     Args:

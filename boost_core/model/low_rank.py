@@ -78,15 +78,9 @@ class Crossing(WeightedModule):
         self.epsilon = epsilon
 
     def forward(
-        self,
-        latents: Latents,
-        width: int,
-        epsilon: float,
-        carried_gTr: torch.Tensor,
-        projections: slice,
-        activation: Activation,
-        quantised: PrecomputedRows | None,
-    ) -> torch.Tensor:
+        self, latents: Latents, width: int, epsilon: float, carried_gTr: torch.Tensor, projections: slice,
+        activation: Activation, quantised: PrecomputedRows | None,
+    ) -> torch.Tensor:  # fmt: skip
         """Pass latents, plus those carried over from the previous block, through norm and activation, ``[g, T, r]``.
 
         Args:

@@ -18,12 +18,9 @@ COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfl
 
 
 def make_optimizer(
-    spec: JobSpec,
-    model: nn.Module,
-    axes: Mapping[str, int | None],
-    tensor_parallel: Communicator,
+    spec: JobSpec, model: nn.Module, axes: Mapping[str, int | None], tensor_parallel: Communicator,
     replicas: Communicator,
-) -> MasterWeightAdamW:
+) -> MasterWeightAdamW:  # fmt: skip
     """Build the optimizer of this rank's weights, which become views of its groups' memory.
 
     Args:

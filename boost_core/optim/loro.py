@@ -47,13 +47,9 @@ _NEGLIGIBLE = 1e-14  # relative to the largest eigenvalue of a Gram matrix; anyt
 
 
 def riemannian_step(
-    m_nr: torch.Tensor,
-    n_nr: torch.Tensor,
-    direction_m_nr: torch.Tensor,
-    direction_n_nr: torch.Tensor,
-    step_size: float,
-    communicator: Communicator,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    m_nr: torch.Tensor, n_nr: torch.Tensor, direction_m_nr: torch.Tensor, direction_n_nr: torch.Tensor,
+    step_size: float, communicator: Communicator,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the factors after one step; only their product matters, and both have the same singular values.
 
     Args:
@@ -140,14 +136,9 @@ class Loro(MasterWeightAdamW):
     """
 
     def __init__(
-        self,
-        groups: Sequence[ParamGroup],
-        config: OptimizerConfig,
-        loro: LoroConfig,
-        pairs: list[FactorPair],
-        rank_share: float,
-        tensor_parallel: Communicator,
-    ) -> None:
+        self, groups: Sequence[ParamGroup], config: OptimizerConfig, loro: LoroConfig, pairs: list[FactorPair],
+        rank_share: float, tensor_parallel: Communicator,
+    ) -> None:  # fmt: skip
         super().__init__(groups, config)
         self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel

@@ -45,13 +45,9 @@ class Muon(MasterWeightAdamW):
     """
 
     def __init__(
-        self,
-        groups: Sequence[ParamGroup],
-        config: OptimizerConfig,
-        muon: MuonConfig,
-        roles: Mapping[str, Role],
+        self, groups: Sequence[ParamGroup], config: OptimizerConfig, muon: MuonConfig, roles: Mapping[str, Role],
         tensor_parallel: Communicator,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(groups, config)
         self._momentum, self._roles, self._tensor_parallel = muon.momentum, roles, tensor_parallel
         (self._factors,) = (group for group in groups if group.kind.custom_update)

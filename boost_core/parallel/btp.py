@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
-from boost_core.kernels.fp8_product import PrecomputedRows, fp8_product, quantise_columns, quantise_rows
+from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
 from boost_core.kernels.latent_epilogue import statistic_gradient
 from boost_core.kernels.launch import precise
 from boost_core.kernels.residual_add import Residual, residual_add
@@ -139,6 +139,7 @@ Sink = Callable[[torch.Tensor, WeightPart | None], None]
 ProductSink = Callable[[torch.Tensor, torch.Tensor, WeightPart | None, torch.Tensor | None], bool]
 
 
+@dataclass(eq=False)
 class GradientSinks:
     """Where weight gradients that are computed outside of autograd go, by parameter; autograd's own go their usual way.
 
@@ -152,9 +153,8 @@ class GradientSinks:
         products: Take the factors of gradients, where the sum can be computed from these.
     """
 
-    def __init__(self) -> None:
-        self.gradients: dict[int, Sink] = {}
-        self.products: dict[int, ProductSink] = {}
+    gradients: dict[int, Sink] = field(default_factory=dict)
+    products: dict[int, ProductSink] = field(default_factory=dict)
 
     def add(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         """Pass on the gradient of a parameter or of a view of one."""
@@ -186,23 +186,24 @@ def _part(weight: torch.Tensor, parameter: torch.Tensor) -> WeightPart | None:
     return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(parameter.storage_offset()))
 
 
+@dataclass(eq=False)
 class DeferredWeightGradients:
     """Products whose weight gradients are deferred, and the gradients still to be computed.
 
-    Args:
+    Attributes:
         alone: Whether there are no collectives to hide. Weight gradients are then computed at once unless ``put_off``
             is set: deferred to the end of the backward pass, they would hold the inputs of all products.
         fp8: Whether products and their inputs' gradients use ``kernels.fp8_product``.
-        sinks: Where weight gradients go; ``None`` for autograd.
-
-    Attributes:
-        waiting: The gradients still to be computed, in order.
+        sinks: Where weight gradients go; by default to autograd.
         put_off: Set to compute nothing but what ``take`` returns.
+        waiting: The gradients still to be computed, in order.
     """
 
-    def __init__(self, alone: bool = False, fp8: bool = False, sinks: GradientSinks | None = None) -> None:
-        self.alone, self.fp8, self.sinks, self.put_off = alone, fp8, sinks or GradientSinks(), False
-        self.waiting: deque[Callable[[], None]] = deque()
+    alone: bool = False
+    fp8: bool = False
+    sinks: GradientSinks = field(default_factory=GradientSinks)
+    put_off: bool = False
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
@@ -218,7 +219,7 @@ class DeferredWeightGradients:
             quantised: The rows of ``x`` in 8 bits, if the kernel that computes it leaves them.
             of_gradient: Likewise those of the result's gradient.
         """
-        factor = _Factor(self, weight, scale_d, room, quantised, of_gradient)
+        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take(), of_gradient)
         return _Multiply.apply(x, factor, None)  # type: ignore[no-any-return, no-untyped-call]
 
     def product_of_saved(
@@ -229,7 +230,7 @@ class DeferredWeightGradients:
 
         So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
         """
-        factor = _Factor(self, weight, scale_d, room, quantised, None)
+        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take())
         saved = _Save.apply(x, factor).grad_fn  # type: ignore[no-untyped-call]
         return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
 
@@ -250,6 +251,7 @@ class DeferredWeightGradients:
         return compute
 
 
+@dataclass(eq=False)
 class _Factor:
     """The right factor of one product, and how it is multiplied; arguments as for ``product``.
 
@@ -257,13 +259,12 @@ class _Factor:
     detach them.
     """
 
-    def __init__(
-        self, deferred: DeferredWeightGradients, weight: torch.Tensor, scale_d: torch.Tensor | None, room: bool,
-        quantised: PrecomputedRows | None, of_gradient: PrecomputedRows | None,
-    ) -> None:  # fmt: skip
-        self.deferred, self.weight, self.scale_d, self.room = deferred, weight, scale_d, room
-        self.rows_of_x = None if quantised is None else quantised.take()
-        self.of_gradient = of_gradient
+    deferred: DeferredWeightGradients
+    weight: torch.Tensor
+    scale_d: torch.Tensor | None
+    room: bool
+    rows_of_x: QuantisedRows | None
+    of_gradient: PrecomputedRows | None = None
 
     def save(self, ctx: Any, x: torch.Tensor) -> None:
         """Save both factors for the backward pass."""

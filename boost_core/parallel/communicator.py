@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Protocol, cast
@@ -58,7 +58,7 @@ class Totals:
 
     def __add__(self, other: "Totals") -> "Totals":
         """The sum of both."""
-        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Totals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 class Pending(Protocol):
@@ -68,6 +68,7 @@ class Pending(Protocol):
         """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
 
 
+@dataclass(eq=False)
 class CommunicationLedger:
     """Counts and times the collectives of one rank.
 
@@ -80,11 +81,10 @@ class CommunicationLedger:
         unread: Collectives on CUDA that were waited for, whose times are read with the totals.
     """
 
-    def __init__(self) -> None:
-        self.part = Part.OTHER
-        self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
-        self._totals: dict[Entry, Totals] = {}
-        self.unread: list[_Times] = []
+    part: Part = Part.OTHER
+    exposed_seconds: dict[Part, float] = field(default_factory=lambda: defaultdict(float))
+    unread: list["_Times"] = field(default_factory=list)
+    _totals: dict[Entry, Totals] = field(default_factory=dict)
 
     def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Pending]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
@@ -505,9 +505,7 @@ def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: st
     if communicator.size == 1:
         return replicated
     return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
-        replicated,
-        lambda x: x.view_as(x),
-        lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient"),
+        replicated, lambda x: x.view_as(x), lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient")
     )
 
 

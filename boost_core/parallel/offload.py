@@ -18,7 +18,7 @@ import mmap
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -87,23 +87,24 @@ def host_bytes(size: int, device: torch.device) -> torch.Tensor:
     return locked
 
 
+@dataclass(eq=False)
 class HostMemory:
     """One rank's memory on the host, for all of its blocks and micro-batches.
 
     Attributes:
         free: Buffers for reuse, by their size.
+        leaving: Copies that have memory on the device, by segment.
     """
 
-    def __init__(self) -> None:
-        self.free: dict[int, list[_Buffer]] = defaultdict(list)
-        self._leaving: deque[list[HostCopy]] = deque()
-        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+    free: dict[int, list["_Buffer"]] = field(default_factory=lambda: defaultdict(list))
+    leaving: deque[list["HostCopy"]] = field(default_factory=deque)
+    _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = field(default_factory=dict)
 
     def segment(self) -> None:
         """Begin another segment; wait for the copies of the segment one block before it, and release its memory."""
-        self._leaving.append([])
-        while len(self._leaving) > _ON_THE_WAY:
-            for copy in self._leaving.popleft():
+        self.leaving.append([])
+        while len(self.leaving) > _ON_THE_WAY:
+            for copy in self.leaving.popleft():
                 copy.let_go()
 
     def put(self, tensor: torch.Tensor) -> "HostCopy":
@@ -111,7 +112,7 @@ class HostMemory:
         free = self.free[tensor.nbytes]
         buffer = free.pop() if free else _Buffer(host_bytes(tensor.nbytes, tensor.device))
         copy = HostCopy(self, buffer, tensor)
-        self._leaving[-1].append(copy)
+        self.leaving[-1].append(copy)
         return copy
 
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:

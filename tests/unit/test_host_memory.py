@@ -77,7 +77,7 @@ def test_what_is_abandoned_leaves_its_buffer_to_others() -> None:
     copy = host.put(torch.ones(8))
     copy.keepers += 1
     del copy
-    host._leaving.clear()
+    host.leaving.clear()
     assert len(host.free[32]) == 1
 
 
