@@ -18,19 +18,8 @@ import torch
 
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import (
-    activate,
-    activation_gradient,
-    activation_reference,
-    block_of,
-    jit,
-    members,
-    rows,
-    runs_on_triton,
-    tl,
-    triton,
-    warps_of,
-)
+from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
+from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
 

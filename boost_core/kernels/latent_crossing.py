@@ -25,18 +25,8 @@ from torch.nn.functional import layer_norm
 
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import (
-    activate,
-    activation_gradient,
-    activation_reference,
-    block_of,
-    jit,
-    precise,
-    rows,
-    runs_on_triton,
-    tl,
-    warps_of,
-)
+from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
+from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
 

@@ -1,22 +1,17 @@
-"""What kernels share: whether Triton runs them or their references do, their layout over a tensor, and activations.
+"""Where an operation runs, by Triton or by its reference, and how Triton's kernels are laid out over a tensor.
 
 Triton is not installed on every machine: those without a GPU compute with the references.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn.functional import silu
-
-from boost_core.config.model import Activation
 
 __all__ = [
-    "Implementation", "activate", "activation_gradient", "activation_reference", "always", "block_of", "jit", "members",
-    "precise", "rows", "runs_on_triton", "tl", "triton", "warps_of",
+    "Implementation", "always", "block_of", "jit", "members", "precise", "rows", "runs_on_triton", "tl", "triton",
+    "warps_of",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -81,33 +76,3 @@ def block_of(columns: int) -> int:
 def warps_of(block: int) -> int:
     """Return the number of warps for a program that works on ``block`` elements at once."""
     return max(1, min(16, block // _ELEMENTS_A_WARP))
-
-
-# The activations of latents and of the MLP's gate, in torch and in Triton:
-#
-#     linear   f(x) = x
-#     silu     f(x) = x σ(x)      f'(x) = σ(x) (1 + x (1 − σ(x)))
-#
-# One more is a member of ``Activation`` and a branch in each of these functions.
-
-
-def activation_reference(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """f(x), differentiated by autograd."""
-    return silu(x) if activation is Activation.SILU else x
-
-
-@jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """f(x); ``ACTIVATION`` is the value of an ``Activation``, as in all kernels."""
-    if ACTIVATION == "silu":
-        x *= tl.sigmoid(x)
-    return x
-
-
-@jit
-def activation_gradient(dy, x, ACTIVATION: tl.constexpr):
-    """``dy · f'(x)``."""
-    if ACTIVATION == "silu":
-        sigmoid = tl.sigmoid(x)
-        dy *= sigmoid * (1.0 + x * (1.0 - sigmoid))
-    return dy

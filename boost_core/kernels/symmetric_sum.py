@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.latent_epilogue import latent_epilogue_reference
-from boost_core.kernels.launch import activate, block_of, jit, precise, runs_on_triton, tl, triton, warps_of
+from boost_core.kernels.latent_epilogue import activate, latent_epilogue_reference
+from boost_core.kernels.launch import block_of, jit, precise, runs_on_triton, tl, triton, warps_of
 
 _BLOCK = 2048
 
