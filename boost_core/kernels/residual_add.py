@@ -53,7 +53,8 @@ def residual_add(
     if not runs_on_triton(x_Td):
         return residual_add_reference(x_Td, y_Td)._replace(quantised=quantised)
     y_Td = None if y_Td is None else rows(y_Td)
-    return Residual(*_ResidualAdd.apply(rows(x_Td), y_Td, quantised), quantised)  # type: ignore[no-untyped-call]
+    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised)  # type: ignore[no-untyped-call]
+    return Residual(stream_Td, input_Td, squares_T, quantised)
 
 
 def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:

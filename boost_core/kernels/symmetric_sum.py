@@ -50,9 +50,9 @@ class Peers:
         return cls(memory, torch.tensor(addresses, dtype=torch.int64, device=memory[0].device))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Epilogue:
-    """What ``latent_epilogue`` will be asked to compute from latents.
+    """What ``latent_epilogue`` will be asked to compute from latents, which an exchange may do in the pass that sums.
 
     Attributes:
         tokens: T, their rows.
@@ -61,6 +61,8 @@ class Epilogue:
         width: The full hidden size d that these were summed over.
         epsilon: Added to the mean square.
         activation: The bottleneck's.
+        result: The result, if the exchange has computed it; to be taken out, so that its memory is freed after use: a
+            recomputation computes its own.
     """
 
     tokens: int
@@ -69,6 +71,7 @@ class Epilogue:
     width: int
     epsilon: float
     activation: Activation
+    result: torch.Tensor | None = None
 
 
 def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:

@@ -17,7 +17,6 @@ from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import (
     BottleneckTensorParallel,
-    EpilogueInExchange,
     Exchanged,
     GatheredLatents,
     Latents,
@@ -167,7 +166,7 @@ class Bottleneck(WeightedModule):
             if not computes_alone and (statistic or self.activation is not Activation.LINEAR):
                 count = len(self.group.wide_outs) if self.grouped else 1
                 shape = self.group.wide_in, self.norm_epsilon, self.activation
-                fused = EpilogueInExchange(Epilogue(partial.tokens, count, statistic, *shape))
+                fused = Epilogue(partial.tokens, count, statistic, *shape)
             gathered = None
             if saved is not None:
                 saved.exchanges.append(gathered := GatheredLatents())

@@ -61,22 +61,8 @@ class PartialLatents:
     tokens: int
 
 
-@dataclass
-class EpilogueInExchange:
-    """An epilogue that an exchange may compute in the same pass as its sum (``kernels.symmetric_sum``).
-
-    Attributes:
-        epilogue: What is to be computed.
-        result: The result, if the exchange has computed it; to be taken out, so that its memory is freed after use: a
-            recomputation computes its own.
-    """
-
-    epilogue: Epilogue
-    result: torch.Tensor | None = None
-
-
 # The result of one exchange, and where its epilogue may be.
-Exchanged = tuple[Latents, EpilogueInExchange | None]
+Exchanged = tuple[Latents, Epilogue | None]
 
 
 @dataclass
@@ -366,7 +352,7 @@ class Exchange:
     deferred: DeferredWeightGradients
     norm: NormWeights | None
     statistic_apart: bool
-    fused: EpilogueInExchange | None = None
+    fused: Epilogue | None = None
     gathered: GatheredLatents | None = None
     in_flight: list[Pending] = field(default_factory=list)
 
@@ -388,12 +374,7 @@ class _Start(torch.autograd.Function):
         if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_behind(h_Tr)
             squares_T = sent_T.copy_(squares_T)
-        if exchange.fused is None:
-            exchange.start_all_reduce(payload, "latent")
-        else:
-            started = exchange.communicator.start_sum_of_latents_(payload, "latent", exchange.fused.epilogue)
-            exchange.in_flight.append(started[0])
-            exchange.fused.result = started[1]
+        exchange.in_flight.append(exchange.communicator.start_sum_of_latents_(payload, "latent", exchange.fused))
         if squares_T is not None and exchange.statistic_apart:
             squares_T = squares_T.clone()
             exchange.start_all_reduce(squares_T, "statistic")
@@ -535,7 +516,7 @@ class BottleneckTensorParallel:
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
     def start(
-        self, partial: PartialLatents, norm: NormWeights | None, epilogue: EpilogueInExchange | None = None,
+        self, partial: PartialLatents, norm: NormWeights | None, epilogue: Epilogue | None = None,
         gathered: GatheredLatents | None = None,
     ) -> Callable[[], Latents]:  # fmt: skip
         """Start one all-reduce of all g latents; in the backward pass, one of their gradients.

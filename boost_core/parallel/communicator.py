@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.kernels.symmetric_sum import Epilogue
-from boost_core.parallel.symmetric_memory import Summing, SymmetricMemory
+from boost_core.parallel.symmetric_memory import SymmetricMemory
 
 
 class Part(StrEnum):
@@ -62,10 +62,13 @@ class Totals:
 
 
 class Pending(Protocol):
-    """A collective under way: torch's ``Work``, or the like."""
+    """A collective under way."""
 
-    def wait(self) -> object:
+    def wait(self) -> None:
         """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
+
+
+Launched = dist.Work | Pending  # what launching a collective returns
 
 
 @dataclass(eq=False)
@@ -86,7 +89,7 @@ class CommunicationLedger:
     unread: list["_Times"] = field(default_factory=list)
     _totals: dict[Entry, Totals] = field(default_factory=dict)
 
-    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Pending]) -> Pending:
+    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
         totals = self.count(entry, payload)
         if not payload.is_cuda:
@@ -160,7 +163,7 @@ class Recording:
 
 
 class _OnCpu:
-    def __init__(self, launch: Callable[[], Pending], totals: Totals, ledger: CommunicationLedger) -> None:
+    def __init__(self, launch: Callable[[], Launched], totals: Totals, ledger: CommunicationLedger) -> None:
         self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
         self._work = launch()
 
@@ -188,12 +191,12 @@ class _Times:
 
 class _OnCuda:
     def __init__(
-        self, launch: Callable[[], Pending], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
+        self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
     ) -> None:
         self._entry, self._ledger, self._started = entry, ledger, timed_event()
         # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
         # is the caller's own: after a wait on any other stream, torch would free the payload's memory too early.
-        self._launched: tuple[Pending, torch.Tensor] | None = (launch(), payload)
+        self._launched: tuple[Launched, torch.Tensor] | None = (launch(), payload)
 
     def wait(self) -> None:
         if self._launched is None:
@@ -240,25 +243,23 @@ class Communicator:
     def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
         """Start to reduce ``tensor`` in place over a group of several ranks; complete after ``wait``."""
         if operation == dist.ReduceOp.SUM and self.symmetric is not None and self.symmetric.takes(tensor):
-            return self._start_symmetric(self.symmetric, tensor, purpose, None)[0]
+            return self.start_sum_of_latents_(tensor, purpose, None)
         return self._ledger.start(
             Entry("all_reduce", self._dimension, purpose),
             tensor,
             lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
         )
 
-    def start_sum_of_latents_(
-        self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
-    ) -> tuple[Pending, torch.Tensor | None]:
+    def start_sum_of_latents_(self, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None) -> Pending:
         """Start to sum latents in place, together with the statistics behind them if there are any.
 
-        Returns:
-            The pending sum, and the epilogue's result, to be read after ``wait``, if one pass computes both; else
-            ``None``.
+        The epilogue gets its result, to be read after ``wait``, if one pass computes both.
         """
-        if self.symmetric is None or not self.symmetric.takes(payload):
-            return self.start_all_reduce_(payload, purpose), None
-        return self._start_symmetric(self.symmetric, payload, purpose, epilogue)
+        symmetric = self.symmetric
+        if symmetric is None or not symmetric.takes(payload):
+            return self.start_all_reduce_(payload, purpose)
+        entry = Entry("symmetric_all_reduce", self._dimension, purpose)
+        return self._ledger.start(entry, payload, lambda: symmetric.start(payload, epilogue))
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
@@ -322,18 +323,6 @@ class Communicator:
         """Fill ``tensor`` with what another rank of the group sends, and return it."""
         dist.recv(tensor, group=self._group, group_src=source)
         return tensor
-
-    def _start_symmetric(
-        self, symmetric: SymmetricMemory, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None
-    ) -> tuple[Pending, torch.Tensor | None]:
-        started: list[Summing] = []
-
-        def launch() -> Summing:
-            started.append(symmetric.start(payload, epilogue))
-            return started[0]
-
-        pending = self._ledger.start(Entry("symmetric_all_reduce", self._dimension, purpose), payload, launch)
-        return pending, started[0].made
 
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str

@@ -87,12 +87,12 @@ class SymmetricMemory:
 
         Args:
             payload: A tensor for which ``takes`` returns true.
-            epilogue: What to compute from the sum, if anything.
+            epilogue: What to compute from the sum, if anything; gets its result, to be read after ``wait``.
 
         Raises:
             DistError: Another rank does not arrive; only on CPU.
         """
-        sent_n, buffers, made_gTr = payload.view(-1), self._buffers[payload.dtype], None
+        sent_n, buffers = payload.view(-1), self._buffers[payload.dtype]
         size, in_one_shot = len(sent_n), payload.numel() * payload.element_size() <= self._limits.one_shot_bytes
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -108,10 +108,10 @@ class SymmetricMemory:
             if epilogue is None:
                 symmetric_sum(buffers, sent_n)
             else:
-                made_gTr = sum_of_latents(buffers, sent_n, epilogue)
+                epilogue.result = sum_of_latents(buffers, sent_n, epilogue)
             if in_one_shot:  # nobody may write until all have read; after two shots each reads only its own
                 self._meet()
-            return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
+            return Summing(None if self._stream is None else self._stream.record_event())
 
     def _meet(self) -> None:
         try:
@@ -126,11 +126,9 @@ class Summing:
 
     Attributes:
         done: Recorded after it; ``None`` if it is done.
-        made: What was to be computed of it.
     """
 
     done: torch.cuda.Event | None
-    made: torch.Tensor | None
 
     def wait(self) -> None:
         """Have the current stream wait for it."""
