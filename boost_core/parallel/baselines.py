@@ -54,6 +54,10 @@ class WholeResidual:
         normed_Td = rms_norm(residual.inputs, (norm.width,), norm.scale_d, norm.epsilon)
         return copy_to_tp(normed_Td, self.communicator, "hidden")
 
+    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
+        """Embedding and head have the same shard."""
+        return embedding_Vd.T
+
 
 # Dense tensor parallelism as in Megatron-LM (arXiv 1909.08053): column then row, 2d elements per token and block.
 #

@@ -33,6 +33,7 @@ from boost_core.parallel.communicator import (
     Conjugate,
     Pending,
     all_gather_from_tp,
+    all_to_all,
     copy_to_tp,
     reduce_from_tp,
 )
@@ -566,3 +567,10 @@ class BottleneckTensorParallel:
         payload_pTc = all_gather_from_tp(payload_Tc, self.communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
+
+    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
+        """The embedding as a head, ``[d, V]``: some columns of all rows become all columns of some rows.
+
+        One all-to-all of the embedding's shard.
+        """
+        return all_to_all(embedding_Vd, self.communicator, "tied head").T

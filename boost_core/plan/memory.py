@@ -4,7 +4,7 @@
 in flight. This module adds:
 
 =========  ==========================================================================================================
-head       ``model.decoder``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
+head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
            backward the gradients of the hidden vectors, c·T·d, and of the head, in fp32 and rounded or as a summand
 pipeline   torch's stages have a buffer for each micro-batch of a step that a neighbour sends, forward and backward; its
            schedules of several stages keep what they have sent until the end of the step
@@ -48,7 +48,7 @@ from boost_core.plan.replay import InHand, in_hand
 from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import Stage, cut, rank_tokens, tokens_by_part
 
-_CHUNK_ELEMENTS = 1 << 26  # ``model.decoder.CHUNK_ELEMENTS``
+_CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
 _OWN_COPIES = 2  # for recovery: one stays valid until all ranks have the next

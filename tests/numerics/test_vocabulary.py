@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from boost_core.model import decoder
+from boost_core.parallel import vocabulary
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.numerics.storages import Made
@@ -29,8 +29,8 @@ def chunked(tokens_at_once: int, z_loss: float) -> tuple[torch.Tensor, Gradients
     x_Td, head_dV, target_T = operands()
     head_dV = shard_of(head_dV, 1, collectives.rank, collectives.size).clone().requires_grad_()
     x_Td.requires_grad_()
-    with Made() as made, patch.object(decoder, "CHUNK_ELEMENTS", tokens_at_once * head_dV.shape[1]):
-        loss_T = decoder.token_losses(collectives, x_Td, head_dV, target_T, z_loss)
+    with Made() as made, patch.object(vocabulary, "CHUNK_ELEMENTS", tokens_at_once * head_dV.shape[1]):
+        loss_T = vocabulary.token_losses(collectives, x_Td, head_dV, target_T, z_loss)
         loss_T.sum().backward()
     return loss_T.detach(), (x_Td.grad, head_dV.grad), made.largest_bytes() // 8
 
