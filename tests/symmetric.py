@@ -61,7 +61,6 @@ class OneShot(Communicator):
         self.symmetric = SymmetricMemory(
             files, files.memory[files.rank], self.LIMITS, torch.device("cpu"), timedelta(seconds=seconds)
         )
-        self.use(self.symmetric)
 
 
 class TwoShots(OneShot):

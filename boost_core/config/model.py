@@ -45,7 +45,7 @@ FamilyName = Literal["dense", "svd", "cola", "lax"]
 class Activation(Enum):
     """What is applied to latents, or to the MLP's gate, by the name that published configurations have for it.
 
-    ``kernels.activation`` computes each.
+    ``kernels.latent_epilogue`` computes each.
     """
 
     LINEAR = "linear"

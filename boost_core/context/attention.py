@@ -55,7 +55,8 @@ from boost_core.context.stage_attention import AttentionSum, GradientSum, StageA
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
-from boost_core.model.low_rank import Bottleneck, Exchanged, PartialLatents
+from boost_core.model.low_rank import Bottleneck
+from boost_core.parallel.btp import Exchanged, PartialLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.recompute import Crossing, Segments
 

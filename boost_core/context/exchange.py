@@ -26,8 +26,8 @@ from boost_core.context.placement import Window
 from boost_core.context.plan import StageWork, Traffic
 from boost_core.context.stage_attention import StageAttentions, integers
 from boost_core.model.attention import Rotation
+from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.weight_gradients import GradientSinks
 
 
 class ChunkExchange:

@@ -43,14 +43,9 @@ class AdamWUpdate:
 
 
 def adamw_(
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    weight: torch.Tensor | None,
-    clip: torch.Tensor,
-    update: AdamWUpdate,
-) -> None:
+    master: torch.Tensor, gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor,
+    weight: torch.Tensor | None, clip: torch.Tensor, update: AdamWUpdate,
+) -> None:  # fmt: skip
     """Update ``master`` and its moments in place, and ``weight`` with it.
 
     Args:

@@ -49,12 +49,9 @@ def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[tor
 
 
 def logits_gradient(
-    logits_cV: torch.Tensor,
-    target_c: torch.Tensor,
-    log_sum_c: torch.Tensor,
-    dloss_c: torch.Tensor,
+    logits_cV: torch.Tensor, target_c: torch.Tensor, log_sum_c: torch.Tensor, dloss_c: torch.Tensor,
     dlog_sum_c: torch.Tensor,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return the logits' gradient in their own type, possibly in their own memory.
 
     Args:

@@ -29,7 +29,7 @@ Shape suffixes: T rows, k the summed axis, c rows of the right factor, g product
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -169,28 +169,20 @@ def empty_quantised(shape: tuple[int, ...], device: torch.device) -> QuantisedRo
     return QuantisedRows(values, torch.empty(shape[:-1], dtype=torch.float32, device=device))
 
 
-def with_quantised(x: torch.Tensor, quantised: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return ``x``, with its values and scales attached if the kernel that wrote it has computed them.
+@dataclass
+class PrecomputedRows:
+    """The rows of a tensor in 8 bits, where the kernel that writes it leaves them for the one product that reads it.
 
-    Only for a tensor that nothing changes afterwards: a gradient must have a single reader, because autograd adds
-    others into its memory and keeps what was left with it.
+    Attributes:
+        rows: The rows; ``None`` where there are none: the product then quantises the tensor itself.
     """
-    values, scales = quantised
-    if values is not None and scales is not None:
-        x.quantised_rows = QuantisedRows(values, scales)  # type: ignore[attr-defined]
-    return x
 
+    rows: QuantisedRows | None = None
 
-def quantised(x: torch.Tensor) -> QuantisedRows:
-    """Return the rows left by the kernel that wrote ``x``, once, so that use frees them; otherwise compute them."""
-    left = take_quantised(x)
-    return quantise_rows(x) if left is None else left
-
-
-def take_quantised(x: torch.Tensor) -> QuantisedRows | None:
-    """Return the rows left by the kernel that wrote ``x``, once; ``None`` if it left none."""
-    left: QuantisedRows | None = vars(x).pop("quantised_rows", None)
-    return left
+    def take(self) -> QuantisedRows | None:
+        """Return them once, so that use frees them."""
+        rows, self.rows = self.rows, None
+        return rows
 
 
 # The Triton kernels: rows in registers; columns in tiles, read twice, of which a weight has few.

@@ -11,29 +11,34 @@ directly. Shape suffixes: g projections, T tokens, f MLP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.activation import activate, activation_gradient, activation_reference
-from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, store_quantised
+from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
 from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
 
 
-def gated_product(parts: list[torch.Tensor], activation: Activation, fp8: bool = False) -> torch.Tensor:
+def gated_product(
+    parts: list[torch.Tensor], activation: Activation, quantised: PrecomputedRows | None = None,
+    of_gradients: Sequence[PrecomputedRows] = (),
+) -> torch.Tensor:  # fmt: skip
     """Compute the gated product, ``[T, f]``.
 
     Args:
         parts: Gate and up, ``[2, T, f]`` or two of ``[1, T, f]``.
         activation: The gate's.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+        quantised: Where the kernel leaves the result's rows in 8 bits; ``None`` if no product reads them so.
+        of_gradients: Likewise those of each part's gradient, which goes unchanged to the one product that returned the
+            part; with ``quantised``.
     """
     if runs_on_triton(parts[0]):
-        out_Tf, *quantised = _GatedProduct.apply(activation, fp8, *map(rows, parts))  # type: ignore[no-untyped-call]
-        return with_quantised(out_Tf, quantised)
+        return _GatedProduct.apply(activation, quantised, of_gradients, *map(rows, parts))  # type: ignore[no-any-return, no-untyped-call]
     # The reference, differentiated by autograd.
     gate_Tf, up_Tf = members(parts)
     return activation_reference(gate_Tf, activation) * up_Tf
@@ -46,23 +51,24 @@ def gated_product(parts: list[torch.Tensor], activation: Activation, fp8: bool =
 class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, activation: Activation, fp8: bool, *parts: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        ctx: Any, activation: Activation, quantised: PrecomputedRows | None, of_gradients: Sequence[PrecomputedRows],
+        *parts: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         gate_Tf, up_Tf = members(parts)
         tokens, columns = gate_Tf.shape
         out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
-        values, scales = empty_quantised(out_Tf.shape, gate_Tf.device) if fp8 else (None, None)
+        fp8 = quantised is not None
+        values, scales = out_Tf, out_Tf  # not written to as such if there is nothing to quantise
+        if quantised is not None:
+            quantised.rows = values, scales = empty_quantised(out_Tf.shape, gate_Tf.device)
         block = block_of(columns) if fp8 else min(block_of(columns), LARGEST_BLOCK)
         _forward[(tokens, triton.cdiv(columns, block))](
-            gate_Tf, up_Tf, out_Tf, out_Tf if values is None else values, out_Tf if scales is None else scales,
-            gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
+            gate_Tf, up_Tf, out_Tf, values, scales, gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
             ACTIVATION=activation.value, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*parts)
-        ctx.activation, ctx.fp8, ctx.block = activation, fp8, block
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return out_Tf, values, scales
+        ctx.activation, ctx.fp8, ctx.block, ctx.of_gradients = activation, fp8, block, of_gradients
+        return out_Tf
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -81,9 +87,10 @@ class _GatedProduct(torch.autograd.Function):
             gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
             ACTIVATION=ctx.activation.value, FP8=ctx.fp8, BLOCK=ctx.block, num_warps=warps_of(ctx.block),
         )  # fmt: skip
-        if ctx.fp8:  # each goes unchanged to the one product that returned its part
-            dparts = [with_quantised(*each) for each in zip(dparts, quantised, strict=True)]
-        return None, None, *dparts
+        if ctx.fp8:
+            for of_gradient, each in zip(ctx.of_gradients, quantised, strict=True):
+                of_gradient.rows = QuantisedRows(*each)
+        return None, None, None, *dparts
 
 
 @jit

@@ -24,25 +24,18 @@ import torch
 from torch.nn.functional import layer_norm
 
 from boost_core.config.model import Activation
-from boost_core.kernels.activation import activate, activation_gradient, activation_reference
-from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
+from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
 from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
 
 
 def latent_crossing(
-    h_Tc: torch.Tensor,
-    s_T: torch.Tensor | None,
-    width: int,
-    epsilon: float,
-    crossed_gTr: torch.Tensor,
-    scale_gr: torch.Tensor,
-    shift_gr: torch.Tensor,
-    norm_epsilon: float,
-    activation: Activation,
-    fp8: bool = False,
-) -> torch.Tensor:
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
+    scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation,
+    quantised: PrecomputedRows | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Compute the latents ``z_gTr`` that go on to the up-projection and to the next block.
 
     Args:
@@ -55,14 +48,13 @@ def latent_crossing(
         shift_gr: Its shift.
         norm_epsilon: Added to the latents' variance.
         activation: The bottleneck's.
-        fp8: Whether the kernel also leaves the rows for a product (``fp8_product.quantised``).
+        quantised: Where the kernel leaves the result's rows in 8 bits; ``None`` if no product reads them so.
     """
     if runs_on_triton(h_Tc):
-        z_gTr, *quantised = _LatentCrossing.apply(  # type: ignore[no-untyped-call]
+        return _LatentCrossing.apply(  # type: ignore[no-any-return, no-untyped-call]
             rows(h_Tc), None if s_T is None else s_T.contiguous(), width, epsilon, rows(crossed_gTr),
-            scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation, fp8,
+            scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation, quantised,
         )  # fmt: skip
-        return with_quantised(z_gTr, quantised)
     # The reference, differentiated by autograd: scale, add, norm and activation in at least fp32. A product even
     # without a norm, so that the gradient of h has memory of its own, as in the kernel.
     inverse_rms_T = h_Tc.new_ones(len(h_Tc)) if s_T is None else torch.rsqrt(precise(s_T) / width + epsilon)
@@ -83,24 +75,24 @@ class _LatentCrossing(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
-        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation, fp8: bool,
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation,
+        quantised: PrecomputedRows | None,
+    ) -> torch.Tensor:  # fmt: skip
         count, tokens, rank = crossed_gTr.shape
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
-        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
+        values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
+        if quantised is not None:
+            quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
         block = block_of(rank)
         _forward[(tokens, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr,
-            z_gTr if values is None else values, z_gTr if scales is None else scales, h_Tc.stride(0),
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr, values, scales, h_Tc.stride(0),
             crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation.value, FP8=fp8, BLOCK=block,
+            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation.value, FP8=quantised is not None, BLOCK=block,
             num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr)
         ctx.width, ctx.epsilon, ctx.norm_epsilon, ctx.activation = width, epsilon, norm_epsilon, activation
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return z_gTr, values, scales
+        return z_gTr
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -25,16 +25,45 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import silu
 
 from boost_core.config.model import Activation
-from boost_core.kernels.activation import activate, activation_gradient, activation_reference
-from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
 from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
+
+# The activations, which the MLP's gate and LaX's crossing share, in torch and in Triton:
+#
+#     linear   f(x) = x
+#     silu     f(x) = x σ(x)      f'(x) = σ(x) (1 + x (1 − σ(x)))
+#
+# One more is a member of ``Activation`` and a branch in each of these functions.
+
+
+def activation_reference(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """f(x), differentiated by autograd."""
+    return silu(x) if activation is Activation.SILU else x
+
+
+@jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """f(x); ``ACTIVATION`` is the value of an ``Activation``, as in all kernels."""
+    if ACTIVATION == "silu":
+        x *= tl.sigmoid(x)
+    return x
+
+
+@jit
+def activation_gradient(dy, x, ACTIVATION: tl.constexpr):
+    """``dy · f'(x)``."""
+    if ACTIVATION == "silu":
+        sigmoid = tl.sigmoid(x)
+        dy *= sigmoid * (1.0 + x * (1.0 - sigmoid))
+    return dy
 
 
 def latent_epilogue(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: Activation,
-    fp8: bool = False, precomputed_gTr: torch.Tensor | None = None,
+    quantised: PrecomputedRows | None = None, precomputed_gTr: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Scale by the norm's statistic (if there is one), apply the activation, and separate the projections.
 
@@ -45,21 +74,20 @@ def latent_epilogue(
         width: The full hidden size d that the squares were summed over.
         epsilon: Added to the mean square.
         activation: The bottleneck's.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+        quantised: Where the kernel leaves the result's rows in 8 bits; ``None`` if no product reads them so.
         precomputed_gTr: The result, if already computed (``symmetric_sum``); the reference computes its own.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
     """
     if s_T is None and activation is Activation.LINEAR:
-        return _apart(h_Tc, count)
+        return h_Tc.view(len(h_Tc), count, -1).transpose(0, 1)
     if not runs_on_triton(h_Tc):
         return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
     statistic = None if s_T is None else s_T.contiguous()
-    z_gTr, *quantised = _LatentEpilogue.apply(  # type: ignore[no-untyped-call]
-        rows(h_Tc), statistic, count, width, epsilon, activation, fp8, precomputed_gTr
+    return _LatentEpilogue.apply(  # type: ignore[no-any-return, no-untyped-call]
+        rows(h_Tc), statistic, count, width, epsilon, activation, quantised, precomputed_gTr
     )
-    return with_quantised(z_gTr, quantised)
 
 
 def latent_epilogue_reference(
@@ -69,12 +97,7 @@ def latent_epilogue_reference(
     y_Tc = precise(h_Tc)
     if s_T is not None:
         y_Tc = y_Tc * torch.rsqrt(s_T.to(y_Tc.dtype) / width + epsilon).unsqueeze(-1)
-    return _apart(activation_reference(y_Tc, activation).to(h_Tc.dtype), count)
-
-
-def _apart(x_Tc: torch.Tensor, count: int) -> torch.Tensor:
-    """View ``[T, g·r]`` as ``[g, T, r]``, without a copy."""
-    return x_Tc.view(len(x_Tc), count, -1).transpose(0, 1)
+    return activation_reference(y_Tc, activation).to(h_Tc.dtype).view(len(h_Tc), count, -1).transpose(0, 1)
 
 
 def statistic_gradient(
@@ -112,25 +135,24 @@ class _LatentEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
-        activation: Activation, fp8: bool, precomputed_gTr: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        ctx.set_materialize_grads(False)
+        activation: Activation, quantised: PrecomputedRows | None, precomputed_gTr: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(h_Tc, s_T)
         ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
         if precomputed_gTr is not None:
-            return precomputed_gTr.detach(), None, None
+            return precomputed_gTr.detach()
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
-        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
+        values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
+        if quantised is not None:
+            quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
         block = block_of(rank)
         _forward[(tokens,)](
-            h_Tc, h_Tc if s_T is None else s_T, z_gTr, z_gTr if values is None else values,
-            z_gTr if scales is None else scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            COUNT=count, NORM=s_T is not None, ACTIVATION=activation.value, FP8=fp8, BLOCK=block,
-            num_warps=warps_of(block),
+            h_Tc, h_Tc if s_T is None else s_T, z_gTr, values, scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1),
+            rank, width, epsilon, COUNT=count, NORM=s_T is not None, ACTIVATION=activation.value,
+            FP8=quantised is not None, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return z_gTr, values, scales
+        return z_gTr
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from boost_core.kernels.fp8_product import empty_quantised, store_quantised, with_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
 from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
@@ -31,31 +31,34 @@ class Residual(NamedTuple):
         stream: The values for the next addition, ``[T, d]``.
         inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
         squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
+        quantised: The rows of the inputs in 8 bits, if a product reads them.
     """
 
     stream: torch.Tensor
     inputs: torch.Tensor
     squares: torch.Tensor | None
+    quantised: PrecomputedRows | None = None
 
 
-def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
+def residual_add(
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None = None
+) -> Residual:  # fmt: skip
     """Compute ``x + y`` and its sums of squares.
 
     Args:
         x_Td: The stream so far, ``[T, d]``.
-        y_Td: A block's output, of the same shape and type.
-        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+        y_Td: A block's output, of the same shape and type; ``None`` before anything is added.
+        quantised: Where the kernel leaves the sum's rows in 8 bits; ``None`` if no product reads them so.
     """
-    return _residual_add_triton(x_Td, y_Td, fp8) if runs_on_triton(x_Td) else residual_add_reference(x_Td, y_Td)
-
-
-def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
-    """Return the stream before anything is added: ``x`` with its sums of squares; ``fp8`` as in ``residual_add``."""
-    return _residual_add_triton(x_Td, None, fp8) if runs_on_triton(x_Td) else residual_add_reference(x_Td, None)
+    if not runs_on_triton(x_Td):
+        return residual_add_reference(x_Td, y_Td)._replace(quantised=quantised)
+    y_Td = None if y_Td is None else rows(y_Td)
+    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised)  # type: ignore[no-untyped-call]
+    return Residual(stream_Td, input_Td, squares_T, quantised)
 
 
 def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:
-    """The same in plain torch, differentiated by autograd; without ``y`` as ``residual_start``."""
+    """The same in plain torch, differentiated by autograd."""
     sum_Td = x_Td if y_Td is None else x_Td + y_Td
     return Residual(sum_Td, sum_Td, precise(sum_Td).square().sum(dim=-1))
 
@@ -63,30 +66,26 @@ def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Res
 # The Triton kernels: one program per token, the whole row in registers, fp32 arithmetic.
 
 
-def _residual_add_triton(x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool) -> Residual:
-    y_Td = None if y_Td is None else rows(y_Td)
-    stream_Td, input_Td, squares_T, *quantised = _ResidualAdd.apply(rows(x_Td), y_Td, fp8)  # type: ignore[no-untyped-call]
-    return Residual(stream_Td, with_quantised(input_Td, quantised), squares_T)
-
-
 class _ResidualAdd(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool) -> tuple[torch.Tensor | None, ...]:
+    def forward(
+        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         tokens, columns = x_Td.shape
         sum_Td = x_Td.view_as(x_Td) if y_Td is None else torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
         squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
-        values, scales = empty_quantised(x_Td.shape, x_Td.device) if fp8 else (None, None)
+        values, scales = x_Td, x_Td  # not written to if there is nothing to quantise
+        if quantised is not None:
+            quantised.rows = values, scales = empty_quantised(x_Td.shape, x_Td.device)
         block, y = block_of(columns), x_Td if y_Td is None else y_Td
         _forward[(tokens,)](
-            x_Td, y, sum_Td, squares_T, x_Td if values is None else values, x_Td if scales is None else scales,
-            x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
-            ADD=y_Td is not None, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
+            x_Td, y, sum_Td, squares_T, values, scales, x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
+            ADD=y_Td is not None, FP8=quantised is not None, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
         ctx.save_for_backward(sum_Td)
         ctx.added = y_Td is not None
-        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
-        return sum_Td, sum_Td.view_as(sum_Td), squares_T, values, scales
+        return sum_Td, sum_Td.view_as(sum_Td), squares_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

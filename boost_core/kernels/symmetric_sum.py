@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.activation import activate
-from boost_core.kernels.latent_epilogue import latent_epilogue_reference
+from boost_core.kernels.latent_epilogue import activate, latent_epilogue_reference
 from boost_core.kernels.launch import block_of, jit, precise, runs_on_triton, tl, triton, warps_of
 
 _BLOCK = 2048
@@ -50,14 +49,10 @@ class Peers:
         addresses = [each.data_ptr() for each in memory]
         return cls(memory, torch.tensor(addresses, dtype=torch.int64, device=memory[0].device))
 
-    def alone(self, rank: int) -> Peers:
-        """Return one of them."""
-        return Peers(self.memory[rank : rank + 1], self.address_p[rank : rank + 1])
 
-
-@dataclass(frozen=True)
+@dataclass
 class Epilogue:
-    """What ``latent_epilogue`` will be asked to compute from latents.
+    """What ``latent_epilogue`` will be asked to compute from latents, which an exchange may do in the pass that sums.
 
     Attributes:
         tokens: T, their rows.
@@ -66,6 +61,8 @@ class Epilogue:
         width: The full hidden size d that these were summed over.
         epsilon: Added to the mean square.
         activation: The bottleneck's.
+        result: The result, if the exchange has computed it; to be taken out, so that its memory is freed after use: a
+            recomputation computes its own.
     """
 
     tokens: int
@@ -74,6 +71,7 @@ class Epilogue:
     width: int
     epsilon: float
     activation: Activation
+    result: torch.Tensor | None = None
 
 
 def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:

@@ -20,9 +20,9 @@ from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
-from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, PartialLatents
+from boost_core.model.low_rank import Bottleneck, Dense
+from boost_core.parallel.btp import Exchanged, GradientSinks, PartialLatents
 from boost_core.parallel.recompute import Crossing, Segments
-from boost_core.parallel.weight_gradients import GradientSinks
 
 # The frequencies of rotary position embeddings, and their scaling for sequences longer than a model was trained on.
 #
@@ -55,12 +55,11 @@ def rotary_frequencies(
         fast_e = ((turns_e - low) / (high - low)).clamp(0, 1)  # how fast each pair is taken to be, from 0 to 1
     else:
         assert scaling.beta_fast is not None and scaling.beta_slow is not None
-
-        def pair_that_turns(times: float) -> float:
-            return head_size * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(theta))
-
-        first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-        last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_size - 1)
+        fast, slow = (  # the pairs that turn so often
+            head_size * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(theta))
+            for times in (scaling.beta_fast, scaling.beta_slow)
+        )
+        first, last = max(math.floor(fast), 0), min(math.ceil(slow), head_size - 1)
         number_e = torch.arange(len(plain_e), dtype=plain_e.dtype, device=plain_e.device)
         fast_e = 1 - ((number_e - first) / (last - first or 0.001)).clamp(0, 1)
     return plain_e * (fast_e + (1 - fast_e) / scaling.factor)
@@ -205,13 +204,7 @@ Attended = tuple[list[PartialLatents], list[torch.Tensor], Callable[[torch.Tenso
 
 
 class Attention(Protocol):
-    """How a rank's tokens attend in one layer.
-
-    Attributes:
-        exchanges_keys: Whether keys are exchanged; another computation then goes on at this exchange alone.
-    """
-
-    exchanges_keys: bool
+    """How a rank's tokens attend in one layer where keys are exchanged; another computation goes on there alone."""
 
     def for_layer(self) -> "Attention":
         """Return one for a single layer, whose forward pass and recomputation call it."""
@@ -228,29 +221,6 @@ class Attention(Protocol):
             carried: Those that cross into the block.
             rotation: The rotation of the tokens.
         """
-
-
-class LocalAttention:
-    """The ``Attention`` of a rank that has all tokens of its sequences, within a segment."""
-
-    exchanges_keys = False
-
-    def for_layer(self) -> "LocalAttention":
-        """Return itself: nothing differs between layers."""
-        return self
-
-    async def __call__(
-        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing, rotation: "Rotation"
-    ) -> Attended:
-        """As in ``Attention``."""
-
-        def attend(
-            exchanged: list[Exchanged], carried: Crossing
-        ) -> tuple[list[PartialLatents], list[torch.Tensor]]:  # fmt: skip
-            heads, latents = block.heads(exchanged, carried)
-            return block.output.down_project(causal_attention(heads, rotation, block.head_size)), latents
-
-        return *segments(attend, exchanged, carried), lambda _: None
 
 
 def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
@@ -281,20 +251,11 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def with_normed_heads(
-    parts: list[torch.Tensor], query_scale_e: torch.Tensor, key_scale_e: torch.Tensor, epsilon: float
-) -> list[torch.Tensor]:
-    """Norm each head of queries and keys (RMSNorm), and leave values alone; ``parts`` as in ``causal_attention``.
+def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Norm each head of queries or keys by itself (RMSNorm).
 
     Scores then do not grow with the weights that queries and keys come from (arXiv 2302.05442).
     """
-    query_Td, key_Td, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
-    normed = (normed_heads(query_Td, query_scale_e, epsilon), normed_heads(key_Td, key_scale_e, epsilon))
-    return [x_Td.unsqueeze(0) for x_Td in (*normed, value_Td)]
-
-
-def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Norm each head of queries or keys by itself."""
     x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
     return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(x_Td.shape)
 
@@ -312,22 +273,17 @@ class Rotation:
 
     Attributes:
         attend: A custom way for tokens to attend; ``None`` where all see all before them.
-        attention: How a block's tokens attend.
+        attention: How a block's tokens attend; ``None`` where this rank has all tokens of its sequences.
     """
 
     def __init__(
-        self,
-        sequence_length: int,
-        head_size: int,
-        theta: float,
-        device: torch.device,
-        scaling: RopeScalingConfig | None = None,
-        window: int | None = None,
-    ) -> None:
+        self, sequence_length: int, head_size: int, theta: float, device: torch.device,
+        scaling: RopeScalingConfig | None = None, window: int | None = None,
+    ) -> None:  # fmt: skip
         self.sequence_length = sequence_length
         self.window = None if window is None or window >= sequence_length else window
         self.attend: Attend | None = None
-        self.attention: Attention = LocalAttention()
+        self.attention: Attention | None = None
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         growth = 1.0 if scaling is None else scaling.attention
@@ -378,12 +334,11 @@ class Rotation:
 
     def for_layer(self) -> "Rotation":
         """Return a copy for one layer, for its forward pass and its recomputation."""
-        attention = self.attention.for_layer()
-        if self.attend is None and attention is self.attention:
+        if self.attend is None and self.attention is None:
             return self
         own = copy(self)
         own.attend = None if self.attend is None else self.attend.for_layer()
-        own.attention = attention
+        own.attention = None if self.attention is None else self.attention.for_layer()
         return own
 
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:

@@ -9,24 +9,17 @@ from typing import cast
 import torch
 from torch import nn
 
-from boost_core.architecture import ProjectionGroup, projection_groups
+from boost_core.architecture import projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.config.parallelism import TRAITS
+from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
-from boost_core.model.attention import Rotation, with_normed_heads
-from boost_core.model.low_rank import (
-    Bottleneck,
-    Dense,
-    DenseStrategy,
-    Exchanged,
-    LowRankStrategy,
-    PartialLatents,
-    Strategy,
-)
-from boost_core.parallel.btp import BottleneckTensorParallel
-from boost_core.parallel.overlap import run_in_turns
-from boost_core.parallel.recompute import Crossing, Lookahead, Segments, recomputed
+from boost_core.model.attention import Rotation, causal_attention, normed_heads
+from boost_core.model.low_rank import Bottleneck, Dense, LowRankStrategy, Strategy
+from boost_core.parallel.baselines import FullRankTensorParallel
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, PartialLatents
+from boost_core.parallel.recompute import Crossing, Lookahead, Segments
 
 Latents = list[torch.Tensor]  # of one group of projections, for the next block
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
@@ -48,22 +41,23 @@ class Block(nn.Module):
         self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Strategy, crosses: bool, mode: RecomputeMode
     ) -> None:
         super().__init__()
-
-        def project(group: ProjectionGroup) -> Bottleneck | Dense:
-            # Strategies are chosen by the family (``architecture.chosen_sharding``).
-            if model.rank is None:
-                return Dense(model, group, cast(DenseStrategy, strategy))
-            return Bottleneck(model, group, cast(LowRankStrategy, strategy), parallelism.group_projections, crosses)
-
-        self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
-        self.strategy, self.sinks, self.crosses, self.traits = strategy, strategy.sinks, crosses, TRAITS[mode]
-        self.qk_norm = model.qk_norm
+        # Strategies are chosen by the family (``architecture.chosen_sharding``).
+        self.query_key_value, self.output, self.gate_up, self.down = (
+            Dense(model, group, cast(FullRankTensorParallel, strategy))
+            if model.rank is None
+            else Bottleneck(model, group, cast(LowRankStrategy, strategy), parallelism.group_projections, crosses)
+            for group in projection_groups(model)
+        )
+        self.strategy, self.sinks = strategy, strategy.deferred.sinks
+        self.crosses, self.traits, self.qk_norm = crosses, TRAITS[mode], model.qk_norm
         self.head_size, self.activation, self.carries = model.head_size, model.mlp_activation, model.lax is not None
 
-    def forward(
-        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None = None
+    async def forward(
+        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead
     ) -> tuple[Residual, Carried | None]:
         """The residual stream through the block, and the latents that cross into the next block.
+
+        It awaits each exchange of latents: another computation may go on there (``recompute.run_in_turns``).
 
         Args:
             residual: The residual stream.
@@ -71,64 +65,64 @@ class Block(nn.Module):
             carried: Latents of the previous block; ``None`` if none cross.
             lookahead: The lookahead of this pass through several blocks.
         """
-        if self.traits.again == "all":
-            return recomputed(self._alone, residual, rotation, carried, lookahead)
-        return self._alone(residual, rotation, carried, lookahead)
-
-    def _alone(
-        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None
-    ) -> tuple[Residual, Carried | None]:
-        return run_in_turns([self.compute(residual, rotation, carried, lookahead or Lookahead())])[0]
-
-    async def compute(
-        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead
-    ) -> tuple[Residual, Carried | None]:
-        """``forward``, which awaits each exchange of latents: another computation may go on there (``overlap``)."""
-        saver = None
-        if self.traits.slices and torch.is_grad_enabled():  # legal with no other strategy
-            saver = partial(
-                cast(BottleneckTensorParallel, self.strategy).save_in_slices, lookahead, self.traits.on_host
-            )
-        recomputes, keys = self.traits.again == "segments", rotation.attention.exchanges_keys
-        segments = Segments(recomputes, saver, self.crosses, lookahead.overlapped, keys)
+        # What saves slices is legal with no other strategy.
+        strategy, exchanges_keys = cast(BottleneckTensorParallel, self.strategy), rotation.attention is not None
+        segments = Segments(self.traits, strategy, self.crosses, lookahead, exchanges_keys)
         into_qkv, into_output, into_gate_up, into_down = carried or (None,) * 4
 
-        partials = segments.first(self.query_key_value.down_project, residual.inputs, residual.squares)
-        latents = await segments.exchange(self.query_key_value, partials)
-        partials, of_qkv, ends = await rotation.attention(self, segments, latents, into_qkv, rotation)
-        latents = await segments.exchange(self.output, partials)
+        project = partial(self.query_key_value.down_project, quantised=residual.quantised)
+        partials = segments.first(project, residual.inputs, residual.squares)
+        latents = await segments.exchange(self.query_key_value.start, partials)
+        ends = None
+        if rotation.attention is None:
+            partials, of_qkv = segments(partial(self._attend, rotation), latents, into_qkv)
+        else:
+            partials, of_qkv, ends = await rotation.attention(self, segments, latents, into_qkv, rotation)
+        latents = await segments.exchange(self.output.start, partials)
         partials, of_output, residual = segments(self._add_attended, latents, into_output, residual.stream)
 
-        latents = await segments.exchange(self.gate_up, partials)
+        latents = await segments.exchange(self.gate_up.start, partials)
         partials, of_gate_up = segments(self._gate, latents, into_gate_up)
-        latents = await segments.exchange(self.down, partials)
+        latents = await segments.exchange(self.down.start, partials)
         residual, of_down = segments(self._add_mlp, latents, into_down, residual.stream)
 
-        ends(residual.inputs)
+        if ends is not None:
+            ends(residual.inputs)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
     def heads(self, latents: list[Exchanged], carried: Crossing) -> tuple[list[torch.Tensor], Latents]:
         """Queries, keys and values, not rotated yet (``causal_attention``), and their latents."""
-        projected, of_qkv = self.query_key_value.up_project(latents, carried)
-        if self.qk_norm:
-            of = self.query_key_value
-            query_scale_e, key_scale_e = of.declared("query_scale"), of.declared("key_scale")
-            projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
-        return projected, of_qkv
+        projected, of_qkv, _ = self.query_key_value.up_project(latents, carried)
+        if not self.qk_norm:
+            return projected, of_qkv
+        query_Td, key_Td, value_Td = (member_Td for part_gTd in projected for member_Td in part_gTd)
+        query_scale_e, key_scale_e = (self.query_key_value.declared(name) for name in ("query_scale", "key_scale"))
+        query_Td = normed_heads(query_Td, query_scale_e, self.query_key_value.norm_epsilon)
+        key_Td = normed_heads(key_Td, key_scale_e, self.query_key_value.norm_epsilon)
+        return [x_Td.unsqueeze(0) for x_Td in (query_Td, key_Td, value_Td)], of_qkv
+
+    def _attend(
+        self, rotation: Rotation, latents: list[Exchanged], carried: Crossing
+    ) -> tuple[list[PartialLatents], Latents]:  # fmt: skip
+        heads, of_qkv = self.heads(latents, carried)
+        return self.output.down_project(causal_attention(heads, rotation, self.head_size)), of_qkv
 
     def _add_attended(
         self, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
     ) -> tuple[list[PartialLatents], Latents, Residual]:
-        (attended_1Td,), of_output = self.output.up_project(latents, carried)
+        (attended_1Td,), of_output, _ = self.output.up_project(latents, carried)
         residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
-        return self.gate_up.down_project(residual.inputs, residual.squares), of_output, residual
+        partials = self.gate_up.down_project(residual.inputs, residual.squares, residual.quantised)
+        return partials, of_output, residual
 
     def _gate(self, latents: list[Exchanged], carried: Crossing) -> tuple[list[PartialLatents], Latents]:
-        projected, of_gate_up = self.gate_up.up_project(latents, carried)
-        return self.down.down_project(gated_product(projected, self.activation, self.strategy.fp8)), of_gate_up
+        projected, of_gate_up, of_gradients = self.gate_up.up_project(latents, carried)
+        quantised = PrecomputedRows() if self.strategy.fp8 else None
+        gated_Tf = gated_product(projected, self.activation, quantised, of_gradients)
+        return self.down.down_project(gated_Tf, quantised=quantised), of_gate_up
 
     def _add_mlp(
         self, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
     ) -> tuple[Residual, Latents]:  # fmt: skip
-        (mlp_1Td,), of_down = self.down.up_project(latents, carried)
+        (mlp_1Td,), of_down, _ = self.down.up_project(latents, carried)
         return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), of_down

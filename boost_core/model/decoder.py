@@ -1,6 +1,6 @@
 """The parts common to all families: embedding, blocks, head and loss.
 
-Shape suffixes: T tokens, d hidden; b sequences of s positions.
+Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary; b sequences of s positions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,15 +15,13 @@ from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried
-from boost_core.model.low_rank import NormWeights, Strategy, WeightedModule
+from boost_core.model.low_rank import Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
-from boost_core.parallel.btp import BottleneckTensorParallel
+from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.overlap import run_in_turns
-from boost_core.parallel.recompute import Lookahead
+from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns
+from boost_core.parallel.vocabulary import likeliest_tokens, token_losses
 from boost_core.plan.work import Stage, block_modes
-
-# The token embedding.
 
 
 class TokenEmbedding(WeightedModule):
@@ -36,9 +34,6 @@ class TokenEmbedding(WeightedModule):
     def forward(self, token_T: torch.Tensor) -> Residual:
         """Map ``[T]`` ids to a stream of ``[T, d]``."""
         return self.strategy.embed(token_T, self.declared("weight"))
-
-
-# The final norm, the language-model head and the loss. Shape suffixes: T tokens, d hidden, V vocabulary.
 
 
 class HeadAndLoss(WeightedModule):
@@ -71,8 +66,8 @@ class HeadAndLoss(WeightedModule):
         else:
             head_dV = self.strategy.tied_head(tied_to.declared("weight"))
         if self.predicts:
-            return self.strategy.likeliest_tokens(hidden_Td, head_dV)
-        return self.strategy.token_losses(hidden_Td, head_dV, target_T, self.z_loss)
+            return likeliest_tokens(self.strategy.communicator, hidden_Td, head_dV)
+        return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss)
 
 
 class Decoder(nn.Module):
@@ -88,14 +83,9 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        parallelism: ParallelismConfig,
-        strategy: Strategy,
-        modes: Mapping[int, RecomputeMode],
-        ends: tuple[bool, bool],
-        z_loss: float,
-    ) -> None:
+        self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Strategy,
+        modes: Mapping[int, RecomputeMode], ends: tuple[bool, bool], z_loss: float,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
         with_embedding, with_head = ends
@@ -114,7 +104,7 @@ class Decoder(nn.Module):
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             halves = rotation.splits(token_T, self.splits)
-            through = run_in_turns([self._through_all(half_T, its_rotation) for half_T, its_rotation in halves])
+            through = run_in_turns([self._half(half_T, its_rotation) for half_T, its_rotation in halves])
             inputs_Td = torch.cat([half.inputs for half in through])
             squares = [half.squares for half in through if half.squares is not None]
             residual = Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)
@@ -131,10 +121,9 @@ class Decoder(nn.Module):
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
     ) -> tuple[Residual, Carried | None]:
         """Return the residual stream after the given blocks, and what the last one hands on."""
-        lookahead = Lookahead()
-        for number in blocks:
-            residual, carried = self.blocks[number](residual, rotation.for_layer(), carried, lookahead)
-        return residual, carried
+        computation = self._through(blocks, residual, carried, rotation, Lookahead())
+        del residual, carried  # which it lets go of
+        return run_in_turns([computation])[0]
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Return the loss of each token from the stream after the last block."""
@@ -155,12 +144,28 @@ class Decoder(nn.Module):
             for head in heads:
                 head.predicts = False
 
-    async def _through_all(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
+    async def _half(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
         """The stream of a half of the tokens after all blocks, which the other half computes in turns with."""
-        residual, carried, lookahead = self.embed(token_T), None, Lookahead(overlapped=True)
-        for block in self.blocks.values():
-            residual, carried = await cast(Block, block).compute(residual, rotation.for_layer(), carried, lookahead)
-        return residual
+        lookahead = Lookahead(overlapped=True)
+        return (await self._through(self.blocks, self.embed(token_T), None, rotation, lookahead))[0]
+
+    async def _through(
+        self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation,
+        lookahead: Lookahead,
+    ) -> tuple[Residual, Carried | None]:  # fmt: skip
+        for number in blocks:
+            block = cast(Block, self.blocks[number])
+            if block.traits.again == "all":
+                residual, carried = recomputed(_alone, block, residual, rotation.for_layer(), carried, lookahead)
+            else:
+                residual, carried = await block(residual, rotation.for_layer(), carried, lookahead)
+        return residual, carried
+
+
+def _alone(block: Block, *inputs: Any) -> tuple[Residual, Carried | None]:
+    """The block's whole computation, with nothing in between."""
+    result: tuple[Residual, Carried | None] = run_in_turns([block(*inputs)])[0]
+    return result
 
 
 # A pipeline stage: some of a model's blocks, with one of its ends or neither.
@@ -188,7 +193,7 @@ class StageModule(nn.Module):
     def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
         super().__init__()
         self._decoder = (decoder,)  # in a tuple, so that the weights are registered only once
-        self.stage, self._width = stage, decoder.strategy.width(model.hidden_size)
+        self.stage, self._width = stage, model.hidden_size // decoder.strategy.shards
         self.rotations: Sequence[Rotation] = ()
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)
@@ -219,17 +224,13 @@ class StageModule(nn.Module):
             raise AssertionError("the last stage needs the targets")
         return decoder.losses(residual, target_T)
 
-    def input_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of the inputs for ``tokens`` tokens."""
-        return [(tokens,)] if self.stage.first else [(tokens, self._width), *self._crossing(self._takes, tokens)]
-
-    def output_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of the outputs."""
-        return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
-
-    def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
-        for counts in self._carried if crosses else ():
-            yield from ((count, tokens, self._rank) for count in counts)
+    def shapes(self, tokens: int) -> tuple[list[Shape], list[Shape]]:
+        """Shapes of the inputs and of the outputs for ``tokens`` tokens."""
+        latents = [(count, tokens, self._rank) for counts in self._carried for count in counts]
+        inputs, outputs = (
+            [(tokens, self._width), *(latents if crosses else ())] for crosses in (self._takes, self._gives)
+        )
+        return [(tokens,)] if self.stage.first else inputs, [(tokens,)] if self.stage.last else outputs
 
 
 # Builds a model from a family and a strategy.
@@ -238,13 +239,9 @@ _STRATEGIES = (BottleneckTensorParallel, VanillaTensorParallel, FullRankTensorPa
 
 
 def build(
-    model: ModelConfig,
-    parallelism: ParallelismConfig,
-    communicator: Communicator,
-    stages: Sequence[Stage] | None = None,
-    z_loss: float = 0.0,
-    fp8: bool = False,
-) -> tuple[Decoder, SplitAxes]:
+    model: ModelConfig, parallelism: ParallelismConfig, communicator: Communicator,
+    stages: Sequence[Stage] | None = None, z_loss: float = 0.0, fp8: bool = False,
+) -> tuple[Decoder, SplitAxes]:  # fmt: skip
     """Build a model with declared weights, and the axes along which its strategy splits them.
 
     Args:

@@ -1,197 +1,32 @@
-"""Low-rank bottleneck projections, z = act(norm(x) A), y = z B, and what they ask of a tensor parallel strategy.
+"""Low-rank bottleneck projections, z = act(norm(x) A), y = z B, on the matrices and exchanges of a strategy.
 
-Shape suffixes: T tokens, d input width, r rank, g projections of a common input, c = g·r, f output width, V vocabulary.
+Shape suffixes: T tokens, d input width, r rank, g projections of a common input, c = g·r, f output width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
 from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights
 from boost_core.config.model import Activation, ModelConfig
+from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue
-from boost_core.kernels.residual_add import Residual
 from boost_core.kernels.symmetric_sum import Epilogue
-from boost_core.parallel.weight_gradients import GradientSinks
+from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
+from boost_core.parallel.btp import (
+    BottleneckTensorParallel,
+    Exchanged,
+    GatheredLatents,
+    Latents,
+    NormWeights,
+    PartialLatents,
+)
+from boost_core.parallel.recompute import SlicedLatents
 
-# What a model asks of a tensor parallel strategy. A suffix names the tensor as an unsharded model has it; under a
-# strategy an axis may be this rank's shard.
-
-# Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
-Latents = tuple[torch.Tensor, torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class PartialLatents:
-    """This rank's part of the latents of one exchange.
-
-    Attributes:
-        compute: Returns it in memory of its own; called once, when the exchange starts. What is recomputed in the
-            backward pass has ended before that.
-        squares: The row sums of squares, if the exchange is to sum them, too.
-        tokens: Number of rows.
-    """
-
-    compute: Callable[[], torch.Tensor]
-    squares: torch.Tensor | None
-    tokens: int
-
-
-@dataclass
-class EpilogueInExchange:
-    """An epilogue that an exchange may compute in the same pass as its sum (``kernels.symmetric_sum``).
-
-    Attributes:
-        epilogue: What is to be computed.
-        result: The result, if the exchange has computed it.
-    """
-
-    epilogue: Epilogue
-    result: torch.Tensor | None = None
-
-    def take(self) -> torch.Tensor | None:
-        """Return the result once, so that its memory is freed after use: a recomputation computes its own."""
-        result, self.result = self.result, None
-        return result
-
-
-# The result of one exchange, and where its epilogue may be.
-Exchanged = tuple[Latents, EpilogueInExchange | None]
-
-
-@dataclass
-class GatheredLatents:
-    """One exchange's latents as gathered for the backward pass.
-
-    Attributes:
-        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken.
-    """
-
-    latents: Latents | None = None
-
-    def take(self) -> Latents:
-        """Return them once, so that their memory is freed after use."""
-        if self.latents is None:
-            raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
-        latents, self.latents = self.latents, None
-        return latents
-
-
-class SavedLatents(Protocol):
-    """The inputs of a block's segment where no rank's device saves them whole for the backward pass."""
-
-    def of_exchange(self) -> GatheredLatents:
-        """Return where another exchange in front of the segment finds its latents in the backward pass."""
-
-
-@dataclass(frozen=True)
-class NormWeights:
-    """An RMSNorm in front of a projection.
-
-    Attributes:
-        scale_d: γ.
-        width: The full hidden size d.
-        epsilon: ε, added to the mean square.
-        scales_input: Whether more than latents is scaled by an exchanged statistic: the projections' input itself.
-    """
-
-    scale_d: torch.Tensor
-    width: int
-    epsilon: float
-    scales_input: bool = False
-
-
-class Strategy(Protocol):
-    """The two ends of a model, which every family has.
-
-    Attributes:
-        fp8: Whether its products read their inputs' rows in 8 bits, which the preceding kernels then leave.
-        sinks: Where weight gradients that are computed outside of autograd go.
-    """
-
-    fp8: bool
-    sinks: GradientSinks
-
-    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
-        """Return the residual stream that enters the first block."""
-
-    def enter(self, x_Td: torch.Tensor) -> Residual:
-        """Return the stream received from another pipeline stage."""
-
-    def width(self, hidden_size: int) -> int:
-        """Columns of the residual stream on each rank."""
-
-    def abandon(self) -> None:
-        """Discard what an unfinished backward pass has deferred."""
-
-    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
-        """Return the stream after adding a block's output, ``[T, d]``."""
-
-    def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
-        """Return the normalised hidden vectors, whole on every rank, as input to this rank's part of the head."""
-
-    def token_losses(
-        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
-    ) -> torch.Tensor:
-        """Cross entropy of each token in nats, ``[T]``, at least fp32; its gradient includes the z-loss's."""
-
-    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """The most likely token after each, ``[T]``, the same on all ranks."""
-
-    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
-        """The embedding as a head, ``[d, V]``."""
-
-
-class LowRankStrategy(Strategy, Protocol):
-    """How a bottleneck's two matrices are applied. Ranks wait for each other only in an exchange."""
-
-    def partial_latents(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> PartialLatents:
-        """Return this rank's part of ``norm(x) A`` for g projections.
-
-        Args:
-            x_Td: The residual's values, or any other input if there is no norm.
-            squares_T: The residual's sums of squares, if it has them.
-            down_dgr: A.
-            norm: The norm; ``None`` for none.
-        """
-
-    def start(
-        self, partial: PartialLatents, norm: NormWeights | None, epilogue: EpilogueInExchange | None = None,
-        saved: SavedLatents | None = None,
-    ) -> Callable[[], Latents]:  # fmt: skip
-        """Start the exchange that makes latents whole.
-
-        Args:
-            partial: The result of ``partial_latents``.
-            norm: As given to ``partial_latents``.
-            epilogue: What will be computed from them; has the result once they are whole if the exchange computes it.
-            saved: Saves the latents for the backward pass, if no rank is to save them whole.
-
-        Returns:
-            A function that waits for the whole latents.
-        """
-
-    def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
-        """``z B``, ``[g, T, f]``, in memory of its own."""
-
-
-class DenseStrategy(Strategy, Protocol):
-    """How a dense block's matrices are applied."""
-
-    def dense_in(
-        self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
-    ) -> list[torch.Tensor]:
-        """Return ``norm(x) W``, one ``[g, T, f]`` for each weight."""
-
-    def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
-        """Return ``x W``, back into the residual, ``[T, d]``."""
-
+LowRankStrategy = BottleneckTensorParallel | VanillaTensorParallel
+Strategy = LowRankStrategy | FullRankTensorParallel
 
 # Modules declare their weights by full shape and role; a strategy decides which part of them a rank holds.
 
@@ -242,15 +77,9 @@ class Crossing(WeightedModule):
         self.epsilon = epsilon
 
     def forward(
-        self,
-        latents: Latents,
-        width: int,
-        epsilon: float,
-        carried_gTr: torch.Tensor,
-        projections: slice,
-        activation: Activation,
-        fp8: bool,
-    ) -> torch.Tensor:
+        self, latents: Latents, width: int, epsilon: float, carried_gTr: torch.Tensor, projections: slice,
+        activation: Activation, quantised: PrecomputedRows | None,
+    ) -> torch.Tensor:  # fmt: skip
         """Pass latents, plus those carried over from the previous block, through norm and activation, ``[g, T, r]``.
 
         Args:
@@ -260,7 +89,7 @@ class Crossing(WeightedModule):
             carried_gTr: The latents of the previous block.
             projections: Which of this crossing's projections they belong to.
             activation: The bottleneck's.
-            fp8: Whether the kernel also leaves their rows quantised.
+            quantised: Where the kernel leaves their rows in 8 bits; ``None`` if no product reads them.
         """
         if "gate_matrix" in self.weight_specs:
             crossed_gTr = carried_gTr @ self.declared("gate_matrix")[projections]
@@ -271,7 +100,9 @@ class Crossing(WeightedModule):
         else:
             crossed_gTr = carried_gTr
         scale_gr, shift_gr = self.declared("norm_scale")[projections], self.declared("norm_shift")[projections]
-        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, fp8)
+        return latent_crossing(
+            *latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, quantised
+        )
 
 
 class Bottleneck(WeightedModule):
@@ -303,25 +134,30 @@ class Bottleneck(WeightedModule):
             if piece.start in run
         ]
 
-    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[PartialLatents]:
+    def down_project(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None, quantised: PrecomputedRows | None = None
+    ) -> list[PartialLatents]:  # fmt: skip
         """Project ``[T, d_in]`` to this rank's part of the latents, one for each exchange.
 
         Args:
             x_Td: The input.
             squares_T: Its rows' sums of squares, if a norm precedes the projections and the residual has them.
+            quantised: Its rows in 8 bits, if the kernel that wrote it has left them.
         """
-        down_dgr, norm = self.declared("down"), self._norm()
+        down_dgr, norm = self.declared("down"), self.norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
-        return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
+        return [self.strategy.partial_latents(x_Td, squares_T, down_dgr, norm, quantised) for down_dgr in products]
 
-    def start(self, partials: list[PartialLatents], saved: SavedLatents | None = None) -> Callable[[], list[Exchanged]]:
+    def start(
+        self, partials: list[PartialLatents], saved: SlicedLatents | None = None
+    ) -> Callable[[], list[Exchanged]]:  # fmt: skip
         """Start the exchanges; call the result to wait for the whole latents.
 
         Args:
             partials: The result of ``down_project``; emptied, as each has its input until its product is computed.
             saved: Saves the latents for the backward pass, if no rank is to save them whole.
         """
-        norm, started = self._norm(), []
+        norm, started = self.norm(), []
         # What follows has more to do than the epilogue, or leaves its result in 8 bits, too.
         computes_alone = self.crossing is not None or self.strategy.fp8
         while partials:
@@ -330,13 +166,16 @@ class Bottleneck(WeightedModule):
             if not computes_alone and (statistic or self.activation is not Activation.LINEAR):
                 count = len(self.group.wide_outs) if self.grouped else 1
                 shape = self.group.wide_in, self.norm_epsilon, self.activation
-                fused = EpilogueInExchange(Epilogue(partial.tokens, count, statistic, *shape))
-            started.append((self.strategy.start(partial, norm, fused, saved), fused))
+                fused = Epilogue(partial.tokens, count, statistic, *shape)
+            gathered = None
+            if saved is not None:
+                saved.exchanges.append(gathered := GatheredLatents())
+            started.append((self.strategy.start(partial, norm, fused, gathered), fused))
         return lambda: [(wait(), fused) for wait, fused in started]
 
     def up_project(
         self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:
         """Project latents to the outputs.
 
         Args:
@@ -344,10 +183,15 @@ class Bottleneck(WeightedModule):
             carried: Latents of the same projections in the previous block; ``None`` in the first block.
 
         Returns:
-            The outputs, ``[g, T, d_out]`` for the g projected together, and their latents ``[g, T, r]``.
+            The outputs, ``[g, T, d_out]`` for the g projected together, their latents ``[g, T, r]``, and under fp8
+            where a kernel may leave the rows of each output's gradient in 8 bits.
         """
         width, epsilon, fp8 = self.group.wide_in, self.norm_epsilon, self.strategy.fp8
-        each_piece = [(latents, None if fused is None else fused.take()) for latents, fused in exchanged]
+        each_piece: list[tuple[Latents, torch.Tensor | None]] = []
+        for latents, fused in exchanged:
+            each_piece.append((latents, None if fused is None else fused.result))
+            if fused is not None:
+                fused.result = None
         if len(exchanged) < len(self.pieces):  # one exchange of all
             (((h_Tc, squares_T), fused_gTr),) = each_piece
             rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
@@ -357,22 +201,28 @@ class Bottleneck(WeightedModule):
                 for part_Tc, piece in zip(columns, self.pieces, strict=True)
             ]
         z = list[torch.Tensor]()
+        quantised = [PrecomputedRows() if fp8 else None for _ in self.pieces]
         for index, (piece, (latents, fused_gTr)) in enumerate(zip(self.pieces, each_piece, strict=True)):
             if self.crossing is None or not carried:
-                z.append(latent_epilogue(*latents, len(piece), width, epsilon, self.activation, fp8, fused_gTr))
+                z.append(
+                    latent_epilogue(*latents, len(piece), width, epsilon, self.activation, quantised[index], fused_gTr)
+                )
             else:
-                members = slice(piece.start, piece.stop)
-                z.append(self.crossing(latents, width, epsilon, carried[index], members, self.activation, fp8))
+                crossed, members = carried[index], slice(piece.start, piece.stop)
+                z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, quantised[index]))
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
-        return [self.strategy.up(z_gTr, up_grf) for z_gTr, up_grf in zip(z, ups, strict=True)], z
+        of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]
+        outputs = list(map(self.strategy.up, z, ups, quantised, of_gradients))
+        return outputs, z, [each for each in of_gradients if each is not None]
 
     def up_of(self, projection: int) -> torch.Tensor:
         """Return B of one projection, ``[r, f]``: a part of a parameter."""
         index, run = next((index, run) for index, run in enumerate(self.group.runs) if projection in run)
         return self.declared(f"up_{index}")[projection - run.start]
 
-    def _norm(self) -> NormWeights | None:
+    def norm(self) -> NormWeights | None:
+        """Return the norm in front of the projections, if there is one."""
         if self.group.norm is None:
             return None
         return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
@@ -392,18 +242,21 @@ class Dense(WeightedModule):
         strategy: How their matrices are split.
     """
 
-    def __init__(self, model: ModelConfig, group: ProjectionGroup, strategy: DenseStrategy) -> None:
+    def __init__(self, model: ModelConfig, group: ProjectionGroup, strategy: FullRankTensorParallel) -> None:
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.norm_epsilon = group, strategy, model.norm_epsilon
 
     def down_project(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None  # noqa: ARG002
-    ) -> list[PartialLatents]:  # fmt: skip
+        self,
+        x_Td: torch.Tensor,
+        squares_T: torch.Tensor | None = None,  # noqa: ARG002
+        quantised: PrecomputedRows | None = None,  # noqa: ARG002
+    ) -> list[PartialLatents]:
         """Return the input."""
         return [PartialLatents(lambda: x_Td, None, len(x_Td))]
 
     def start(
-        self, partials: list[PartialLatents], saved: SavedLatents | None = None  # noqa: ARG002
+        self, partials: list[PartialLatents], saved: SlicedLatents | None = None  # noqa: ARG002
     ) -> Callable[[], list[Exchanged]]:  # fmt: skip
         """Exchange nothing: there are no two matrices."""
         x_Td = partials.pop().compute()
@@ -411,11 +264,11 @@ class Dense(WeightedModule):
 
     def up_project(
         self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None  # noqa: ARG002
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-        """Return one ``[g, T, f]`` for each run of equal widths, and no latents."""
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:  # fmt: skip
+        """Return one ``[g, T, f]`` for each run of equal widths, no latents, and no rows in 8 bits."""
         (((x_Td, _), _),) = exchanged
         if self.group.norm is None:
-            return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], []
+            return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], [], []
         norm = NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
         weights_dgf = [self.declared(f"weight_{index}") for index in range(len(self.group.runs))]
-        return self.strategy.dense_in(x_Td, weights_dgf, norm), []
+        return self.strategy.dense_in(x_Td, weights_dgf, norm), [], []

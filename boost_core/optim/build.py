@@ -9,21 +9,17 @@ from boost_core.architecture import ParamKind
 from boost_core.config import JobSpec
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.factors import Loro, Muon, factor_pairs
 from boost_core.optim.group import ParamGroup, Staging
-from boost_core.optim.loro import Loro, factor_pairs
-from boost_core.optim.muon import Muon
 from boost_core.parallel.communicator import Communicator
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def make_optimizer(
-    spec: JobSpec,
-    model: nn.Module,
-    axes: Mapping[str, int | None],
-    tensor_parallel: Communicator,
+    spec: JobSpec, model: nn.Module, axes: Mapping[str, int | None], tensor_parallel: Communicator,
     replicas: Communicator,
-) -> MasterWeightAdamW:
+) -> MasterWeightAdamW:  # fmt: skip
     """Build the optimizer of this rank's weights, which become views of its groups' memory.
 
     Args:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from boost_core.optim.group import ParamGroup
+from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups
-from boost_core.parallel.weight_gradients import GradientSinks, WeightPart
 
 # The global norm of the gradients, and clipping by it.
 
@@ -129,7 +129,7 @@ class Gradients:
         self._unscaled: dict[str, str] = {}  # sums of scaled weights, and their scales
         self._in_a_step: dict[str, int] = {}  # gradients of each weight, once known
         for name, weight in weights.items():
-            whole = self._group_of[name].sum_of(name) is not None and not by_micro_batch
+            whole = name in self._group_of[name].sums and not by_micro_batch
             if whole and adds_products(weight.device, weight.dtype):
                 sinks.products[id(weight)] = partial(self._add_product, name)
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
@@ -168,7 +168,7 @@ class Gradients:
         self._under_way.clear()
         self._unscaled.clear()
         for group in self._groups:
-            group.abandon_buckets()
+            group.lent.clear()
 
     def _take(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is None:
@@ -183,7 +183,7 @@ class Gradients:
     def _add_product(
         self, name: str, x: torch.Tensor, dy: torch.Tensor, part: WeightPart | None, scale: torch.Tensor | None
     ) -> bool:
-        sums = self._group_of[name].sum_of(name)
+        sums = self._group_of[name].sums.get(name)
         if sums is None or (scale is not None and x.dim() > 2):
             return False
         here = sums.view(*x.shape[:-2], x.shape[-1], dy.shape[-1]) if part is None else part.of(sums)
@@ -195,7 +195,7 @@ class Gradients:
 
     def _unscale(self, name: str) -> None:
         """Convert the sum of a scaled weight's gradients into the weight's and its scale's."""
-        sums, scale = self._group_of[name].sum_of(name), self._unscaled.pop(name)
+        sums, scale = self._group_of[name].sums.get(name), self._unscaled.pop(name)
         weight, scale_d = self._weights[name](), self._weights[scale]()
         if sums is None or weight is None or scale_d is None:
             raise AssertionError("its buckets are lent, or it is gone")

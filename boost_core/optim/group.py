@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from boost_core.architecture import ParamKind
+from boost_core.parallel.btp import WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.offload import page_locked_like
-from boost_core.parallel.weight_gradients import WeightPart
 from boost_core.plan.state_memory import STAGED_CHUNK, offloaded_elements, staged_elements
 
 # Tensors one after the other in one block of memory, so that one kernel or one collective serves them all.
@@ -302,6 +302,9 @@ class ParamGroup:
         second_moment: Running mean of their squares; empty where the update does not use it.
         own_weight: Its weights in the compute type; ``None`` where the masters are the weights.
         tier: The tail on the host; ``None`` if there is none.
+        sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
+        lends_buckets: Whether they have.
+        lent: The sums in buckets that have not been sent.
     """
 
     def __init__(
@@ -334,8 +337,8 @@ class ParamGroup:
             weights[name].data = view
         self.names = list(weights)
         self._gradient = None if zero_stage == 2 and replicas.size > 1 else torch.zeros_like(full)
-        self._sums = {} if self._gradient is None else self._layout.views(self._gradient)
-        self._of_buckets: dict[int, torch.Tensor] = {}
+        self.sums = {} if self._gradient is None else self._layout.views(self._gradient)
+        self.lends_buckets, self.lent = self._gradient is None, dict[int, torch.Tensor]()
 
         offloaded = offloaded_elements(end, offload)
         self._resident, self._staging = end - offloaded, staging
@@ -476,11 +479,6 @@ class ParamGroup:
         touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
         return range(touched[0], touched[-1] + 1)
 
-    @property
-    def lends_buckets(self) -> bool:
-        """Whether a bucket's gradients have memory only until they are reduced."""
-        return self._gradient is None
-
     def clear_gradients(self) -> None:
         """Clear the sums for a new step."""
         (self.own_gradient if self._gradient is None else self._gradient).zero_()
@@ -488,7 +486,7 @@ class ParamGroup:
     def add_gradient(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
         """Add the gradient of a weight, or of a part of one, in a micro-batch to its sum, in at least fp32."""
         if self._gradient is not None:
-            sums = self._sums[name]
+            sums = self.sums[name]
             if part is None:
                 sums.add_(gradient.reshape(sums.shape))
             else:
@@ -504,14 +502,6 @@ class ParamGroup:
             low, high = max(first, bucket.start), min(last, bucket.stop)
             here = self._memory_of(index)[low - bucket.start : high - bucket.start]
             here.add_(gradient.flatten()[low - first : high - first])
-
-    def sum_of(self, name: str) -> torch.Tensor | None:
-        """A weight's sum of gradients; ``None`` where its buckets have memory only until they are reduced."""
-        return self._sums.get(name)
-
-    def abandon_buckets(self) -> None:
-        """Discard the sums in buckets that have not been sent."""
-        self._of_buckets.clear()
 
     def summed_gradients(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by name; requires that this replica keeps all of them."""
@@ -533,7 +523,7 @@ class ParamGroup:
             return self._replicas.start_all_reduce_(local, "gradients").wait
 
         memory = self._memory_of(bucket)
-        del self._of_buckets[bucket]
+        del self.lent[bucket]
         if self.sharded:
             received = torch.empty_like(local)
             pending = self._replicas.start_reduce_scatter(received, memory, "gradients")
@@ -547,10 +537,10 @@ class ParamGroup:
         return add
 
     def _memory_of(self, bucket: int) -> torch.Tensor:
-        if bucket not in self._of_buckets:
+        if bucket not in self.lent:
             here = self.buckets[bucket]
-            self._of_buckets[bucket] = self.own_gradient.new_zeros(here.stop - here.start)
-        return self._of_buckets[bucket]
+            self.lent[bucket] = self.own_gradient.new_zeros(here.stop - here.start)
+        return self.lent[bucket]
 
     def squares(self) -> torch.Tensor:
         """Return the sum of squares of this replica's reduced gradients, one float64 element."""

@@ -4,23 +4,33 @@ The residual stream is sharded along the hidden size from the embedding to the h
 rows, so that each rank's product is a partial sum of the latent; B along its columns, so that each rank gets
 its own shard of the wide output. A block exchanges nothing but one all-reduce per latent.
 
+Each exchange hides a part of the backward pass. The backward pass of a matrix product is two others: its input's
+gradient, which the ranks wait for, and its weight's, which no rank waits for. The second is deferred; code that has
+started a collective calls ``flush`` before waiting. Weight gradients go straight to the code that accumulates them
+(``GradientSinks``).
+
 Shape suffixes: T tokens, d hidden (this rank's shard), g projections of one input, r rank, f wide (shard).
 """
 
+import math
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
-from boost_core.kernels.fp8_product import take_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
 from boost_core.kernels.latent_epilogue import statistic_gradient
 from boost_core.kernels.launch import precise
-from boost_core.kernels.residual_add import Residual, residual_add, residual_start
-from boost_core.model.low_rank import EpilogueInExchange, Latents, NormWeights, PartialLatents, SavedLatents
+from boost_core.kernels.residual_add import Residual, residual_add
+from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.communicator import (
     Communicator,
+    Conjugate,
     Pending,
     all_gather_from_tp,
     all_to_all,
@@ -28,9 +38,281 @@ from boost_core.parallel.communicator import (
     reduce_from_tp,
 )
 from boost_core.parallel.offload import HostMemory
-from boost_core.parallel.recompute import Lookahead, SlicedLatents
-from boost_core.parallel.vocabulary import SplitHead
-from boost_core.parallel.weight_gradients import DeferredWeightGradients, GradientSinks, with_room_behind
+
+# What a model and a strategy exchange. A suffix names the tensor as an unsharded model has it; under a strategy an axis
+# may be this rank's shard.
+
+# Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
+Latents = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class PartialLatents:
+    """This rank's part of the latents of one exchange.
+
+    Attributes:
+        compute: Returns it in memory of its own; called once, when the exchange starts. What is recomputed in the
+            backward pass has ended before that.
+        squares: The row sums of squares, if the exchange is to sum them, too.
+        tokens: Number of rows.
+    """
+
+    compute: Callable[[], torch.Tensor]
+    squares: torch.Tensor | None
+    tokens: int
+
+
+# The result of one exchange, and where its epilogue may be.
+Exchanged = tuple[Latents, Epilogue | None]
+
+
+@dataclass
+class GatheredLatents:
+    """One exchange's latents as gathered for the backward pass, where no rank's device saves them whole.
+
+    Attributes:
+        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken, so that their
+            memory is freed after use.
+    """
+
+    latents: Latents | None = None
+
+
+@dataclass(frozen=True)
+class NormWeights:
+    """An RMSNorm in front of a projection.
+
+    Attributes:
+        scale_d: γ.
+        width: The full hidden size d.
+        epsilon: ε, added to the mean square.
+        scales_input: Whether more than latents is scaled by an exchanged statistic: the projections' input itself.
+    """
+
+    scale_d: torch.Tensor
+    width: int
+    epsilon: float
+    scales_input: bool = False
+
+
+# Weight gradients, deferred and handed on.
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """A part of a dense weight.
+
+    Attributes:
+        shape: Its shape.
+        stride: Its strides in the weight.
+        offset: Number of the weight's elements before it.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, like_weight: torch.Tensor) -> torch.Tensor:
+        """The same part of a dense tensor of the weight's shape."""
+        return like_weight.as_strided(self.shape, self.stride, like_weight.storage_offset() + self.offset)
+
+
+# Takes the gradient of a weight or of a part of it, in any shape.
+Sink = Callable[[torch.Tensor, WeightPart | None], None]
+
+
+# Adds xᵀ dy to the gradient of a weight or a part of it, or returns False if it cannot. Where a parameter scales the
+# weight's rows, xᵀ dy is the gradient of both together.
+ProductSink = Callable[[torch.Tensor, torch.Tensor, WeightPart | None, torch.Tensor | None], bool]
+
+
+@dataclass(eq=False)
+class GradientSinks:
+    """Where weight gradients that are computed outside of autograd go, by parameter; autograd's own go their usual way.
+
+    A nested backward pass would cost the host more than the addition costs the GPU, and for a part of a weight it would
+    fill the rest with zeros.
+
+    Parameters are told apart by their ``id``: a model's sinks live as long as its parameters.
+
+    Attributes:
+        gradients: Take gradients. Those of parameters that are not among them go through autograd.
+        products: Take the factors of gradients, where the sum can be computed from these.
+    """
+
+    gradients: dict[int, Sink] = field(default_factory=dict)
+    products: dict[int, ProductSink] = field(default_factory=dict)
+
+    def add(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Pass on the gradient of a parameter or of a view of one."""
+        parameter = weight if weight._base is None else weight._base
+        sink = self.gradients.get(id(parameter))
+        if sink is None:
+            torch.autograd.backward([weight], [gradient.to(weight.dtype)])
+        else:
+            sink(gradient, _part(weight, parameter))
+
+    def add_product(self, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """Pass on xᵀ dy, the gradient of ``weight ∘ scale``, to both."""
+        parameter = weight if weight._base is None else weight._base
+        sink = self.products.get(id(parameter))
+        if sink is not None and sink(x, dy, _part(weight, parameter), scale):
+            return
+        gradient = x.mT @ dy
+        if scale is None:
+            self.add(weight, gradient)
+            return
+        self.add(weight, _scaled(gradient, scale.detach()))
+        self.add(scale, (precise(gradient) * weight.detach()).sum(dim=-1).to(scale.dtype))
+
+
+def _part(weight: torch.Tensor, parameter: torch.Tensor) -> WeightPart | None:
+    """The position of a view in its parameter; ``None`` if it covers all of it, in any shape."""
+    if weight.numel() == parameter.numel() and weight.is_contiguous():
+        return None
+    return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(parameter.storage_offset()))
+
+
+@dataclass(eq=False)
+class DeferredWeightGradients:
+    """Products whose weight gradients are deferred, and the gradients still to be computed.
+
+    Attributes:
+        alone: Whether there are no collectives to hide. Weight gradients are then computed at once unless ``put_off``
+            is set: deferred to the end of the backward pass, they would hold the inputs of all products.
+        fp8: Whether products and their inputs' gradients use ``kernels.fp8_product``.
+        sinks: Where weight gradients go; by default to autograd.
+        put_off: Set to compute nothing but what ``take`` returns.
+        waiting: The gradients still to be computed, in order.
+    """
+
+    alone: bool = False
+    fp8: bool = False
+    sinks: GradientSinks = field(default_factory=GradientSinks)
+    put_off: bool = False
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
+        quantised: PrecomputedRows | None = None, of_gradient: PrecomputedRows | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``flush``.
+
+        Args:
+            x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
+            weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
+            scale_d: Scales the rows of the weight: a parameter.
+            room: Whether to leave room behind the result for one more element per token.
+            quantised: The rows of ``x`` in 8 bits, if the kernel that computes it leaves them.
+            of_gradient: Likewise those of the result's gradient.
+        """
+        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take(), of_gradient)
+        return _Multiply.apply(x, factor, None)  # type: ignore[no-any-return, no-untyped-call]
+
+    def product_of_saved(
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
+        quantised: PrecomputedRows | None = None,
+    ) -> Callable[[], torch.Tensor]:  # fmt: skip
+        """``product`` in two steps: ``x`` is saved for the backward pass now, and the returned function multiplies.
+
+        So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
+        """
+        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take())
+        saved = _Save.apply(x, factor).grad_fn  # type: ignore[no-untyped-call]
+        return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
+
+    def flush(self) -> None:
+        """Compute all deferred gradients in order, unless they are put off."""
+        while self.waiting and not self.put_off:
+            self.waiting.popleft()()
+
+    def take(self) -> Callable[[], None]:
+        """Return what computes the gradients deferred so far, and defer no longer."""
+        waiting, self.waiting = self.waiting, deque()
+
+        @torch.no_grad()  # which the backward pass sets by itself, and this runs after it
+        def compute() -> None:
+            while waiting:
+                waiting.popleft()()
+
+        return compute
+
+
+@dataclass(eq=False)
+class _Factor:
+    """The right factor of one product, and how it is multiplied; arguments as for ``product``.
+
+    Views and parameters have no memory of their own, and are not saved for the backward pass: recomputation would
+    detach them.
+    """
+
+    deferred: DeferredWeightGradients
+    weight: torch.Tensor
+    scale_d: torch.Tensor | None
+    room: bool
+    rows_of_x: QuantisedRows | None
+    of_gradient: PrecomputedRows | None = None
+
+    def save(self, ctx: Any, x: torch.Tensor) -> None:
+        """Save both factors for the backward pass."""
+        ctx.save_for_backward(x, self.weight.detach(), None if self.scale_d is None else self.scale_d.detach())
+
+
+class _Save(torch.autograd.Function):
+    """A node that saves a product's factors for its backward pass, before it is computed; gradients pass it by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: _Factor) -> torch.Tensor:
+        factor.save(ctx, x)
+        return x.new_empty(0)
+
+
+class _Multiply(torch.autograd.Function):
+    """A product; ``saved`` is the node that has saved its factors, if another one has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: _Factor, saved: Any) -> torch.Tensor:
+        if saved is None:
+            factor.save(ctx, x)
+        ctx.factor, ctx.saved = factor, saved
+        weight, scale_d, fp8 = factor.weight, factor.scale_d, factor.deferred.fp8
+        if not fp8 and not factor.room:
+            return x @ _scaled(weight, scale_d)
+        # With room, one more element per token behind the product.
+        shape = (*x.shape[:-1], weight.shape[-1])
+        elements = math.prod(shape)
+        product = x.new_empty(elements + (len(x) if factor.room else 0))[:elements].view(shape)
+        if not fp8:
+            return torch.mm(x, _scaled(weight, scale_d), out=product)
+        rows, factor.rows_of_x = factor.rows_of_x, None
+        rows = quantise_rows(x) if rows is None else rows
+        return fp8_product(rows, quantise_columns(weight, scale_d), product, fast_accumulation=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale_d = (ctx if ctx.saved is None else ctx.saved).saved_tensors
+        (dy,), factor, deferred = gradients, ctx.factor, ctx.factor.deferred
+        ctx.saved = None  # lets go of what it has
+        deferred.waiting.append(partial(deferred.sinks.add_product, x, dy, factor.weight, factor.scale_d))
+        if deferred.alone:
+            deferred.flush()
+        if not deferred.fp8:
+            return dy @ _scaled(weight, scale_d).mT, None, None
+        rows = None if factor.of_gradient is None else factor.of_gradient.take()
+        rows = quantise_rows(dy) if rows is None else rows
+        return fp8_product(rows, quantise_rows(weight, scale_d), x.new_empty(x.shape)), None, None
+
+
+def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All memory of a product computed with ``room``, flat, and the room itself, ``[T]``, to be sent together."""
+    tokens, columns = product_Tr.shape
+    memory = product_Tr.as_strided((tokens * (columns + 1),), (1,))
+    return memory, memory[tokens * columns :]
+
+
+def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
+    return weight if scale_d is None else weight * scale_d.unsqueeze(-1)
+
 
 # A latent's asynchronous all-reduce, started and waited for separately so that other work can run in between.
 #
@@ -53,65 +335,50 @@ from boost_core.parallel.weight_gradients import DeferredWeightGradients, Gradie
 # which later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r latents.
 
 
+@dataclass
 class Exchange:
     """One exchange, forward and backward.
 
-    Args:
+    Attributes:
         communicator: The tensor parallel group.
         deferred: Weight gradients to compute while the gradient is under way.
         norm: The norm whose statistic is exchanged with the latents, if any.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
         fused: What is computed from the latents next, if the exchange may do so in the same pass.
-        saved: Saves the latents for the backward pass where no rank saves them whole.
+        gathered: Where the backward pass finds the latents if no rank saves them whole.
+        in_flight: What was started.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        deferred: DeferredWeightGradients,
-        norm: NormWeights | None,
-        statistic_apart: bool,
-        fused: EpilogueInExchange | None = None,
-        saved: SavedLatents | None = None,
-    ) -> None:
-        self.communicator, self.deferred = communicator, deferred
-        self.norm, self.statistic_apart, self._fused = norm, statistic_apart, fused
-        self.gathered = None if saved is None else saved.of_exchange()
-        self._in_flight: list[Pending] = []
+    communicator: Communicator
+    deferred: DeferredWeightGradients
+    norm: NormWeights | None
+    statistic_apart: bool
+    fused: Epilogue | None = None
+    gathered: GatheredLatents | None = None
+    in_flight: list[Pending] = field(default_factory=list)
 
     def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
         """Start the all-reduce of a tensor, in place."""
-        self._in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
-
-    def start_sum_of_latents(self, payload: torch.Tensor) -> None:
-        """Start the in-place all-reduce of latents and what is sent with them."""
-        if self._fused is None:
-            self.start_all_reduce(payload, "latent")
-            return
-        pending, self._fused.result = self.communicator.start_sum_of_latents_(payload, "latent", self._fused.epilogue)
-        self._in_flight.append(pending)
+        self.in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
 
     def wait_for_all(self) -> None:
         """Wait for everything that was started."""
-        while self._in_flight:
-            self._in_flight.pop().wait()
+        while self.in_flight:
+            self.in_flight.pop().wait()
 
 
 class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        h_Tr = partial_Tr.detach()
-        if squares_T is None:
-            exchange.start_sum_of_latents(h_Tr)
-        elif exchange.statistic_apart:
-            exchange.start_all_reduce(h_Tr, "latent")
-            squares_T = squares_T.clone()
-            exchange.start_all_reduce(squares_T, "statistic")
-        else:
+        payload = h_Tr = partial_Tr.detach()
+        if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_behind(h_Tr)
             squares_T = sent_T.copy_(squares_T)
-            exchange.start_sum_of_latents(payload)
+        exchange.in_flight.append(exchange.communicator.start_sum_of_latents_(payload, "latent", exchange.fused))
+        if squares_T is not None and exchange.statistic_apart:
+            squares_T = squares_T.clone()
+            exchange.start_all_reduce(squares_T, "statistic")
         ctx.has_statistic = squares_T is not None
         if squares_T is not None and exchange.gathered is None:
             ctx.save_for_backward(h_Tr, squares_T)
@@ -124,7 +391,12 @@ class _Start(torch.autograd.Function):
         ctx.exchange.wait_for_all()
         if not ctx.has_statistic:
             return dh_Tr, None, None
-        h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
+        if gathered is None:
+            h_Tr, squares_T = ctx.saved_tensors
+        else:
+            if gathered.latents is None:
+                raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
+            (h_Tr, squares_T), gathered.latents = gathered.latents, None
         if norm.scales_input:
             return dh_Tr, gradients[1], None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
@@ -157,8 +429,8 @@ def scale_rows(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon:
     return (precise(x_Td) * inverse_rms_T.unsqueeze(-1)).to(x_Td.dtype)
 
 
-class BottleneckTensorParallel(SplitHead):
-    """The ``LowRankStrategy`` of BTP over one tensor parallel group; on a group of one it exchanges nothing.
+class BottleneckTensorParallel:
+    """The low-rank strategy of BTP over one tensor parallel group; on a group of one it exchanges nothing.
 
     Args:
         communicator: The tensor parallel group.
@@ -166,46 +438,46 @@ class BottleneckTensorParallel(SplitHead):
         fp8: Whether to use the products of ``kernels.fp8_product``.
 
     Attributes:
-        sinks: Where weight gradients that are computed outside of autograd go.
+        communicator: As given.
+        shards: Number of ranks over which the residual stream is sharded.
+        fp8: As given; the kernels in front of products then leave their rows in 8 bits.
+        deferred: Its products, and the weight gradients that they defer.
+        host: The host's memory for what blocks save there.
     """
 
     SHARDING: ClassVar[Sharding] = BTP
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
-        super().__init__(communicator)
-        self._norm, self.fp8, self.sinks = norm, fp8, GradientSinks()
-        self._deferred = DeferredWeightGradients(communicator.size == 1, fp8, self.sinks)
-        self._host = HostMemory()
+        self.communicator, self.shards = communicator, communicator.size
+        self._norm, self.fp8, self.host = norm, fp8, HostMemory()
+        self.deferred = DeferredWeightGradients(communicator.size == 1, fp8)
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Look up this rank's columns: the residual is sharded from the start, and nothing is sent."""
         return self.enter(embedding(token_T, weight_Vd))
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
-        """This rank's shard; its sums of squares are recomputed rather than sent."""
-        return residual_start(self._deferred.flush_before(x_Td), self.fp8 and self._norm == "fused")
+        """The stream received from another pipeline stage: a shard. Its sums of squares are recomputed, not sent.
 
-    def width(self, hidden_size: int) -> int:
-        """The width of a shard."""
-        return hidden_size // self._communicator.size
+        In the backward pass, all deferred gradients are computed before its gradient goes on.
+        """
 
-    def defer_weight_gradients(self) -> Callable[[], Callable[[], None]]:
-        """Defer weight gradients from now on; the returned function takes those deferred so far, to compute later."""
-        return self._deferred.keep()
+        def flush(dx_Td: torch.Tensor) -> torch.Tensor:
+            self.deferred.flush()
+            return dx_Td
 
-    def abandon(self) -> None:
-        """Drop the deferred weight gradients."""
-        self._deferred.abandon()
+        return self.add(Conjugate.apply(x_Td, lambda x_Td: x_Td.view_as(x_Td), flush), None)  # type: ignore[no-untyped-call]
 
-    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
-        """Add this rank's shards, and take the result's sums of squares for the next norm."""
-        in_8_bits = self.fp8 and self._norm == "fused"  # a product then reads the residual itself
-        return residual_add(stream_Td, y_Td, in_8_bits)
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:
+        """Add a block's output, ``[T, d]``, and take the result's sums of squares for the next norm."""
+        # A product reads the residual itself only where the norm is applied afterwards.
+        return residual_add(stream_Td, y_Td, PrecomputedRows() if self.fp8 and self._norm == "fused" else None)
 
     def partial_latents(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> PartialLatents:
-        """One matrix product of this rank's rows for all g projections.
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None,
+        quantised: PrecomputedRows | None = None,
+    ) -> PartialLatents:  # fmt: skip
+        """This rank's part of ``norm(x) A`` for g projections: one matrix product of its rows.
 
         ======================  =====================================================================================
         ``fused``               The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that
@@ -218,65 +490,87 @@ class BottleneckTensorParallel(SplitHead):
                                 latents' all-reduce. Each rank normalises its own shard, so the statistic's gradient is
                                 a sum over ranks: a collective in the backward pass.
         ======================  =====================================================================================
+
+        Args:
+            x_Td: The residual's values, or any other input if there is no norm.
+            squares_T: The residual's sums of squares, if it has them.
+            down_dgr: A.
+            norm: The norm; ``None`` for none.
+            quantised: The rows of ``x`` in 8 bits, if the kernel that wrote it has left them.
         """
         down_dr, tokens = down_dgr.flatten(1), len(x_Td)
         if norm is None or squares_T is None:
-            return PartialLatents(self._deferred.product_of_saved(x_Td, down_dr), None, tokens)
+            return PartialLatents(self.deferred.product_of_saved(x_Td, down_dr, quantised=quantised), None, tokens)
         if self._norm == "fused":
-            room = self._communicator.size > 1
-            compute = self._deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room)
+            room = self.communicator.size > 1
+            compute = self.deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room, quantised)
             return PartialLatents(compute, squares_T, tokens)
         if self._norm == "online_paper":
             rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
             local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
-            partial_Tr = (precise(self._deferred.product(local_Td, down_dr)) * rms_T1).to(x_Td.dtype)
+            partial_Tr = (precise(self.deferred.product(local_Td, down_dr)) * rms_T1).to(x_Td.dtype)
             return PartialLatents(lambda: partial_Tr, squares_T, tokens)
-        summed_T = reduce_from_tp(squares_T.clone(), self._communicator, "statistic")
-        summed_T = copy_to_tp(summed_T, self._communicator, "statistic")
+        summed_T = reduce_from_tp(squares_T.clone(), self.communicator, "statistic")
+        summed_T = copy_to_tp(summed_T, self.communicator, "statistic")
         normed_Td = scale_rows(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
-        latent_Tr = self._deferred.product(normed_Td, down_dr)
+        latent_Tr = self.deferred.product(normed_Td, down_dr)
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
     def start(
-        self, partial: PartialLatents, norm: NormWeights | None, epilogue: EpilogueInExchange | None = None,
-        saved: SavedLatents | None = None,
+        self, partial: PartialLatents, norm: NormWeights | None, epilogue: Epilogue | None = None,
+        gathered: GatheredLatents | None = None,
     ) -> Callable[[], Latents]:  # fmt: skip
-        """One all-reduce of all g latents; in the backward pass, one of their gradients."""
+        """Start one all-reduce of all g latents; in the backward pass, one of their gradients.
+
+        Args:
+            partial: The result of ``partial_latents``.
+            norm: As given to ``partial_latents``.
+            epilogue: What will be computed from them; has the result once they are whole if the exchange computes it.
+            gathered: Where the backward pass finds them, if no rank is to save them whole.
+
+        Returns:
+            A function that waits for the whole latents.
+        """
         latents = partial.compute(), partial.squares
-        if self._communicator.size == 1:
+        if self.communicator.size == 1:
             return lambda: latents
         apart = self._norm == "online_paper"
-        epilogue = None if apart else epilogue
-        exchange = Exchange(self._communicator, self._deferred, norm, apart, epilogue, saved)
+        exchange = Exchange(self.communicator, self.deferred, norm, apart, None if apart else epilogue, gathered)
         started: Latents = _Start.apply(*latents, exchange)  # type: ignore[no-untyped-call]
         return lambda: _Wait.apply(*started, exchange)  # type: ignore[no-untyped-call]
 
-    def save_in_slices(self, lookahead: Lookahead, on_host: bool) -> SlicedLatents | None:
-        """Return what saves one segment's latents in slices; ``None`` in a group of one, which saves them whole.
+    def up(
+        self, z_gTr: torch.Tensor, up_grf: torch.Tensor, quantised: PrecomputedRows | None = None,
+        of_gradient: PrecomputedRows | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """``z B``, ``[g, T, f]``: one batched product, whose output is this rank's shard; nothing is sent.
 
         Args:
-            lookahead: The forward pass's.
-            on_host: Whether to save all inputs of the segment in the host's memory, whole in a group of one.
+            z_gTr: The latents.
+            up_grf: B.
+            quantised: The rows of ``z`` in 8 bits, if the kernel that wrote it has left them.
+            of_gradient: Likewise those of the output's gradient.
         """
-        if on_host:
-            return SlicedLatents(self._communicator, lookahead, self._host)
-        return SlicedLatents(self._communicator, lookahead) if self._communicator.size > 1 else None
-
-    def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
-        """One batched product; the output is this rank's shard, and nothing is sent."""
-        return self._deferred.product(z_gTr, up_grf)
+        return self.deferred.product(z_gTr, up_grf, quantised=quantised, of_gradient=of_gradient)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
-        """One all-gather; each rank's sum of squares travels as an extra column of its shard."""
-        take_quantised(residual.inputs)  # which no product reads
+        """The normalised hidden vectors, whole on every rank, as input to this rank's part of the head: one all-gather.
+
+        Each rank's sum of squares travels as an extra column of its shard.
+        """
+        if residual.quantised is not None:
+            residual.quantised.take()  # which no product reads
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
             raise AssertionError("a sharded residual must come with its sums of squares")
         payload_Tc = torch.cat((scaled_Td, squares_T.to(scaled_Td.dtype).unsqueeze(-1)), dim=-1)
-        payload_pTc = all_gather_from_tp(payload_Tc, self._communicator, "hidden")
+        payload_pTc = all_gather_from_tp(payload_Tc, self.communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
-        """Turn some columns of all rows into all columns of some rows: one all-to-all of the embedding's shard."""
-        return all_to_all(embedding_Vd, self._communicator, "tied head").T
+        """The embedding as a head, ``[d, V]``: some columns of all rows become all columns of some rows.
+
+        One all-to-all of the embedding's shard.
+        """
+        return all_to_all(embedding_Vd, self.communicator, "tied head").T

@@ -4,16 +4,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 from boost_core.kernels.symmetric_sum import Epilogue
-from boost_core.parallel.symmetric_memory import Summing, SymmetricMemory
+from boost_core.parallel.symmetric_memory import SymmetricMemory
 
 
 class Part(StrEnum):
@@ -58,14 +58,7 @@ class Totals:
 
     def __add__(self, other: "Totals") -> "Totals":
         """The sum of both."""
-        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
-
-class Launched(Protocol):
-    """What launching a collective returns: torch's ``Work``, or the like."""
-
-    def wait(self) -> object:
-        """Wait for it; on CUDA, have the current stream do so."""
+        return Totals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 class Pending(Protocol):
@@ -75,6 +68,10 @@ class Pending(Protocol):
         """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
 
 
+Launched = dist.Work | Pending  # what launching a collective returns
+
+
+@dataclass(eq=False)
 class CommunicationLedger:
     """Counts and times the collectives of one rank.
 
@@ -87,11 +84,10 @@ class CommunicationLedger:
         unread: Collectives on CUDA that were waited for, whose times are read with the totals.
     """
 
-    def __init__(self) -> None:
-        self.part = Part.OTHER
-        self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
-        self._totals: dict[Entry, Totals] = {}
-        self.unread: list[_Times] = []
+    part: Part = Part.OTHER
+    exposed_seconds: dict[Part, float] = field(default_factory=lambda: defaultdict(float))
+    unread: list["_Times"] = field(default_factory=list)
+    _totals: dict[Entry, Totals] = field(default_factory=dict)
 
     def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
@@ -231,43 +227,39 @@ class Communicator:
         dimension: The mesh dimension's name for the ledger: ``tp``, ``pp``, ``cp``, ``dp``, or ``all`` for the
             whole gang.
         ledger: Counts them.
+
+    Attributes:
+        size: Number of ranks.
+        rank: This one's number among them.
+        symmetric: The group's symmetric memory, through which whatever it takes is summed; set from outside.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, dimension: str, ledger: CommunicationLedger) -> None:
-        self._group = group
-        self._dimension = dimension
-        self._ledger = ledger
+        self._group, self._dimension, self._ledger = group, dimension, ledger
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
-        self._symmetric: SymmetricMemory | None = None
-
-    def use(self, symmetric: SymmetricMemory) -> None:
-        """From now on, sum through the group's symmetric memory whatever it takes."""
-        self._symmetric = symmetric
+        self.symmetric: SymmetricMemory | None = None
 
     def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
         """Start to reduce ``tensor`` in place over a group of several ranks; complete after ``wait``."""
-        if operation == dist.ReduceOp.SUM and self._symmetric is not None and self._symmetric.takes(tensor):
-            return self._start_symmetric(self._symmetric, tensor, purpose, None)[0]
-
+        if operation == dist.ReduceOp.SUM and self.symmetric is not None and self.symmetric.takes(tensor):
+            return self.start_sum_of_latents_(tensor, purpose, None)
         return self._ledger.start(
             Entry("all_reduce", self._dimension, purpose),
             tensor,
             lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
         )
 
-    def start_sum_of_latents_(
-        self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
-    ) -> tuple[Pending, torch.Tensor | None]:
+    def start_sum_of_latents_(self, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None) -> Pending:
         """Start to sum latents in place, together with the statistics behind them if there are any.
 
-        Returns:
-            The pending sum, and the epilogue's result, to be read after ``wait``, if one pass computes both; else
-            ``None``.
+        The epilogue gets its result, to be read after ``wait``, if one pass computes both.
         """
-        if self._symmetric is None or not self._symmetric.takes(payload):
-            return self.start_all_reduce_(payload, purpose), None
-        return self._start_symmetric(self._symmetric, payload, purpose, epilogue)
+        symmetric = self.symmetric
+        if symmetric is None or not symmetric.takes(payload):
+            return self.start_all_reduce_(payload, purpose)
+        entry = Entry("symmetric_all_reduce", self._dimension, purpose)
+        return self._ledger.start(entry, payload, lambda: symmetric.start(payload, epilogue))
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
@@ -321,31 +313,16 @@ class Communicator:
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
-
-        def launch() -> dist.Work:
-            work = dist.isend(tensor, group=self._group, group_dst=to)
-            if work is None:
-                raise AssertionError("this rank is in its own group")
-            return work
-
-        return self._ledger.start(Entry("send", self._dimension, purpose), tensor, launch)
+        return self._ledger.start(
+            Entry("send", self._dimension, purpose),
+            tensor,
+            lambda: cast(dist.Work, dist.isend(tensor, group=self._group, group_dst=to)),  # as it is in its own group
+        )
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Fill ``tensor`` with what another rank of the group sends, and return it."""
         dist.recv(tensor, group=self._group, group_src=source)
         return tensor
-
-    def _start_symmetric(
-        self, symmetric: SymmetricMemory, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None
-    ) -> tuple[Pending, torch.Tensor | None]:
-        started: list[Summing] = []
-
-        def launch() -> Summing:
-            started.append(symmetric.start(payload, epilogue))
-            return started[0]
-
-        pending = self._ledger.start(Entry("symmetric_all_reduce", self._dimension, purpose), payload, launch)
-        return pending, started[0].made
 
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
@@ -503,7 +480,9 @@ def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: s
     """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
     if communicator.size == 1:
         return partial
-    return _ReduceFromTp.apply(partial, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]
+    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        partial, lambda partial: communicator.all_reduce_(partial, purpose), lambda dx: dx
+    )
 
 
 def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
@@ -514,10 +493,8 @@ def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: st
     """
     if communicator.size == 1:
         return replicated
-    return _Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
-        replicated,
-        lambda x: x.view_as(x),
-        lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient"),
+    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        replicated, lambda x: x.view_as(x), lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient")
     )
 
 
@@ -525,7 +502,7 @@ def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: 
     """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
     if communicator.size == 1:
         return x_Tc.unsqueeze(0)
-    return _Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
         x_Tc,
         lambda x_Tc: communicator.all_gather(x_Tc, purpose),
         lambda dx_pTc: communicator.reduce_scatter(dx_pTc, f"{purpose} gradient"),
@@ -536,40 +513,34 @@ def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> 
     """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
     if communicator.size == 1:
         return x_Ac
-
-    def to_rows(x_Ac: torch.Tensor) -> torch.Tensor:
-        parts_pac = x_Ac.reshape(communicator.size, -1, x_Ac.shape[1])
-        return communicator.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
-
-    def to_columns(dx_ac: torch.Tensor) -> torch.Tensor:
-        parts_pac = dx_ac.reshape(len(dx_ac), communicator.size, -1).transpose(0, 1).contiguous()
-        return communicator.all_to_all(parts_pac, f"{purpose} gradient").flatten(0, 1)
-
-    return _Conjugate.apply(x_Ac, to_rows, to_columns)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ReduceFromTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-        ctx.mark_dirty(partial)
-        return communicator.all_reduce_(partial, purpose)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0], None, None
+    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x_Ac,
+        lambda x_Ac: (
+            communicator.all_to_all(x_Ac.reshape(communicator.size, -1, x_Ac.shape[1]), purpose)
+            .transpose(0, 1)
+            .flatten(1)
+        ),
+        lambda dx_ac: communicator.all_to_all(
+            dx_ac.reshape(len(dx_ac), communicator.size, -1).transpose(0, 1).contiguous(), f"{purpose} gradient"
+        ).flatten(0, 1),
+    )
 
 
-class _Conjugate(torch.autograd.Function):
-    """One operation forward, and its conjugate for the gradient."""
+class Conjugate(torch.autograd.Function):
+    """One operation forward, which may be in place, and its conjugate for the gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor],
         conjugate: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
-        ctx.conjugate = conjugate
-        return run(x)
+        """Run the operation."""
+        ctx.conjugate, result = conjugate, run(x)
+        if result is x:
+            ctx.mark_dirty(x)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Run the conjugate."""
         return ctx.conjugate(gradients[0]), None, None

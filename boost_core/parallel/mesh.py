@@ -42,14 +42,6 @@ class ParallelMesh:
             del sizes["cp"]
         return cls(device, init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
 
-    def rank(self, dimension: str) -> int:
-        """This rank's index along a dimension of the mesh."""
-        return self.mesh[dimension].get_local_rank()
-
-    def group(self, dimension: str) -> dist.ProcessGroup:
-        """The process group along a dimension of the mesh."""
-        return self.mesh.get_group(dimension)
-
 
 # The groups of ranks that a rank belongs to.
 
@@ -82,9 +74,11 @@ class ProcessGroups:
         communicator: type[Communicator] = Communicator,
     ) -> "ProcessGroups":  # fmt: skip
         """The groups of a mesh, counted by a ledger; ``communicator`` is the class to use."""
-        tensor, pipeline, replicas = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        tensor, pipeline, replicas = (
+            communicator(mesh.mesh.get_group(along), along, ledger) for along in ("tp", "pp", "dp")
+        )
         has_context = "cp" in (mesh.mesh.mesh_dim_names or ())
-        context = communicator(mesh.group("cp") if has_context else None, "cp", ledger)
+        context = communicator(mesh.mesh.get_group("cp") if has_context else None, "cp", ledger)
 
         # New groups, which all ranks create in the same order. That of ranks with the same weights, along ``dp`` and
         # ``cp``, replica by replica, is a separate one even with one replica, because collectives of one group wait for

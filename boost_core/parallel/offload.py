@@ -18,7 +18,7 @@ import mmap
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -87,32 +87,33 @@ def host_bytes(size: int, device: torch.device) -> torch.Tensor:
     return locked
 
 
+@dataclass(eq=False)
 class HostMemory:
-    """One rank's memory on the host, for all of its blocks and micro-batches."""
+    """One rank's memory on the host, for all of its blocks and micro-batches.
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[_Buffer]] = defaultdict(list)
-        self._leaving: deque[list[HostCopy]] = deque()
-        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+    Attributes:
+        free: Buffers for reuse, by their size.
+        leaving: Copies that have memory on the device, by segment.
+    """
+
+    free: dict[int, list["_Buffer"]] = field(default_factory=lambda: defaultdict(list))
+    leaving: deque[list["HostCopy"]] = field(default_factory=deque)
+    _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = field(default_factory=dict)
 
     def segment(self) -> None:
         """Begin another segment; wait for the copies of the segment one block before it, and release its memory."""
-        self._leaving.append([])
-        while len(self._leaving) > _ON_THE_WAY:
-            for copy in self._leaving.popleft():
+        self.leaving.append([])
+        while len(self.leaving) > _ON_THE_WAY:
+            for copy in self.leaving.popleft():
                 copy.let_go()
 
     def put(self, tensor: torch.Tensor) -> "HostCopy":
         """Start to copy a dense tensor, which must no longer be written to."""
-        free = self._free[tensor.nbytes]
+        free = self.free[tensor.nbytes]
         buffer = free.pop() if free else _Buffer(host_bytes(tensor.nbytes, tensor.device))
         copy = HostCopy(self, buffer, tensor)
-        self._leaving[-1].append(copy)
+        self.leaving[-1].append(copy)
         return copy
-
-    def give_back(self, buffer: "_Buffer") -> None:
-        """Return a buffer for reuse."""
-        self._free[len(buffer.bytes)].append(buffer)
 
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         """A GPU's streams for copies to the host and back."""
@@ -146,30 +147,27 @@ class HostCopy:
     Attributes:
         leaving: The tensor as long as the device has it.
         version: Counts what has been written to it.
+        keepers: Number of those who will take it.
     """
 
     def __init__(self, host: HostMemory, buffer: _Buffer, tensor: torch.Tensor) -> None:
-        self._host, self._buffer, self._keepers = host, buffer, 0
+        self._host, self._buffer, self.keepers = host, buffer, 0
         if not tensor.is_contiguous():
             raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
         self.leaving: torch.Tensor | None = tensor.detach()
         self.version = tensor._version
         self._come: torch.Tensor | None = None
-        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        self._device, self._saved = tensor.device, buffer.bytes.view(tensor.dtype).view(tensor.shape)
         self._left: torch.cuda.Event | None = None
         self._ready: torch.cuda.Event | None = None
         if not self._copies_later:
-            self._in_buffer().copy_(self.leaving)
+            self._saved.copy_(self.leaving)
             return
         out, _ = host.streams(self._device)
         out.wait_stream(torch.cuda.current_stream(self._device))
         if buffer.read is not None:
             out.wait_event(buffer.read)
-        self._left = self._copied(out, self._in_buffer(), self.leaving)
-
-    def keep(self) -> None:
-        """Count one more keeper, who will take the tensor."""
-        self._keepers += 1
+        self._left = self._copied(out, self._saved, self.leaving)
 
     def let_go(self) -> None:
         """Release the memory on the device unless it is being fetched back; work waits until it has been copied."""
@@ -184,15 +182,15 @@ class HostCopy:
         if self.leaving is not None:
             self._come = self.leaving
             return
-        self._come = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        self._come = torch.empty(self._saved.shape, dtype=self._saved.dtype, device=self._device)
         if not self._copies_later:
-            self._come.copy_(self._in_buffer())
+            self._come.copy_(self._saved)
             return
         _, back = self._host.streams(self._device)
         back.wait_stream(torch.cuda.current_stream(self._device))
         if self._left is not None:
             back.wait_event(self._left)
-        self._ready = self._buffer.read = self._copied(back, self._come, self._in_buffer())
+        self._ready = self._buffer.read = self._copied(back, self._come, self._saved)
 
     def take(self) -> torch.Tensor:
         """The tensor, for work queued from now on; the last keeper to take it frees the buffer."""
@@ -201,29 +199,26 @@ class HostCopy:
         if come is None:
             raise AssertionError("it was fetched, and is not there")
         self._wait_for(self._ready)
-        self._keepers -= 1
-        if self._keepers == 0:
+        self.keepers -= 1
+        if self.keepers == 0:
             self._end()
         return come
 
     def __del__(self) -> None:
         """Free the buffer of an abandoned pass, too."""
-        if self._keepers > 0 and not sys.is_finalizing():
+        if self.keepers > 0 and not sys.is_finalizing():
             self._wait_for(self._ready)
             self._end()
 
     def _end(self) -> None:
         self.let_go()
         self._come = None
-        self._host.give_back(self._buffer)
-        self._keepers = 0
+        self._host.free[len(self._buffer.bytes)].append(self._buffer)
+        self.keepers = 0
 
     @property
     def _copies_later(self) -> bool:
         return self._device.type == "cuda"
-
-    def _in_buffer(self) -> torch.Tensor:
-        return self._buffer.bytes.view(self._dtype).view(self._shape)
 
     @staticmethod
     def _copied(stream: torch.cuda.Stream, target: torch.Tensor, origin: torch.Tensor) -> torch.cuda.Event:
@@ -238,27 +233,21 @@ class HostCopy:
             torch.cuda.current_stream(self._device).wait_event(event)
 
 
-class SharedCopies:
-    """Copies on the host, shared by all that save the same memory."""
-
-    def __init__(self) -> None:
-        self._copies: list[HostCopy] = []
-
-    def of(self, tensor: torch.Tensor, host: HostMemory) -> HostCopy:
-        """A tensor's copy, for one more owner; it is reused as long as the device still has the tensor."""
-        self._copies = [copy for copy in self._copies if copy.leaving is not None]
-        for copy in self._copies:
-            own = copy.leaving
-            # The same memory in the same shape and type, not written to since.
-            if own is None or own.data_ptr() != tensor.data_ptr() or copy.version != tensor._version:
-                continue
-            if own.shape == tensor.shape and own.dtype == tensor.dtype:
-                copy.keep()
-                return copy
+def shared_copy(copies: list[HostCopy], tensor: torch.Tensor, host: HostMemory) -> HostCopy:
+    """A tensor's copy, for one more keeper; one of ``copies`` as long as the device still has the tensor."""
+    copies[:] = [copy for copy in copies if copy.leaving is not None]
+    for copy in copies:
+        own = copy.leaving
+        # The same memory in the same shape and type, not written to since.
+        if own is None or own.data_ptr() != tensor.data_ptr() or copy.version != tensor._version:
+            continue
+        if own.shape == tensor.shape and own.dtype == tensor.dtype:
+            break
+    else:
         copy = host.put(tensor)
-        self._copies.append(copy)
-        copy.keep()
-        return copy
+        copies.append(copy)
+    copy.keepers += 1
+    return copy
 
 
 def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:

@@ -94,7 +94,7 @@ class Pipeline:
             for part in self._parts:
                 before, inputs = (self._ranks.rank - 1) % self._ranks.size, [token_T]
                 if not part.stage.first:
-                    shapes = part.input_shapes(len(token_T))
+                    shapes, _ = part.shapes(len(token_T))
                     incoming = [torch.empty(shape, dtype=self._dtype, device=self._device) for shape in shapes]
                     inputs = [self._ranks.receive(each, before) for each in incoming]
                 result = part(*inputs, number_1=self._numbers[:1], target_T=target_T)
@@ -130,11 +130,11 @@ class _CountedStage(PipelineStage):
                 torch.empty(shape, dtype=dtype, device=device, requires_grad=differentiable) for shape in shapes
             )
 
-        losses = torch.promote_types(dtype, torch.float32)
+        losses, (inputs, outputs) = torch.promote_types(dtype, torch.float32), part.shapes(tokens)
         super().__init__(
             part, part.stage.index, count, device,
-            input_args=examples(part.input_shapes(tokens), torch.int64 if part.stage.first else dtype),
-            output_args=examples(part.output_shapes(tokens), losses if part.stage.last else dtype),
+            input_args=examples(inputs, torch.int64 if part.stage.first else dtype),
+            output_args=examples(outputs, losses if part.stage.last else dtype),
             group=group, dw_builder=weight_gradients,
         )  # fmt: skip
         self._ledger, self._clock = ledger, clock

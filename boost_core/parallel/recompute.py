@@ -18,21 +18,25 @@ token, stay whole. What is gathered has the same bits and memory layout as what 
 it is the same. What the host has is fetched as far ahead as latents are gathered, and a block further ahead where they
 are gathered.
 
+With ``parallelism.split_micro_batch``, the two halves of a micro-batch go through the blocks as two coroutines of the
+same code. Where one awaits an exchange, the other goes on to its own next exchange.
+
 Shape suffixes: T tokens, r latents; g projections.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import coroutine
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from boost_core.model.low_rank import Bottleneck, Dense, Exchanged, GatheredLatents, Latents, PartialLatents
+from boost_core.config.parallelism import ModeTraits
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, GatheredLatents, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
-from boost_core.parallel.offload import HostCopy, HostMemory, SharedCopies
-from boost_core.parallel.overlap import Turn
+from boost_core.parallel.offload import HostCopy, HostMemory, shared_copy
 
 Result = TypeVar("Result")
 
@@ -49,43 +53,81 @@ def recomputed(work: Callable[..., Result], *arguments: Any) -> Result:
     return result
 
 
+@coroutine
+def end_turn() -> Generator[None, None, None]:
+    """Let the other computations go on; to be awaited."""
+    yield
+
+
+def run_in_turns(computations: Sequence[Coroutine[None, None, Result]]) -> list[Result]:
+    """Run computations in turns, each to its next exchange, and return their results."""
+    results: dict[int, Result] = {}
+    try:
+        while len(results) < len(computations):
+            for index, computation in enumerate(computations):
+                if index not in results:
+                    try:
+                        computation.send(None)
+                    except StopIteration as end:
+                        results[index] = end.value
+    finally:
+        for computation in computations:
+            computation.close()
+    return [results[index] for index in range(len(computations))]
+
+
 class Segments:
     """Runs the segments of one block's forward pass, and the exchanges between them.
 
     Args:
-        recomputes: Whether segments are recomputed in the backward pass.
-        saver: Returns what saves the inputs of another segment, or ``None`` where autograd does; ``None`` for always.
+        traits: What the block saves.
+        strategy: Its strategy, of which blocks that save slices use the group and the host's memory.
         crosses: Whether latents of the previous block cross into this one.
-        overlapped: Whether another computation goes on at exchanges (``overlap``).
+        lookahead: The forward pass's.
         exchanges_keys: Whether keys are exchanged. Only that then ends a turn: the keys have a whole block's
             computation of the other half to hide behind, of which each exchange of latents would end a part.
     """
 
     def __init__(
-        self, recomputes: bool, saver: "Callable[[], SlicedLatents | None] | None", crosses: bool, overlapped: bool,
+        self, traits: ModeTraits, strategy: BottleneckTensorParallel, crosses: bool, lookahead: "Lookahead",
         exchanges_keys: bool,
     ) -> None:  # fmt: skip
-        self._recomputes, self._saver, self._crosses = recomputes, saver, crosses
-        self._overlapped, self._exchanges_keys = overlapped, exchanges_keys
+        self._recomputes, self._on_host = traits.again == "segments", traits.on_host
+        self._slices = traits.slices and torch.is_grad_enabled()
+        self._strategy, self._crosses, self._lookahead = strategy, crosses, lookahead
+        self._exchanges_keys = exchanges_keys
         self._saved: SlicedLatents | None = None  # of the segment behind the next exchange
+
+    def _begin(self) -> None:
+        """Save the next segment's inputs where no rank's device has them whole, unless autograd saves them."""
+        ranks = self._strategy.communicator
+        if self._slices and self._saved is None and (self._on_host or ranks.size > 1):
+            self._saved = SlicedLatents(ranks, self._lookahead, self._strategy.host if self._on_host else None)
 
     def first(self, work: Callable[..., Result], *inputs: torch.Tensor | None) -> Result:
         """Run the segment in front of the first exchange."""
-        self._saved = self._saver() if self._saver is not None else None
+        self._begin()
         if self._saved is not None:
             give = self._saved.save_others(*inputs)
             return recomputed(lambda: work(*give()))
         return recomputed(work, *inputs) if self._recomputes else work(*inputs)
 
-    def exchange(self, projections: Bottleneck | Dense, partials: list[PartialLatents]) -> Turn[list[Exchanged]]:
-        """Start the exchange of latents, which ends what is recomputed; to be awaited."""
-        if self._saved is None and self._saver is not None:
-            self._saved = self._saver()
-        return Turn(projections.start(partials, self._saved), self._overlapped and not self._exchanges_keys)
+    async def exchange(
+        self, start: Callable[[list[PartialLatents], "SlicedLatents | None"], Callable[[], Result]],
+        partials: list[PartialLatents],
+    ) -> Result:  # fmt: skip
+        """Start the exchange of latents, which ends what is recomputed, and wait for it."""
+        self._begin()
+        wait = start(partials, self._saved)
+        if self._lookahead.overlapped and not self._exchanges_keys:
+            await end_turn()
+        return wait()
 
-    def keys(self, wait: Callable[[], Result]) -> Turn[Result]:
-        """Wait for an exchange of keys; to be awaited."""
-        return Turn(wait, self._overlapped)
+    async def keys(self, wait: Callable[[], Result]) -> Result:
+        """Wait for an exchange of keys."""
+        if self._lookahead.overlapped:
+            await end_turn()
+        return wait()
 
     def __call__(
         self, work: Callable[..., Result], exchanged: list[Exchanged], carried: Crossing, *others: torch.Tensor
@@ -106,40 +148,38 @@ class Lookahead:
     """One forward pass through several blocks, whose segments the backward pass gathers ahead.
 
     Attributes:
-        overlapped: Whether another forward pass goes on at its exchanges (``overlap``).
+        overlapped: Whether another forward pass goes on at its exchanges (``run_in_turns``).
         last: The newest segment that saves its latents in slices.
         copies: Its copies on the host.
     """
 
     overlapped: bool = False
     last: "SlicedLatents | None" = None
-    copies: SharedCopies = field(default_factory=SharedCopies)
+    copies: list[HostCopy] = field(default_factory=list)
 
 
 class SlicedLatents:
-    """The inputs of one segment, of which no rank's device has the latents whole (``SavedLatents``).
+    """The inputs of one segment, of which no rank's device has the latents whole.
 
     Args:
         communicator: The tensor parallel group, of several ranks unless ``host`` is given.
         lookahead: The forward pass's; this becomes its newest segment.
         host: Where tensors are saved; ``None`` for the device.
+
+    Attributes:
+        exchanges: Where each exchange before the segment finds its latents in the backward pass.
     """
 
     def __init__(self, communicator: Communicator, lookahead: Lookahead, host: HostMemory | None = None) -> None:
         self._communicator, self._host, self._copies = communicator, host, lookahead.copies
         self._before, lookahead.last = lookahead.last, self
-        self._exchanges: list[GatheredLatents] = []
+        self.exchanges: list[GatheredLatents] = []
         self._original: tuple[list[Exchanged], Crossing] | None = None
         self._latents: list[tuple[_Saved, _Saved | None]] = []
         self._carried: list[_Saved] | None = None
         self._others: list[_Saved] = []
         if host is not None:
             host.segment()
-
-    def of_exchange(self) -> GatheredLatents:
-        """Where another exchange before the segment finds its latents in the backward pass."""
-        self._exchanges.append(GatheredLatents())
-        return self._exchanges[-1]
 
     def save(self, exchanged: list[Exchanged], carried: Crossing) -> None:
         """Save a slice of the exchanges' results, in order, and of what crosses into the segment."""
@@ -188,8 +228,8 @@ class SlicedLatents:
             gathers = number < 1 + _AHEAD
             of_exchanges = (each for both in segment._latents for each in both if each is not None)
             for saved in (*of_exchanges, *(segment._carried or ()), *segment._others):
-                if gathers or several:
-                    saved.fetch()
+                if (gathers or several) and isinstance(saved.place, HostCopy):
+                    saved.place.fetch()
                 if gathers:
                     saved.start()
             segment = segment._before
@@ -199,9 +239,9 @@ class SlicedLatents:
         ]
         carried = None if self._carried is None else [saved.whole() for saved in self._carried]
         if several:  # one rank exchanges nothing
-            for exchange, gathered in zip(self._exchanges, latents, strict=True):
+            for exchange, gathered in zip(self.exchanges, latents, strict=True):
                 exchange.latents = gathered if gathered[1] is not None else None  # the statistic's gradient reads it
-        self._latents, self._carried, self._exchanges = [], None, []
+        self._latents, self._carried, self.exchanges = [], None, []
         return (
             [((_leaf(h_Tr), None if squares_T is None else _leaf(squares_T)), None) for h_Tr, squares_T in latents],
             None if carried is None else [_leaf(z_gTr) for z_gTr in carried],
@@ -216,10 +256,13 @@ class _Saved:
         copies: Copies on the host, of which one may be of the same memory.
         host: Where it is copied to; ``None`` to save it on the device.
         ranks: The ranks of which each saves a slice; ``None`` to save the whole.
+
+    Attributes:
+        place: What is saved, until it is returned.
     """
 
     def __init__(
-        self, tensor: torch.Tensor, copies: SharedCopies, host: HostMemory | None, ranks: Communicator | None
+        self, tensor: torch.Tensor, copies: list[HostCopy], host: HostMemory | None, ranks: Communicator | None
     ) -> None:
         # Projections may stand side by side, ``[T, g, r]``, and be seen as ``[g, T, r]``.
         self._turned = not tensor.is_contiguous() and (host is not None or ranks is not None)
@@ -229,13 +272,8 @@ class _Saved:
             if not ordered.is_contiguous():
                 raise AssertionError(f"latents of shape {tuple(tensor.shape)} have gaps between them")
             ordered = ordered.flatten().chunk(ranks.size)[ranks.rank].clone()
-        self._place: torch.Tensor | HostCopy | None = ordered if host is None else copies.of(ordered, host)
+        self.place: torch.Tensor | HostCopy | None = ordered if host is None else shared_copy(copies, ordered, host)
         self._gather: tuple[Pending, torch.Tensor, torch.Tensor] | None = None
-
-    def fetch(self) -> None:
-        """Start to copy what is saved to the device, if that is not under way."""
-        if isinstance(self._place, HostCopy):
-            self._place.fetch()
 
     def start(self) -> None:
         """Start to gather the whole tensor from the ranks' slices, if that is not under way."""
@@ -256,7 +294,7 @@ class _Saved:
         return tensor.transpose(0, 1) if self._turned else tensor
 
     def _take(self) -> torch.Tensor:
-        place, self._place = self._place, None
+        place, self.place = self.place, None
         if place is None:
             raise AssertionError("it was returned already")
         return place.take() if isinstance(place, HostCopy) else place

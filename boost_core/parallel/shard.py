@@ -2,9 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -46,19 +45,35 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
     """
     if box.numel() == 0:
         return
-    limit = _CHUNK_ON_CPU if box.device.type == "cpu" else _CHUNK
-    device = box.device
-    for inside, sizes in _chunks(tuple(box.shape), limit):
+    device, whole = box.device, tuple(box.shape)
+    limit = _CHUNK_ON_CPU if device.type == "cpu" else _CHUNK
+    axis, inner = len(whole) - 1, 1  # boxes of at most ``limit`` elements: all of the axes behind this one
+    while axis > 0 and inner * whole[axis] <= limit:
+        inner *= whole[axis]
+        axis -= 1
+    step, behind = limit // inner, whole[axis + 1 :]
+    for *before, first in product(*map(range, whole[:axis]), range(0, whole[axis], step)):
+        inside = (*before, first, *(0 for _ in behind))
+        sizes = (*(1 for _ in before), min(step, whole[axis] - first), *behind)
         begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]
         # Standard normal values, float64: four neighbours in a row of the tensor share a counter.
-        first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
+        counter, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
         row = torch.zeros((), dtype=torch.int64, device=device)
         for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
             row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
-        column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
+        column = torch.arange(counter, last, device=device).expand(*sizes[:-1], -1)
         counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
         words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
-        values = _box_muller(words).narrow(-1, begin[-1] - first * 4, sizes[-1])
+
+        # Box and Muller: four standard normal values from each four words, in order along the last axis, float64.
+        normal = torch.empty(*column.shape, 4, dtype=torch.float64, device=device)
+        for index in (0, 2):
+            # Halves keep the logarithm's argument off zero; the largest value is 6.8.
+            radius = words[index].double().add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+            angle = words[index + 1].double().mul_(2.0 * math.pi * 2.0**-32)
+            torch.mul(radius, angle.cos(), out=normal[..., index])
+            torch.mul(radius, angle.sin_(), out=normal[..., index + 1])
+        values = normal.flatten(-2).narrow(-1, begin[-1] - counter * 4, sizes[-1])
         values *= stds if isinstance(stds, float) else _part(stds.expand(box.shape), inside, sizes)
         _part(box, inside, sizes).copy_(values.float())
 
@@ -78,44 +93,14 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
 
 
-def _box_muller(words: Words) -> torch.Tensor:
-    """Four standard normal values from each four words, in order along the last axis, float64."""
-    values = torch.empty(*words[0].shape, 4, dtype=torch.float64, device=words[0].device)
-    for index in (0, 2):
-        # Halves keep the logarithm's argument off zero; the largest value is 6.8.
-        radius = words[index].double().add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
-        angle = words[index + 1].double().mul_(2.0 * math.pi * 2.0**-32)
-        torch.mul(radius, angle.cos(), out=values[..., index])
-        torch.mul(radius, angle.sin_(), out=values[..., index + 1])
-    return values.flatten(-2)
-
-
-def _chunks(sizes: Sizes, limit: int) -> Iterator[tuple[Sizes, Sizes]]:
-    """Split a box into boxes of at most ``limit`` elements: the offsets of each in it, and its sizes."""
-    axis, inner = len(sizes) - 1, 1
-    while axis > 0 and inner * sizes[axis] <= limit:
-        inner *= sizes[axis]
-        axis -= 1
-    step, ones = limit // inner, (1,) * axis
-    for before in product(*map(range, sizes[:axis])):
-        for begin in range(0, sizes[axis], step):
-            rest = len(sizes) - axis - 1
-            yield (*before, begin, *(0,) * rest), (*ones, min(step, sizes[axis] - begin), *sizes[axis + 1 :])
-
-
 def _part(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sizes) -> torch.Tensor:
     for axis, (begin, size) in enumerate(zip(offsets, sizes, strict=True)):
         tensor = tensor.narrow(axis, begin, size)
     return tensor
 
 
-class WeightMaker(Protocol):
-    """Gives this rank's shards to a model with declared weights."""
-
-    def __call__(
-        self, model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device
-    ) -> None:
-        """As ``make_weights`` does, from other values."""
+# Gives this rank's shards to a model with declared weights, as ``make_weights`` does, from other values.
+WeightMaker = Callable[[nn.Module, SplitAxes, int, int, int, torch.device], None]
 
 
 def make_weights(

@@ -50,6 +50,9 @@ class SymmetricMemory:
         limits: The largest messages exchanged through it, which is also the buffers' size.
         device: Where this rank computes.
         patience: How long a rank on CPU waits for the others; on a GPU, until ``abort_all``.
+
+    Attributes:
+        aborted: Nonzero to stop waiting for other ranks.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class SymmetricMemory:
         }
         self._met = torch.zeros(1, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
-        self._aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
+        self.aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
         _live.add(self)
 
@@ -84,12 +87,12 @@ class SymmetricMemory:
 
         Args:
             payload: A tensor for which ``takes`` returns true.
-            epilogue: What to compute from the sum, if anything.
+            epilogue: What to compute from the sum, if anything; gets its result, to be read after ``wait``.
 
         Raises:
             DistError: Another rank does not arrive; only on CPU.
         """
-        sent_n, buffers, made_gTr = payload.view(-1), self._buffers[payload.dtype], None
+        sent_n, buffers = payload.view(-1), self._buffers[payload.dtype]
         size, in_one_shot = len(sent_n), payload.numel() * payload.element_size() <= self._limits.one_shot_bytes
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -100,22 +103,19 @@ class SymmetricMemory:
             if not in_one_shot:
                 spread_sum(buffers, *part_of(size, self._rank, self._size))
                 self._meet()
-                buffers = buffers.alone(self._rank)
+                own = slice(self._rank, self._rank + 1)
+                buffers = Peers(buffers.memory[own], buffers.address_p[own])
             if epilogue is None:
                 symmetric_sum(buffers, sent_n)
             else:
-                made_gTr = sum_of_latents(buffers, sent_n, epilogue)
+                epilogue.result = sum_of_latents(buffers, sent_n, epilogue)
             if in_one_shot:  # nobody may write until all have read; after two shots each reads only its own
                 self._meet()
-            return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
-
-    def abort(self) -> None:
-        """Stop waiting for other ranks; sums are meaningless from now on."""
-        self._aborted.fill_(1)
+            return Summing(None if self._stream is None else self._stream.record_event())
 
     def _meet(self) -> None:
         try:
-            meet(self._signals, self._rank, self._met, self._aborted, self._seconds)
+            meet(self._signals, self._rank, self._met, self.aborted, self._seconds)
         except TimeoutError as error:
             raise dist.DistError(str(error)) from error
 
@@ -126,11 +126,9 @@ class Summing:
 
     Attributes:
         done: Recorded after it; ``None`` if it is done.
-        made: What was to be computed of it.
     """
 
     done: torch.cuda.Event | None
-    made: torch.Tensor | None
 
     def wait(self) -> None:
         """Have the current stream wait for it."""
@@ -145,9 +143,12 @@ def part_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def abort_all() -> None:
-    """Stop waiting for other ranks anywhere in this process; from any thread, without calling CUDA."""
+    """Stop waiting for other ranks anywhere in this process; from any thread, without calling CUDA.
+
+    Sums are meaningless from then on.
+    """
     for each in list(_live):
-        each.abort()
+        each.aborted.fill_(1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The head and the loss with a split vocabulary.
+"""The head and the loss with a split vocabulary, the same under every strategy.
 
 Logits are computed for a few tokens at a time, forward and again backward, so that all T × V never exist at once.
 Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary, c tokens of a chunk.
@@ -25,14 +25,9 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x_Td: torch.Tensor,
-        head_dV: torch.Tensor,
-        target_T: torch.Tensor,
-        communicator: Communicator,
-        chunk: int,
-        z_loss: float,
-    ) -> torch.Tensor:
+        ctx: Any, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator,
+        chunk: int, z_loss: float,
+    ) -> torch.Tensor:  # fmt: skip
         local_T = target_T - communicator.rank * head_dV.shape[1]
         statistics = [
             row_statistics(x_cd @ head_dV, local_c)
@@ -65,44 +60,37 @@ class _HeadLoss(torch.autograd.Function):
         return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None, None
 
 
-class SplitHead:
-    """A head whose vocabulary is split over the tensor parallel group, under every strategy.
+def token_losses(
+    communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
+) -> torch.Tensor:
+    """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
+
+    The z-loss affects only the gradient, so that losses are comparable whatever the z-loss is.
 
     Args:
-        communicator: The tensor parallel group.
+        communicator: The tensor parallel group, over which the vocabulary is split.
+        x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
+        head_dV: This rank's columns of the head.
+        target_T: Token ids over the whole vocabulary.
+        z_loss: ζ, the weight of the z-loss.
     """
+    chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
+    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
 
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
 
-    def token_losses(
-        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
-    ) -> torch.Tensor:
-        """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
+def likeliest_tokens(communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
+    """The most likely token after each, ``[T]``, the same on all ranks; among equal logits, the first.
 
-        The z-loss affects only the gradient, so that losses are comparable whatever the z-loss is.
-
-        Args:
-            x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
-            head_dV: This rank's columns of the head.
-            target_T: Token ids over the whole vocabulary.
-            z_loss: ζ, the weight of the z-loss.
-        """
-        chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
-        return _HeadLoss.apply(x_Td, head_dV, target_T, self._communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
-
-    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """The most likely token after each, ``[T]``, the same on all ranks; among equal logits, the first.
-
-        Args:
-            x_Td: Whole normed hidden vectors.
-            head_dV: This rank's columns of the head.
-        """
-        communicator, columns = self._communicator, head_dV.shape[1]
-        largest = [(x_cd @ head_dV).max(dim=1) for x_cd in torch.split(x_Td, max(1, CHUNK_ELEMENTS // columns))]
-        logit_T = torch.cat([values for values, _ in largest]).float()
-        token_T = torch.cat([places for _, places in largest]) + communicator.rank * columns
-        maximum_T = communicator.all_reduce_(logit_T.clone(), "likeliest logit", dist.ReduceOp.MAX)
-        token_T = token_T.where(logit_T == maximum_T, communicator.size * columns)
-        communicator.all_reduce_(token_T, "likeliest token", dist.ReduceOp.MIN)
-        return token_T.clamp_(max=communicator.size * columns - 1)  # where no logit is a number, none is the largest
+    Args:
+        communicator: The tensor parallel group, over which the vocabulary is split.
+        x_Td: Whole normed hidden vectors.
+        head_dV: This rank's columns of the head.
+    """
+    columns = head_dV.shape[1]
+    largest = [(x_cd @ head_dV).max(dim=1) for x_cd in torch.split(x_Td, max(1, CHUNK_ELEMENTS // columns))]
+    logit_T = torch.cat([values for values, _ in largest]).float()
+    token_T = torch.cat([places for _, places in largest]) + communicator.rank * columns
+    maximum_T = communicator.all_reduce_(logit_T.clone(), "likeliest logit", dist.ReduceOp.MAX)
+    token_T = token_T.where(logit_T == maximum_T, communicator.size * columns)
+    communicator.all_reduce_(token_T, "likeliest token", dist.ReduceOp.MIN)
+    return token_T.clamp_(max=communicator.size * columns - 1)  # where no logit is a number, none is the largest

@@ -52,7 +52,7 @@ _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
 _OWN_COPIES = 2  # for recovery: one stays valid until all ranks have the next
-_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.muon`` at a time; with a common input
+_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.factors`` at a time; with a common input
 
 
 @dataclass(frozen=True)

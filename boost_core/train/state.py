@@ -25,7 +25,6 @@ from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
-from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
@@ -313,9 +312,9 @@ class TrainState:
 
         limits = spec.parallelism.symmetric_memory
         if limits is not None and tensor.size > 1:
-            symmetric, why = connect(limits, mesh.group("tp"), mesh.device)
+            symmetric, why = connect(limits, mesh.mesh.get_group("tp"), mesh.device)
             if symmetric is not None:
-                tensor.use(symmetric)
+                tensor.symmetric = symmetric
             elif tensor.rank == 0:
                 logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces are done without it", why)
 
@@ -341,23 +340,24 @@ class TrainState:
             from boost_core.parallel.pipeline import Pipeline
 
             parallelism, put_off = spec.parallelism, None
-            if parallelism.pipeline_schedule == "zero_bubble":  # legal with no other strategy
-                put_off = cast(BottleneckTensorParallel, model.strategy).defer_weight_gradients()
+            if parallelism.pipeline_schedule == "zero_bubble":
+                model.strategy.deferred.put_off = True
+                put_off = model.strategy.deferred.take
             pipeline = Pipeline(
                 [StageModule(model, spec.model, stage, parallelism.group_projections) for stage in stages],
                 parallelism.stages, parallelism.pipeline_schedule,
                 training.micro_batches(parallelism.data_parallel_size),
-                rank_tokens(spec), groups.pipeline, mesh.group("pp"), ledger,
+                rank_tokens(spec), groups.pipeline, mesh.mesh.get_group("pp"), ledger,
                 clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
             )  # fmt: skip
 
         by_micro_batch = spec.parallelism.zero_stage == 2
         weights = dict(model.named_parameters())
-        gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, model.strategy.sinks)
+        gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, model.strategy.deferred.sinks)
 
         def abandon() -> None:
             gradients.abandon()
-            model.strategy.abandon()
+            model.strategy.deferred.waiting.clear()
 
         def all_agree(yes: bool) -> bool:
             everywhere = torch.tensor(float(yes), device=device)

@@ -294,7 +294,7 @@ def trained_with_buffers(spec: JobSpec) -> tuple[list[float], Whole, int, int]:
     state = TrainState.initial(spec, CPU)
     sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)
     losses = [training_step(state, sampler).loss for _ in range(FEW_STEPS)]
-    buffers = sum(size * len(free) for size, free in state.model.strategy._host._free.items())
+    buffers = sum(size * len(free) for size, free in state.model.strategy.host.free.items())
     place = pipeline_rank_memory(spec, Shape.of(spec.parallelism), state.process_groups.pipeline.rank)
     return losses, whole_tensors(state), buffers, place.host
 

@@ -19,8 +19,8 @@ from boost_core.convert.names import Tensors, to_published
 from boost_core.convert.nanotron import modules, read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn, described
 from boost_core.model.attention import Rotation, causal_attention
-from boost_core.model.low_rank import NormWeights
 from boost_core.parallel.baselines import FullRankTensorParallel
+from boost_core.parallel.btp import NormWeights
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus

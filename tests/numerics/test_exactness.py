@@ -10,9 +10,8 @@ import torch.distributed as dist
 from boost_core.config import Activation, ModelConfig, ParallelismConfig
 from boost_core.config.legality import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
-from boost_core.kernels.residual_add import residual_start
-from boost_core.model.low_rank import NormWeights
-from boost_core.parallel.btp import BottleneckTensorParallel, scale_rows
+from boost_core.kernels.residual_add import residual_add
+from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights, scale_rows
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics import reference
 from tests.numerics.sharded import (
@@ -168,7 +167,7 @@ def normed_projection(norm: str, outlier: float) -> torch.Tensor:
     )
     width = x_Td.shape[1] * collectives.size
     strategy, weights = BottleneckTensorParallel(collectives, norm), NormWeights(scale_d, width, 1e-6)
-    wait = strategy.start(strategy.partial_latents(x_Td, residual_start(x_Td).squares, down_d1r, weights), weights)
+    wait = strategy.start(strategy.partial_latents(x_Td, residual_add(x_Td, None).squares, down_d1r, weights), weights)
     return latent_epilogue(*wait(), 1, width, 1e-6, Activation.LINEAR)[0]
 
 
@@ -189,7 +188,7 @@ def input_gradient(norm: str) -> torch.Tensor:
     ]
     x_Td, down_d1r, scale_d, up_rd = shards
     width, strategy = x_Td.shape[1] * collectives.size, BottleneckTensorParallel(collectives, norm)
-    weights, residual = NormWeights(scale_d, width, 1e-6, scales_input=True), residual_start(x_Td)
+    weights, residual = NormWeights(scale_d, width, 1e-6, scales_input=True), residual_add(x_Td, None)
     partial = strategy.partial_latents(residual.inputs, residual.squares, down_d1r, weights)
     h_Tr, squares_T = strategy.start(partial, weights)()
     z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, Activation.LINEAR)[0]

@@ -12,8 +12,8 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import always
+from boost_core.parallel.btp import DeferredWeightGradients, with_room_behind
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.weight_gradients import DeferredWeightGradients, with_room_behind
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics.sharded import HOST, Outcome, relative_error, run_sharded

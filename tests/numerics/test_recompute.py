@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.architecture import projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.kernels.residual_add import residual_start
+from boost_core.kernels.residual_add import residual_add
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending
@@ -29,10 +29,10 @@ def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequenc
     make_weights(network, axes, collectives.rank, collectives.size, 7, torch.device("cpu"))
     rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
     shard = config.hidden_size // collectives.size
-    residual = residual_start(torch.randn(sequences * LENGTH, shard, requires_grad=True))
-    network.blocks["1"](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
+    residual = residual_add(torch.randn(sequences * LENGTH, shard, requires_grad=True), None)
+    network.through(["1"], residual, None, rotation)  # what is made once, such as the rotation's angles, is made here
     with Made() as made:
-        out, _ = network.blocks["1"](residual, rotation, None)
+        out, _ = network.through(["1"], residual, None, rotation)
     kept, given_on = (each.inputs.nbytes + each.squares.nbytes for each in (residual, out))
     return made.alive_bytes() + kept - given_on
 

@@ -30,7 +30,7 @@ def chunked(tokens_at_once: int, z_loss: float) -> tuple[torch.Tensor, Gradients
     head_dV = shard_of(head_dV, 1, collectives.rank, collectives.size).clone().requires_grad_()
     x_Td.requires_grad_()
     with Made() as made, patch.object(vocabulary, "CHUNK_ELEMENTS", tokens_at_once * head_dV.shape[1]):
-        loss_T = vocabulary.SplitHead(collectives).token_losses(x_Td, head_dV, target_T, z_loss)
+        loss_T = vocabulary.token_losses(collectives, x_Td, head_dV, target_T, z_loss)
         loss_T.sum().backward()
     return loss_T.detach(), (x_Td.grad, head_dV.grad), made.largest_bytes() // 8
 

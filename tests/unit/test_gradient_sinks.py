@@ -12,7 +12,7 @@ from torch import nn
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.parallel.weight_gradients import GradientSinks, WeightPart
+from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from tests.jobs import tiny_job, write_corpus
@@ -52,7 +52,7 @@ def test_a_backward_pass_has_no_other_within_it(tmp_path: Path, choice: dict[str
     for through_autograd in (False, True):
         state, loss = loss_of(tmp_path, choice)
         if through_autograd:
-            state.model.strategy.sinks.gradients.clear()
+            state.model.strategy.deferred.sinks.gradients.clear()
         with patch.object(torch.autograd, "backward", wraps=torch.autograd.backward) as backward:
             loss.backward()
         assert (backward.call_count == 1) is not through_autograd

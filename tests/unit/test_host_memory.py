@@ -33,7 +33,7 @@ def test_memory_is_used_again_only_once_it_was_copied(gpu: Gpu, seed: int) -> No
             value, tensor = next(values), torch.empty(8)
             gpu.current.queue(lambda tensor=tensor, value=value: tensor.fill_(value))
             copy = host.put(tensor)
-            copy.keep()
+            copy.keepers += 1
             kept.append((value, tensor, copy))
         while kept:
             value, _, copy = kept.pop()
@@ -45,7 +45,7 @@ def test_memory_is_used_again_only_once_it_was_copied(gpu: Gpu, seed: int) -> No
             found.append((value, read))
     gpu.run(random.Random(seed))
     assert all((read == value).all() for value, read in found)
-    assert len(host._free[32]) == SEGMENTS  # as many buffers as there were copies at a time
+    assert len(host.free[32]) == SEGMENTS  # as many buffers as there were copies at a time
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,7 +56,7 @@ def test_what_comes_back_does_not_overwrite_memory_that_is_still_read(
     host = HostMemory()
     host.segment()
     copy = host.put(torch.ones(8))
-    copy.keep()
+    copy.keepers += 1
     for _ in range(ON_THE_WAY):
         host.segment()
     used, read, found = torch.zeros(8), torch.zeros(8), torch.zeros(8)
@@ -75,10 +75,10 @@ def test_what_is_abandoned_leaves_its_buffer_to_others() -> None:
     host = HostMemory()
     host.segment()
     copy = host.put(torch.ones(8))
-    copy.keep()
+    copy.keepers += 1
     del copy
-    host._leaving.clear()
-    assert len(host._free[32]) == 1
+    host.leaving.clear()
+    assert len(host.free[32]) == 1
 
 
 def _overwrite(gpu: Gpu, tensor: torch.Tensor) -> None:

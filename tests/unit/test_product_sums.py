@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.optim.gradients import adds_products
-from boost_core.parallel.weight_gradients import GradientSinks
+from boost_core.parallel.btp import GradientSinks
 from boost_core.train.state import TrainState
 from boost_core.train.step import _reduced
 from tests.jobs import tiny_job, write_corpus

@@ -19,9 +19,10 @@ from tests.service.records import a_shape
 def test_a_ranks_place_is_the_meshs(rank: int, layout: Layout) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     try:
-        mesh = ParallelMesh.build(ParallelismConfig().at(layout), torch.device("cpu"))
-        context = mesh.rank("cp") if layout.cp > 1 else 0
-        assert layout.coordinates(rank) == Layout(mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"), context)
+        mesh = ParallelMesh.build(ParallelismConfig().at(layout), torch.device("cpu")).mesh
+        context = mesh["cp"].get_local_rank() if layout.cp > 1 else 0
+        tensor, pipeline, replica = (mesh[along].get_local_rank() for along in ("tp", "pp", "dp"))
+        assert layout.coordinates(rank) == Layout(tensor, pipeline, replica, context)
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,6 @@
-"""LORO (ICLR 2025): the two factors of each low-rank product move together, periodically along the manifold.
+"""Optimizers of low-rank factors, LORO and Muon; all other weights are updated by AdamW.
+
+**LORO (ICLR 2025)**: the two factors of each low-rank product move together, periodically along the manifold.
 
 M is a product's output factor and N its input factor, W = M Nᵀ. With Adam's direction g = m / (√v + ε), which adds ε
 before the bias correction, η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), t the steps since the last exact one, and λ the decay::
@@ -7,19 +9,37 @@ before the bias correction, η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), t th
     exact   one Riemannian step with η, without weight decay; then the moments of all weights start from zero, and
             their learning rate warms up again, for a few steps
 
-All other weights are updated by AdamW with the same ε, lr and t. The authors' code: ``LOROAdamW`` in
+All other weights have the same ε, lr and t. The authors' code: ``LOROAdamW`` in
 ``loro_torch/loro_optim.py`` of github.com/mzf666/LORO-main at 4da57b6, run with ``--loro_refresh all``. Theirs warms up
 from a rate of zero instead of ``1 / rewarm_steps``, and decays the other weights after their step instead of before it.
+
+**Muon**: the step of each low-rank factor is its momentum with all singular values brought close to one.
+
+With the gradient G and the momentum μ, as ``torch.optim.Muon`` with Nesterov's momentum::
+
+    M ← μ M + (1 − μ) G,   X = (1 − μ) G + μ M,   W ← (1 − lr·decay) W − lr · 0.2 √max(rows, columns) · O(X)
+
+(https://kellerjordan.github.io/posts/muon; the scale, which makes a step as large as AdamW's so that one learning rate
+serves both, is that of arXiv 2502.16982.) O is five Newton-Schulz steps from X₀ = X / ‖X‖::
+
+    X₊ = (a I + b S + c S²) X,   S = X Xᵀ
+
+A factor is r × n with its long axis n sharded. S is r × r, a sum over ranks, and that of the next step is a polynomial
+in this one. So ranks exchange S once, compute all five steps in it, and multiply X once; in float64, as S squares the
+condition number.
+
+Shape suffixes: g projections, n a factor's long axis (this rank's shard), r rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import nn
 
-from boost_core.config.training import LoroConfig, OptimizerConfig
+from boost_core.architecture import Role
+from boost_core.config.training import LoroConfig, MuonConfig, OptimizerConfig
 from boost_core.model.low_rank import Bottleneck
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import ParamGroup
@@ -47,13 +67,9 @@ _NEGLIGIBLE = 1e-14  # relative to the largest eigenvalue of a Gram matrix; anyt
 
 
 def riemannian_step(
-    m_nr: torch.Tensor,
-    n_nr: torch.Tensor,
-    direction_m_nr: torch.Tensor,
-    direction_n_nr: torch.Tensor,
-    step_size: float,
-    communicator: Communicator,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    m_nr: torch.Tensor, n_nr: torch.Tensor, direction_m_nr: torch.Tensor, direction_n_nr: torch.Tensor,
+    step_size: float, communicator: Communicator,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the factors after one step; only their product matters, and both have the same singular values.
 
     Args:
@@ -140,14 +156,9 @@ class Loro(MasterWeightAdamW):
     """
 
     def __init__(
-        self,
-        groups: Sequence[ParamGroup],
-        config: OptimizerConfig,
-        loro: LoroConfig,
-        pairs: list[FactorPair],
-        rank_share: float,
-        tensor_parallel: Communicator,
-    ) -> None:
+        self, groups: Sequence[ParamGroup], config: OptimizerConfig, loro: LoroConfig, pairs: list[FactorPair],
+        rank_share: float, tensor_parallel: Communicator,
+    ) -> None:  # fmt: skip
         super().__init__(groups, config)
         self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
@@ -194,3 +205,68 @@ class Loro(MasterWeightAdamW):
                     master.sub_(direction, alpha=step_size * self._rank_share)
                     master.mul_(1 - step_size * self._config.weight_decay)
         factors.round_masters()
+
+
+# Muon.
+
+_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+_STEPS = 5
+_SMALLEST_NORM = 1e-7
+_SIZE_OF_ADAMWS = 0.2  # root mean square of a step over the learning rate
+
+
+class Muon(MasterWeightAdamW):
+    """``MasterWeightAdamW`` whose low-rank factors are updated by Muon, which keeps one moment for them.
+
+    Args:
+        groups: All weights of the model; those of the group with a custom update are the factors.
+        config: Weight decay, and AdamW's betas and epsilon.
+        muon: The momentum.
+        roles: The role of each factor, by name: it says which axis is the long one.
+        tensor_parallel: The group over which the factors' long axes are sharded.
+    """
+
+    def __init__(
+        self, groups: Sequence[ParamGroup], config: OptimizerConfig, muon: MuonConfig, roles: Mapping[str, Role],
+        tensor_parallel: Communicator,
+    ) -> None:  # fmt: skip
+        super().__init__(groups, config)
+        self._momentum, self._roles, self._tensor_parallel = muon.momentum, roles, tensor_parallel
+        (self._factors,) = (group for group in groups if group.kind.custom_update)
+
+    def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
+        """Apply AdamW to all but the factors, and Muon to those; see ``MasterWeightAdamW.step``."""
+        super().step(clip, learning_rate, step)
+        for name, gradient in self._factors.summed_gradients().items():
+            with self._factors.on_device(name, "master", "first_moment") as (master, moment):
+                down = self._roles[name] is Role.DOWN_PROJECTION  # the long axis first, and here last
+                master_grn, moment_grn, gradient_grn = (
+                    each.permute(1, 2, 0) if down else each for each in (master, moment, gradient * clip)
+                )
+                moment_grn.lerp_(gradient_grn, 1 - self._momentum)
+                direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
+                rank, shard = direction_grn.shape[1:]
+                scale = _SIZE_OF_ADAMWS * sqrt(max(rank, shard * self._tensor_parallel.size))
+                master_grn.mul_(1 - learning_rate * self._factors.kind.decay)
+                master_grn.sub_(direction_grn, alpha=learning_rate * scale)
+        self._factors.round_masters()
+
+
+def orthogonalized(x_grn: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """Apply five Newton-Schulz steps to each of g matrices, in the type of ``x``.
+
+    Args:
+        x_grn: This rank's columns of them.
+        communicator: The group over which the columns are sharded.
+    """
+    precise_grn = x_grn.double()
+    gram_grr = communicator.all_reduce_(precise_grn @ precise_grn.mT, "muon")
+    norm_g11 = gram_grr.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().clamp(min=_SMALLEST_NORM)[:, None, None]
+    gram_grr = gram_grr / norm_g11.square()
+    identity = torch.eye(gram_grr.shape[-1], dtype=gram_grr.dtype, device=gram_grr.device)
+    a, b, c = _COEFFICIENTS
+    all_steps_grr = identity / norm_g11
+    for _ in range(_STEPS):  # polynomials in one matrix commute
+        step_grr = a * identity + b * gram_grr + c * gram_grr @ gram_grr
+        all_steps_grr, gram_grr = step_grr @ all_steps_grr, step_grr @ gram_grr @ step_grr
+    return (all_steps_grr @ precise_grn).to(x_grn.dtype)
