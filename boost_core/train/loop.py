@@ -15,8 +15,7 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.origin import Origin
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
@@ -250,7 +249,7 @@ def train(
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
-    ``spec.checkpoint.url``. A job without one starts from its origin (``boost_core.checkpoint.origin``), or from
+    ``spec.checkpoint.url``. A job without one starts from its origin (``boost_core.checkpoint.folder.Origin``), or from
     scratch. It has finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
 
     Args:

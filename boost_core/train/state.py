@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.origin import Origin
-from boost_core.checkpoint.reshard import Chunk
-from boost_core.checkpoint.shards import load_chunks, read_on_first_rank
+from boost_core.checkpoint.shards import Chunk, load_chunks, read_on_first_rank
 from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.data.sampler import Sequences

@@ -17,12 +17,10 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint import saver as saver_module
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
-from boost_core.checkpoint.origin import Origin
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
-from boost_core.checkpoint.shards import SaveFailed, save_chunks
+from boost_core.checkpoint.shards import Chunk, SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
