@@ -18,7 +18,8 @@ latents; j heads of keys and values, e head size; s = 2, keys and values.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, islice
 
 import torch
 
@@ -216,19 +217,6 @@ class LatentRoute:
 
 
 @dataclass(frozen=True)
-class LatentGradients:
-    """Gradients of the latents and weights of a rank's keys and values, in at least fp32.
-
-    Attributes:
-        share: For this rank's share of its tokens' latents, ``[T, c]``, from other ranks' queries.
-        weights: For the weights, from other ranks' tokens.
-    """
-
-    share: torch.Tensor
-    weights: Sequence[torch.Tensor]
-
-
-@dataclass(frozen=True)
 class LocalKeys:
     """What a rank has to send to others.
 
@@ -249,32 +237,18 @@ class LocalKeys:
 
 @dataclass(frozen=True)
 class LocalGradients:
-    """Gradients of ``LocalKeys``, in at least fp32."""
-
-    keys: torch.Tensor
-    latents: LatentGradients | None
-
-    @classmethod
-    def zeros(cls, local: LocalKeys, dtype: torch.dtype) -> "LocalGradients":
-        """None yet."""
-        keys_Tsje = torch.zeros_like(local.keys, dtype=dtype)
-        if local.share is None or local.maker is None:
-            return cls(keys_Tsje, None)
-        share_Tc, *weights = (torch.zeros_like(x, dtype=dtype) for x in (local.share, *local.maker.weights))
-        return cls(keys_Tsje, LatentGradients(share_Tc, weights))
-
-
-@dataclass(frozen=True)
-class FromLatents:
-    """Keys and values computed from latents, for their gradients.
+    """Gradients of ``LocalKeys``, in at least fp32.
 
     Attributes:
-        inputs: The latents of keys and of values, ``[n, r]`` each, and the weights.
-        outputs: Keys and values, ``[n, j, e]`` each.
+        keys: For the keys and values, ``[T, s, j, e]``.
+        share: For this rank's share of its tokens' latents, ``[T, c]``, from other ranks' queries; ``None`` if none are
+            sent.
+        weights: For the weights of keys and values, from other ranks' tokens.
     """
 
-    inputs: Sequence[torch.Tensor]
-    outputs: Sequence[torch.Tensor]
+    keys: torch.Tensor
+    share: torch.Tensor | None
+    weights: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -283,11 +257,14 @@ class StageKeys:
 
     Attributes:
         keys: Keys and values, ``[n, s, j, e]``.
-        from_latents: Those that this rank has computed from latents.
+        inputs: What this rank has computed some of them from, for gradients: the latents of keys and of values,
+            ``[n, r]`` each, and the weights.
+        outputs: These keys and values, ``[n, j, e]`` each.
     """
 
     keys: torch.Tensor
-    from_latents: FromLatents | None
+    inputs: Sequence[torch.Tensor] = ()
+    outputs: Sequence[torch.Tensor] = ()
 
 
 class Stage:
@@ -319,35 +296,33 @@ class Stage:
             chunks = [work.chunks[place] for place in work.latents.places]
             self._rotation = route.at(chunks) if chunks else None
 
-    def start(self, local: LocalKeys) -> Callable[[], Callable[[], StageKeys]]:
-        """Start to send and receive; the returned function waits, and returns what computes keys from the latents."""
-        wait_keys = self._keys.start(local.keys.flatten(1)) if self._keys else None
-        wait_latents = self._latents.start(local.share) if self._latents and local.share is not None else None
+    def start(self, local: LocalKeys) -> Sequence[Callable[[], torch.Tensor] | None]:
+        """Start to send and receive; the functions returned wait for keys and values, and for shares of latents."""
+        return [
+            self._keys.start(local.keys.flatten(1)) if self._keys else None,
+            self._latents.start(local.share) if self._latents and local.share is not None else None,
+        ]
 
-        def wait() -> Callable[[], StageKeys]:
-            keys_nc = wait_keys() if wait_keys else None
-            shares_nc = wait_latents() if wait_latents else None
+    def received(self, local: LocalKeys, keys_nc: torch.Tensor | None, shares_nc: torch.Tensor | None) -> StageKeys:
+        """The stage's keys from what ``start`` has waited for, computed from latents where these have come."""
+        stage_nc = local.keys.new_empty(self._tokens, local.keys[0].numel())
+        inputs, outputs = list[torch.Tensor](), tuple[torch.Tensor, ...]()
+        if self._keys and keys_nc is not None:
+            self._keys.put(keys_nc, stage_nc)
+        maker, rotation = local.maker, self._rotation
+        if self._latents and self._route and rotation is not None and maker and shares_nc is not None:
+            latents_nr = self._route.gathered(shares_nc, 2, "key latents")
+            inputs = [x.detach().requires_grad_() for x in (*latents_nr, *maker.weights)]
+            with torch.set_grad_enabled(local.backward):
+                outputs = maker.make(inputs[:2], inputs[2:], rotation)
+            keys_nsje = torch.stack([x_nje.detach() for x_nje in outputs], dim=1)
+            self._latents.put(keys_nsje.flatten(1), stage_nc)
+        return StageKeys(stage_nc.view(self._tokens, *local.keys.shape[1:]), inputs, outputs)
 
-            def come() -> StageKeys:
-                stage_nc, from_latents = local.keys.new_empty(self._tokens, local.keys[0].numel()), None
-                if self._keys and keys_nc is not None:
-                    self._keys.put(keys_nc, stage_nc)
-                maker, rotation = local.maker, self._rotation
-                if self._latents and self._route and rotation is not None and maker and shares_nc is not None:
-                    latents_nr = self._route.gathered(shares_nc, 2, "key latents")
-                    inputs = [x.detach().requires_grad_() for x in (*latents_nr, *maker.weights)]
-                    with torch.set_grad_enabled(local.backward):
-                        from_latents = FromLatents(inputs, maker.make(inputs[:2], inputs[2:], rotation))
-                    keys_nsje = torch.stack([x_nje.detach() for x_nje in from_latents.outputs], dim=1)
-                    self._latents.put(keys_nsje.flatten(1), stage_nc)
-                return StageKeys(stage_nc.view(self._tokens, *local.keys.shape[1:]), from_latents)
-
-            return come
-
-        return wait
-
-    def start_back(self, stage: StageKeys, dkeys_nsje: torch.Tensor, gradients: LocalGradients) -> Callable[[], None]:
-        """Start to return gradients of what came; the returned function waits, and adds up those of this rank's own.
+    def start_back(
+        self, stage: StageKeys, dkeys_nsje: torch.Tensor, gradients: LocalGradients
+    ) -> Sequence[Callable[[], None]]:
+        """Start to return gradients of what came; the functions returned wait, and add up those of this rank's tokens.
 
         The weights' gradients are added at once.
         """
@@ -356,24 +331,17 @@ class Stage:
         if self._keys:
             add_keys = self._keys.start_back(self._keys.take(dkeys_nc).to(dtype))
             adds.append(lambda: add_keys(gradients.keys.flatten(1)))
-        if self._latents and self._route and gradients.latents:
-            of_latents = gradients.latents
-            dshare_nc = dkeys_nc.new_empty(0, of_latents.share.shape[1], dtype=dtype)  # of no tokens
-            if stage.from_latents:
+        if self._latents and self._route and (share_Tc := gradients.share) is not None:
+            dshare_nc = dkeys_nc.new_empty(0, share_Tc.shape[1], dtype=dtype)  # of no tokens
+            if stage.outputs:
                 received_nc = self._latents.take(dkeys_nc).to(dtype)
                 douts = received_nc.view(-1, *dkeys_nsje.shape[1:]).unbind(1)
-                dinputs = torch.autograd.grad(stage.from_latents.outputs, stage.from_latents.inputs, douts)
-                for whole, part in zip(of_latents.weights, dinputs[2:], strict=True):
+                dinputs = torch.autograd.grad(stage.outputs, stage.inputs, douts)
+                for whole, part in zip(gradients.weights, dinputs[2:], strict=True):
                     whole += part
                 dshare_nc = self._route.scattered(dinputs[:2], "key latent gradients")
-            add_latents = self._latents.start_back(dshare_nc)
-            adds.append(lambda: add_latents(of_latents.share))
-
-        def add() -> None:
-            for each in adds:
-                each()
-
-        return add
+            adds.append(partial(self._latents.start_back(dshare_nc), share_Tc))
+        return adds
 
 
 class Arrivals:
@@ -381,7 +349,7 @@ class Arrivals:
 
     Args:
         local: What this rank sends.
-        attention: Attention to its own keys.
+        attention: Attention to its local keys.
         stages: The stages.
         ahead: How many are in flight at once.
 
@@ -390,22 +358,14 @@ class Arrivals:
     """
 
     def __init__(self, local: LocalKeys, attention: StageAttentions, stages: Sequence[Stage], ahead: int) -> None:
-        self.local, self._attention = local, attention
-        self._stages_left = iter(stages)
-        self._in_flight: deque[tuple[Stage, Callable[[], Callable[[], StageKeys]]]] = deque()
-        for _ in range(ahead):
-            self._start_next()
+        self.local, self._attention, self._stages_left = local, attention, iter(stages)
+        self._in_flight = deque((stage, stage.start(local)) for stage in islice(self._stages_left, ahead))
 
     def __iter__(self) -> Iterator[tuple[Stage | None, StageAttentions, StageKeys]]:
-        """Each stage with what it brings, the rank's own keys first, while later stages are in flight; once."""
-        yield None, self._attention, StageKeys(self.local.keys, None)
+        """Each stage with what it brings, the rank's local keys first, while later stages are in flight; once."""
+        yield None, self._attention, StageKeys(self.local.keys)
         while self._in_flight:
-            stage, wait = self._in_flight.popleft()
-            come = wait()
-            self._start_next()
-            yield stage, stage.attention, come()
-
-    def _start_next(self) -> None:
-        stage = next(self._stages_left, None)
-        if stage is not None:
-            self._in_flight.append((stage, stage.start(self.local)))
+            stage, waits = self._in_flight.popleft()
+            keys_nc, shares_nc = (wait() if wait else None for wait in waits)
+            self._in_flight.extend((each, each.start(self.local)) for each in islice(self._stages_left, 1))
+            yield stage, stage.attention, stage.received(self.local, keys_nc, shares_nc)

@@ -66,12 +66,13 @@ class OutputGradients:
     """Gradients of attention's output.
 
     Attributes:
-        dout: Those of this rank's own, ``[T, h, e]``.
-        of_latents: Waits for those of the latents of other ranks' outputs, ``[m, c]``; ``None`` unless latents travel.
+        dout: Those of this rank's queries, ``[T, h, e]``.
+        of_latents: Waits for those of the latents of other ranks' outputs, ``[m, c]``, alone in a sequence; ``None``
+            unless latents travel.
     """
 
     dout: torch.Tensor
-    of_latents: Callable[[], torch.Tensor] | None = None
+    of_latents: Callable[[], Sequence[torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ class Returning:
     Attributes:
         put: Waits for them, and puts them among those of this rank's tokens, ``[T, r]``.
         start_gradients: Starts to send these latents' gradients to where the outputs were computed; what it returns
-            waits for those that come, ``[m, c]``.
+            waits for those that come, ``[m, c]``, alone in a sequence.
     """
 
     put: Callable[[torch.Tensor], None]
-    start_gradients: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+    start_gradients: Callable[[torch.Tensor], Callable[[], Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,10 @@ class MovedQueries:
         wait = self._rows.start("queries and output gradients", *sent)
 
         def come() -> RemoteGradients:
-            gradient_sum = GradientSum.begin(*wait())
-
-            def respond(dquery_The: torch.Tensor) -> None:
-                self._rows.start_back("query gradients", gradient_sum.dquery.to(dquery_The.dtype))(dquery_The)
-
-            return RemoteGradients(gradient_sum, respond)
+            sums = GradientSum.begin(*wait())
+            return RemoteGradients(
+                sums, lambda dq_The: self._rows.start_back("query gradients", sums.dquery.to(dq_The.dtype))(dq_The)
+            )
 
         return come
 
@@ -243,7 +242,8 @@ class MovedLatents:
 
     def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
         """As in ``MovedQueries``."""
-        made_of = _required(local.made_of)
+        made_of = local.made_of
+        assert made_of is not None, "start gets what queries are made from where moves_latents says so"
         wait = self._rows.start("query latents", self._route.share(made_of.of_queries))
 
         def come() -> RemoteQueries:
@@ -262,11 +262,10 @@ class MovedLatents:
                     out_share_mc = route.scattered([out_mhe.flatten(1) @ maker.down.detach()], "output latents")
                 put = self._rows.start_back("output latents", out_share_mc)
 
-                def start_gradients(dlatent_Tr: torch.Tensor) -> Callable[[], torch.Tensor]:
-                    wait = self._rows.start("output latent gradients", route.columns(dlatent_Tr))
-                    return lambda: wait()[0]
-
-                returning = Returning(lambda latent_Tr: put(route.columns(latent_Tr)), start_gradients)
+                returning = Returning(
+                    lambda latent_Tr: put(route.columns(latent_Tr)),
+                    lambda dlatent_Tr: self._rows.start("output latent gradients", route.columns(dlatent_Tr)),
+                )
                 return (share_mc, out_mhe, attention.lse), returning
 
             return RemoteQueries(attention, respond)
@@ -277,13 +276,14 @@ class MovedLatents:
         self, local: LocalQueries, attended: Attended, gradients: OutputGradients
     ) -> Callable[[], RemoteGradients]:
         """As in ``MovedQueries``; what gradients take is in flight already, or saved where it was computed."""
-        maker, (share_mc, out_mhe, lse_mh) = _required(local.made_of).maker, attended.remote
+        assert local.made_of is not None, "start gets what queries are made from where moves_latents says so"
+        maker, (share_mc, out_mhe, lse_mh) = local.made_of.maker, attended.remote
         wait, tokens, route, rotation = gradients.of_latents, len(local.query), self._route, self._rotation
         if wait is None:
             raise AssertionError("with_returned comes between finish and the loss")
 
         def come() -> RemoteGradients:
-            dshare_mc = wait()
+            (dshare_mc,) = wait()
             # Queries, and the gradient of their output, from latents and their gradients; or of no tokens.
             query_mhe = dout_mhe = out_mhe
             graph: tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor] | None = None
@@ -324,9 +324,3 @@ class MovedLatents:
 def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
     """Zeros for its weights, ``down`` last."""
     return [torch.zeros_like(weight) for weight in (*maker.weights, maker.down)]
-
-
-def _required(made_of: QueryLatents | None) -> QueryLatents:
-    if made_of is None:
-        raise AssertionError("start gets what queries are made from where moves_latents says so")
-    return made_of

@@ -105,13 +105,6 @@ class AttentionLayer:
         one_way = (self.tensor_parallel_size - 1) * self.share_bytes
         return (2 if backward else 1) * one_way, one_way
 
-    def moved_flops(self, backward: bool) -> float:
-        """FLOPs per such token to make queries from latents and latents from outputs.
-
-        Backward, queries are made again; then come the gradients of both products' inputs and weights.
-        """
-        return (10 if backward else 4) * (self.rank or 0) * self.hidden_size / self.tensor_parallel_size
-
     @property
     def remote_bytes(self) -> int:
         """Bytes kept per such token where it is computed, if latents travel: what is kept, and a share of latents."""
@@ -415,7 +408,10 @@ def figures(
                 gathered, summed = layer.moved_gathered_bytes(backward)
                 there += gathered * in_node
                 back += summed * in_node
-                projecting = query_tokens[rank] * layer.moved_flops(backward) / rates.flops
+                # Queries from latents, and latents from outputs. Backward, queries are made again; then come the
+                # gradients of both products' inputs and weights.
+                flops = (10 if backward else 4) * (layer.rank or 0) * layer.hidden_size / layer.tensor_parallel_size
+                projecting = query_tokens[rank] * flops / rates.flops
             wires[0] += there
             hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
             of_ranks.append(hidden + back + projecting)

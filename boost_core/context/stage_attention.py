@@ -55,8 +55,8 @@ class StageAttention:
         """
         if not _is_by_flash(query_The):
             for piece in self._short:
-                query, key, value = _piece_inputs(piece, query_The, key_nje, value_nje)
-                out, lse = _on_cpu(query, key, value, 0.0, piece.lag == 0, attn_mask=_mask(piece, self._sees, query))
+                query, key, value, mask = self._piece_inputs(piece, query_The, key_nje, value_nje)
+                out, lse = _on_cpu(query, key, value, 0.0, piece.lag == 0, attn_mask=mask)
                 yield piece, out.squeeze(0).transpose(0, 1), lse.squeeze(0).t()
             return
         for batch in self._batches:
@@ -84,10 +84,9 @@ class StageAttention:
         """
         if not _is_by_flash(query_The):
             for piece in self._short:
-                query, key, value = _piece_inputs(piece, query_The, key_nje, value_nje)
+                query, key, value, mask = self._piece_inputs(piece, query_The, key_nje, value_nje)
                 dout, out = (_heads_first(x, piece.queries) for x in (dout_The, out_The))
                 lse = lse_Th[slice(*piece.queries)].t().unsqueeze(0)
-                mask = _mask(piece, self._sees, query)
                 dquery, *dkeys = _on_cpu_backward(
                     dout, query, key, value, out, lse, 0.0, piece.lag == 0, attn_mask=mask
                 )
@@ -105,6 +104,24 @@ class StageAttention:
             rows, columns = ([end - first for first, end in spans] for spans in (batch.queries, batch.keys))
             parts = (x.split(lengths) for x, lengths in zip(gradients, (rows, columns, columns), strict=True))
             yield from zip(batch.pieces, *parts, strict=True)
+
+    def _piece_inputs(
+        self, piece: Piece, query_The: torch.Tensor, key_nje: torch.Tensor, value_nje: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """A piece's queries, keys and values with heads first, keys and values with as many heads as queries.
+
+        Then the mask added to scores, ``[m, keys]``, where neither a causal mask nor none is right.
+        """
+        query = _heads_first(query_The, piece.queries)
+        share, mask = query.shape[1] // key_nje.shape[1], None
+        both = (_heads_first(x, piece.keys) for x in (key_nje, value_nje))
+        key, value = (x if share == 1 else x.repeat_interleave(share, dim=1) for x in both)
+        if piece.lag:
+            assert self._sees is not None
+            rows, columns = (end - first for first, end in (piece.queries, piece.keys))
+            hidden = query.new_full((rows, columns), -torch.inf)
+            mask = hidden.triu(piece.lag + 1) + hidden.tril(piece.lag - self._sees)
+        return query, key, value, mask
 
     @cached_property
     def _short(self) -> Sequence[Piece]:
@@ -203,28 +220,8 @@ def _is_by_flash(query_The: torch.Tensor) -> bool:
     )
 
 
-def _piece_inputs(
-    piece: Piece, query_The: torch.Tensor, key_nje: torch.Tensor, value_nje: torch.Tensor
-) -> Sequence[torch.Tensor]:
-    """A piece's queries, keys and values with heads first; keys and values with as many heads as queries."""
-    query = _heads_first(query_The, piece.queries)
-    share = query.shape[1] // key_nje.shape[1]
-    both = (_heads_first(x, piece.keys) for x in (key_nje, value_nje))
-    return [query, *(x if share == 1 else x.repeat_interleave(share, dim=1) for x in both)]
-
-
 def _heads_first(x: torch.Tensor, span: Span) -> torch.Tensor:
     return x[slice(*span)].transpose(0, 1).unsqueeze(0)
-
-
-def _mask(piece: Piece, sees: int | None, query_1hme: torch.Tensor) -> torch.Tensor | None:
-    """The mask added to scores, ``[m, keys]``, where neither a causal mask nor none is right."""
-    if not piece.lag:
-        return None
-    assert sees is not None
-    rows, columns = (end - first for first, end in (piece.queries, piece.keys))
-    hidden = query_1hme.new_full((rows, columns), -torch.inf)
-    return hidden.triu(piece.lag + 1) + hidden.tril(piece.lag - sees)
 
 
 @dataclass(frozen=True)

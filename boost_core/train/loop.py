@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -38,6 +39,7 @@ from boost_core.messages import (
     StartReport,
     StepReport,
     ValidationLoss,
+    line_of,
 )
 from boost_core.parallel.communicator import StepParts
 from boost_core.parallel.shard import allocate_weights
@@ -45,12 +47,11 @@ from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.resolve import at, predicted_communication, step_parts, step_seconds
 from boost_core.plan.work import FlopRates, parameter_count
+from boost_core.terminal import print_lines
 from boost_core.train.checkpoint_manager import CheckpointManager, load_newest
-from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.profiling import PeakMemory, collected_between_steps
-from boost_core.train.sample import Prompts
-from boost_core.train.state import TrainState
-from boost_core.train.step import Requests, StepResult, losses, training_step
+from boost_core.train.state import Membership, Outcome, StepTimes, TrainState
+from boost_core.train.step import Prompts, Requests, StepResult, losses, training_step
 
 # A run's actual cost compared with the plan: bytes of each rank, seconds of a step and of its exposed collectives.
 
@@ -267,7 +268,11 @@ def train(
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
     membership = membership or Membership()
-    device, reporter_of_rank = _device(spec), reporter if dist.get_rank() == 0 else None
+    device, reporter_of_rank = torch.device("cpu"), reporter if dist.get_rank() == 0 else None
+    if spec.resources.gpus_per_worker:
+        if not torch.cuda.is_available():
+            raise ValueError("resources.gpus_per_worker is 1, but this worker sees no GPU; set it to 0 to train on CPU")
+        device = torch.device("cuda", torch.cuda.current_device())
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
         state = TrainState.initial(spec, device, allocate_weights)
@@ -276,7 +281,7 @@ def train(
             complete.resume()
             return complete.finish()
         finally:
-            complete.checkpoints.make_way()
+            complete.checkpoints.saver.make_way()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
@@ -302,15 +307,7 @@ def train(
         return run.finish()
     finally:
         state.graph.release("training has ended")  # before the communicators that it captured are destroyed
-        run.checkpoints.make_way()
-
-
-def _device(spec: JobSpec) -> torch.device:
-    if spec.resources.gpus_per_worker == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("resources.gpus_per_worker is 1, but this worker sees no GPU; set it to 0 to train on CPU")
-    return torch.device("cuda", torch.cuda.current_device())
+        run.checkpoints.saver.make_way()
 
 
 class _StateKeeper:
@@ -414,7 +411,7 @@ class _Run(_StateKeeper):
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         requests = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        refuse, before_update = self._membership.refuse_aborted, self.checkpoints.before_update
+        refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
         with self._comparison.watched():
             result = training_step(state, self._sampler, self._divergence.limit, requests, refuse, before_update)
         parts = state.clock.end()
@@ -533,11 +530,27 @@ class _Run(_StateKeeper):
     def sample(self) -> None:
         """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
-        if not self._prompts.is_due(step):
-            return
-        samples = self._prompts.take(self._state, self._membership.refuse_aborted)
-        self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
+        if samples := self._prompts.take(self._state, self._membership.refuse_aborted):
+            self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
     @cached_property
     def _unigram_entropy(self) -> float:
         return unigram_entropy(self._corpus)
+
+
+class ConsoleReporter:
+    """Prints one line per report: the reporter of a trainer that runs without the service.
+
+    Args:
+        path: A file to append every report to as well, one JSON object per line.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def report(self, report: Report) -> None:
+        """Print a report."""
+        print_lines(line_of(report))
+        if self._path:
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(report.model_dump_json() + "\n")

@@ -80,7 +80,15 @@ class StepProfiler:
 
     def _write(self, trace: "_Trace") -> None:
         try:
-            size = trace.write()
+            filesystem, path = fsspec.url_to_fs(trace.url, **options_at(trace.url, None))
+            with TemporaryFolder("boost-trace-") as folder:
+                plain, packed = folder / "trace.json", folder / "trace.json.gz"
+                trace.profile.export_chrome_trace(str(plain))
+                with plain.open("rb") as source, gzip.open(packed, "wb") as target:
+                    shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large, so that Python's lock is released
+                filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+                filesystem.put_file(str(packed), path)
+                size = packed.stat().st_size
         except Exception as error:  # stores raise types of their own
             logger.warning("%s cannot be written: %s", trace.url, error)
             self._failed(trace.rank, trace.step, f"{trace.url} cannot be written; the log says why")
@@ -100,8 +108,8 @@ class _Trace:
         self._done = 0
         self.url = f"{folder}/step-{step:08d}/rank-{rank}.json.gz"
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profile = profile(activities=[ProfilerActivity.CPU, *devices])
-        self._profile.start()
+        self.profile = profile(activities=[ProfilerActivity.CPU, *devices])
+        self.profile.start()
         self._begin_step()
 
     def stepped(self) -> bool:
@@ -117,23 +125,11 @@ class _Trace:
     def stop(self) -> None:
         """Stop tracing."""
         self._span.__exit__(None, None, None)
-        self._profile.stop()
+        self.profile.stop()
 
     def _begin_step(self) -> None:
         self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # how TensorBoard recognises steps
         self._span.__enter__()  # type: ignore[no-untyped-call]
-
-    def write(self) -> int:
-        """Write it to the store, and return its size in bytes."""
-        filesystem, path = fsspec.url_to_fs(self.url, **options_at(self.url, None))
-        with TemporaryFolder("boost-trace-") as folder:
-            plain, packed = folder / "trace.json", folder / "trace.json.gz"
-            self._profile.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(packed, "wb") as target:
-                shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, during which Python's lock is released
-            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(packed), path)
-            return packed.stat().st_size
 
 
 # The peak memory of a rank's training, as the plan counts it.
@@ -198,16 +194,12 @@ FULL_EVERY_STEPS = 100
 
 
 @contextmanager
-def collected_between_steps() -> Iterator[Callable[[int], None]]:
+def collected_between_steps() -> Iterator[Callable[[int], object]]:
     """Run the collector only when the yielded function is called, after a step with its number; on all ranks alike."""
-
-    def collect(step: int) -> None:
-        gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
-
     automatic = gc.isenabled()
     gc.disable()
     try:
-        yield collect
+        yield lambda step: gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
     finally:
         if automatic:
             gc.enable()
