@@ -101,11 +101,6 @@ class Chunk:
         """The chunk's identity among all chunks of a checkpoint."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
-    @property
-    def place(self) -> ChunkStorageMetadata:
-        """The chunk's position in the whole tensor."""
-        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
-
 
 class TensorMissing(ValueError):
     """A checkpoint does not have a tensor; its only argument is the name."""
@@ -124,16 +119,12 @@ class SaveChunks(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """The items that this rank could write."""
-        items = [
-            WriteItem(
-                index=chunk.index,
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk.place, TensorProperties.create_from_tensor(chunk.tensor), torch.Size(chunk.shape)
-                ),
-            )
-            for chunk in self._chunks.values()
-        ]
+        items = []
+        for chunk in self._chunks.values():
+            place = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            kind = TensorProperties.create_from_tensor(chunk.tensor)
+            data = TensorWriteData(place, kind, torch.Size(chunk.shape))
+            items.append(WriteItem(index=chunk.index, type=WriteItemType.SHARD, tensor_data=data))
         self.plan = SavePlan(items)
         return self.plan
 
@@ -167,7 +158,8 @@ class LoadChunks(DefaultLoadPlanner):
                 raise TensorMissing(chunk.name)
             if tuple(stored.size) != chunk.shape:
                 raise ValueError(f"{chunk.name} is {tuple(stored.size)} in the checkpoint and {chunk.shape} here")
-            items += create_read_items_for_chunk_list(chunk.name, stored, [chunk.place])
+            place = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            items += create_read_items_for_chunk_list(chunk.name, stored, [place])
         return LoadPlan(items)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:

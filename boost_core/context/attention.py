@@ -26,17 +26,6 @@ from typing import Any, cast
 
 import torch
 
-from boost_core.context.exchange import (
-    Arrivals,
-    KeyLatents,
-    KeyMaker,
-    LatentRoute,
-    LocalGradients,
-    LocalKeys,
-    QueryLatents,
-    Stage,
-    TaskMaker,
-)
 from boost_core.context.offload import (
     Attended,
     LocalQueries,
@@ -51,7 +40,20 @@ from boost_core.context.offload import (
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, rank_work
-from boost_core.context.stage_attention import AttentionSum, GradientSum, StageAttentions
+from boost_core.context.stages import (
+    Arrivals,
+    AttentionSum,
+    GradientSum,
+    KeyLatents,
+    KeyMaker,
+    LatentRoute,
+    LocalGradients,
+    LocalKeys,
+    QueryLatents,
+    Stage,
+    StageAttentions,
+    TaskMaker,
+)
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
@@ -119,11 +121,13 @@ class LayerAttention:
                 of = cast(Bottleneck, bottleneck)
                 _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
                 weights = [of.up_of(1), of.up_of(2), *scales[1]]
-                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_keys_of, block), block.sinks))
+                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks))
             if self.attention.moves_latents:
                 weights = [cast(Bottleneck, bottleneck).up_of(0), *scales[0]]
                 down_dr = block.output.declared("down").flatten(1)
-                task_maker = TaskMaker(weights, partial(_queries_of, block), down_dr, block.sinks)
+                task_maker = TaskMaker(
+                    weights, lambda z_nr, *others: _heads_of(block, [z_nr], *others)[0], down_dr, block.sinks
+                )
                 of_queries = QueryLatents(latents[0][0], task_maker)
             return *self.save(query, key, value, of_keys, of_queries), latents
 
@@ -146,20 +150,6 @@ class LayerAttention:
                 stream_Td.register_hook(lambda _: _send_again(saved_node))  # type: ignore[no-untyped-call]
 
         return partials, latents, send_ahead_of
-
-    def start(
-        self,
-        query_The: torch.Tensor,
-        key_Tje: torch.Tensor,
-        value_Tje: torch.Tensor,
-        latents: KeyLatents | None = None,
-        of_queries: QueryLatents | None = None,
-    ) -> torch.Tensor:
-        """Start to exchange keys; returns the queries for ``finish``. All ranks of the group call it; see ``save``."""
-        query_The, keys = self.save(query_The, key_Tje, value_Tje, latents, of_queries)
-        with torch.no_grad():
-            self.in_flight = self.attention.send(query_The, keys, backward=False)
-        return query_The
 
     def save(
         self,
@@ -196,7 +186,7 @@ class LayerAttention:
         return query_The, Keys(keys_Tsje, maker, task_maker, [each.detach() for each in (*sent, *moved)])
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
-        """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
+        """Attention, ``[T, h, e]``, of the queries that ``save`` has returned. All ranks of the group call it.
 
         Raises:
             ValueError: torch has no kernel for them.
@@ -207,7 +197,7 @@ class LayerAttention:
         """Put latents of outputs that other ranks have computed into this rank's part, in place, after ``finish``.
 
         Args:
-            query_The: What ``start`` has returned.
+            query_The: The queries that ``save`` has returned.
             latent_Tr: This rank's part of the output's latents.
         """
         returning, self.returning = self.returning, None
@@ -216,30 +206,18 @@ class LayerAttention:
         return _Returned.apply(latent_Tr, query_The, returning)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _keys_of(
+def _heads_of(
     block: Heads, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of other ranks' tokens, computed as a block computes this rank's own."""
-    (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
-    key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
+    """Keys and values of other ranks' tokens, or queries and no values, computed as a block computes its own."""
+    ups, scale = weights[: len(latents)], weights[len(latents) :]
+    first_nd, *values = (latent_nr @ up_rd for latent_nr, up_rd in zip(latents, ups, strict=True))
     for scale_e in scale:
-        key_nd = normed_heads(key_nd, scale_e, block.query_key_value.norm_epsilon)
-    turned = rotary([key_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(key_nd.dtype))
-    key_nje, value_nje = (x_nd.view(len(x_nd), -1, block.head_size) for x_nd in turned)
-    return key_nje, value_nje
-
-
-def _queries_of(
-    block: Heads, latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotation: Rotation
-) -> torch.Tensor:
-    """Queries of other ranks' tokens, likewise."""
-    up_rd, *scale = weights
-    query_nd = latent_nr @ up_rd
-    for scale_e in scale:
-        query_nd = normed_heads(query_nd, scale_e, block.query_key_value.norm_epsilon)
-    no_values_1n0 = query_nd.new_empty(1, len(query_nd), 0)
-    query_nd, _ = rotary([query_nd.unsqueeze(0), no_values_1n0], *rotation.angles(query_nd.dtype))
-    return query_nd.view(len(query_nd), -1, block.head_size)
+        first_nd = normed_heads(first_nd, scale_e, block.query_key_value.norm_epsilon)
+    value_nd = values[0] if values else first_nd.new_empty(len(first_nd), 0)
+    turned = rotary([first_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(first_nd.dtype))
+    first_nhe, value_nje = (x_nd.view(len(x_nd), -1, block.head_size) if x_nd.numel() else x_nd for x_nd in turned)
+    return first_nhe, value_nje
 
 
 class _Save(torch.autograd.Function):

@@ -27,9 +27,16 @@ from math import prod
 
 import torch
 
-from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker, start_rows
 from boost_core.context.plan import Traffic
-from boost_core.context.stage_attention import AttentionSum, GradientSum, integers
+from boost_core.context.stages import (
+    AttentionSum,
+    GradientSum,
+    LatentRoute,
+    QueryLatents,
+    TaskMaker,
+    integers,
+    start_rows,
+)
 from boost_core.parallel.communicator import Communicator
 
 

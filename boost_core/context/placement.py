@@ -133,7 +133,7 @@ class Window:
     def _seen(self, tokens: int) -> int:
         """Pairs of the first tokens of a document."""
         short = tokens if self.sees is None else min(tokens, self.sees)
-        return triangle(short) + (tokens - short) * short
+        return short * (short + 1) // 2 + (tokens - short) * short
 
     @cached_property
     def _leading(self) -> Sequence[tuple[int, int]]:
@@ -154,11 +154,6 @@ class Window:
         size = self.chunk_tokens
         for chunk in range(start // size, (end - 1) // size + 1):
             yield chunk, max(start, chunk * size), min(end, (chunk + 1) * size)
-
-
-def triangle(tokens: int) -> int:
-    """Pairs of a document of this many tokens."""
-    return tokens * (tokens + 1) // 2
 
 
 def joined(windows: Sequence[Window]) -> Window:

@@ -284,19 +284,20 @@ class HeadKeys:
             yield _Run(slice(begin, end), block_is.clamp(min=0), block_is < 0, verticals, hidden_iv)
             begin = end
 
-    def of(self, run: _Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values gathered by a run's blocks, ``[i, 64·s, e]``, and of its verticals, ``[v, e]``."""
-        key_iqe, value_iqe = (x_nke[run.block_is].flatten(1, 2) for x_nke in self._blocks)
-        key_ve, value_ve = (x_ve[: run.verticals] for x_ve in self._verticals)
-        return (key_iqe, value_iqe), (key_ve, value_ve)
+    def scores(
+        self, query_ike: torch.Tensor, run: _Run
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Return the scores of a run's queries, ``[i, k, c]``, −∞ where they see nothing, and what they are against.
 
-    def scores(self, query_ike: torch.Tensor, key_iqe: torch.Tensor, key_ve: torch.Tensor, run: _Run) -> torch.Tensor:
-        """Return the scores of a run's queries, ``[i, k, c]``: −∞ where they see nothing."""
-        score_iksk = (query_ike @ key_iqe.mT).view(*query_ike.shape[:2], -1, BLOCK)
+        That is keys and values gathered by the run's blocks, ``[i, 64·s, e]`` each, and of its verticals, ``[v, e]``.
+        """
+        gathered = [x_nke[run.block_is].flatten(1, 2) for x_nke in self._blocks]
+        of_verticals = [x_ve[: run.verticals] for x_ve in self._verticals]
+        score_iksk = (query_ike @ gathered[0].mT).view(*query_ike.shape[:2], -1, BLOCK)
         score_iksk.masked_fill_(run.nothing_is[:, None, :, None], _HIDDEN)
         score_iksk[:, :, 0].masked_fill_(self._future_kk, _HIDDEN)
-        score_ikv = (query_ike @ key_ve.T).masked_fill_(run.hidden_iv.unsqueeze(1), _HIDDEN)
-        return torch.cat([score_iksk.flatten(2), score_ikv], dim=2)
+        score_ikv = (query_ike @ of_verticals[0].T).masked_fill_(run.hidden_iv.unsqueeze(1), _HIDDEN)
+        return torch.cat([score_iksk.flatten(2), score_ikv], dim=2), gathered, of_verticals
 
 
 class _Attention(torch.autograd.Function):
@@ -349,8 +350,7 @@ def head_forward(query_nke: torch.Tensor, keys: HeadKeys) -> tuple[torch.Tensor,
     out_nke, lse_nk = torch.empty_like(query_nke), torch.empty_like(query_nke[..., 0])
     scale = query_nke.shape[-1] ** -0.5
     for run in keys.runs():
-        (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
-        score_ikc = keys.scores(query_nke[run.queries] * scale, key_iqe, key_ve, run)
+        score_ikc, (_, value_iqe), (_, value_ve) = keys.scores(query_nke[run.queries] * scale, run)
         lse_nk[run.queries] = lse_ik = score_ikc.logsumexp(dim=2)
         share_ikc = score_ikc.sub_(lse_ik.unsqueeze(2)).exp_()
         of_slashes = value_iqe.shape[1]
@@ -367,9 +367,8 @@ def head_backward(
     verticals = keys.lines.verticals
     dkey_ve, dvalue_ve = (query_nke.new_zeros(len(verticals), query_nke.shape[-1]) for _ in range(2))
     for run in keys.runs():
-        (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
         query_ike, dout_ike = query_nke[run.queries] * scale, dout_nke[run.queries]
-        share_ikc = keys.scores(query_ike, key_iqe, key_ve, run)
+        share_ikc, (key_iqe, value_iqe), (key_ve, value_ve) = keys.scores(query_ike, run)
         share_ikc.sub_(lse_nk[run.queries].unsqueeze(2)).exp_()
         of_slashes, flat = key_iqe.shape[1], query_ike.shape[0] * BLOCK
         dscore_ikc = torch.cat([dout_ike @ value_iqe.mT, dout_ike @ value_ve.T], dim=2)

@@ -344,7 +344,8 @@ class CheckpointManager:
         started = time.perf_counter()
         self.collect(wait=True)
         _, snapshot = self._copied(lasting=True)
-        _until_made(self.copies, self._membership)
+        self.copies.wait()
+        self._membership.refuse_aborted()
         self._membership.snapshots.put(snapshot)
         self._copy_seconds = time.perf_counter() - started
 
@@ -371,7 +372,8 @@ class CheckpointManager:
         state, samples = self._state, self._state.samples
         if self._newest:  # which a store may still be taking; it need not be waited for
             step, copies = self._newest
-            _until_made(self.copies, self._membership)
+            self.copies.wait()
+            self._membership.refuse_aborted()
             for chunk, copy in zip(state.chunks(), copies, strict=True):
                 chunk.tensor.copy_(copy.tensor)
             state.optimizer.round_masters()
@@ -464,13 +466,8 @@ class CheckpointManager:
         return f"{self._folder.step_url(step)} cannot be written: {failure}"
 
 
-def _until_made(copies: HostCopies, membership: Membership) -> None:
-    """Wait for the newest copy. Until then a GPU may be busy with the update before it, and so with collectives."""
-    copies.wait()
-    membership.refuse_aborted()
-
-
-# Not methods of the manager: through what it hands to the saver it would reference itself, and with it the state.
+# Not a method of the manager: through what it hands to the saver it would reference itself, and with it the state.
 def _before_keeping(copies: HostCopies, membership: Membership) -> None:
-    _until_made(copies, membership)
+    copies.wait()  # until then a GPU may be busy with the update before it, and so with collectives
+    membership.refuse_aborted()
     membership.before_copy()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -41,7 +41,6 @@ from boost_core.messages import (
     ValidationLoss,
     line_of,
 )
-from boost_core.parallel.communicator import StepParts
 from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
@@ -80,7 +79,7 @@ class Comparison:
 
     def watched(self) -> AbstractContextManager[object]:
         """Context manager around a step."""
-        return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
+        return self._peak.watched if self._steps < WATCHED_STEPS else nullcontext()
 
     def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take note of a step; all ranks call it after the same one.
@@ -285,7 +284,7 @@ def train(
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
-    with peak.watched():
+    with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
     try:
@@ -334,7 +333,7 @@ class _StateKeeper:
             origin = Origin.of(state.spec.checkpoint) if step is None else None
             if origin is not None:
                 folder = origin.folder
-                step = load_newest(partial(state.load_origin, origin), folder, origin.step)
+                step = load_newest(partial(state.load, folder, origin=origin), folder, origin.step)
                 if step is None:
                     raise origin.absent()
             if step is None:
@@ -390,6 +389,7 @@ class _Run(_StateKeeper):
         self._validation = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
         self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
         self._prompts = Prompts(state.spec)
+        self._unigram_entropy: float | None = None  # of the corpus, once there is an evaluation to report
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._recall = RecallWatch(training.attention)
         self._ended: float | None = None  # when the previous step ended
@@ -421,7 +421,43 @@ class _Run(_StateKeeper):
         else:
             self._divergence.update(result.loss)
         if state.step > before:
-            self._report_step(result, parts)
+            held_seconds = self.checkpoints.held_seconds()
+            if self._reporter is not None:
+                training = state.spec.training
+                recall = state.partitioner.tally.recall
+                sent, seconds = state.ledger.sum(), parts.seconds
+                size = training.batch_size(state.step)
+                left = training.samples(training.steps) - training.samples(state.step)
+                tokens_per_second = size * training.sequence_length / seconds
+                self._report(
+                    StepReport(
+                        step=state.step,
+                        steps=training.steps,
+                        loss=result.loss,
+                        learning_rate=result.learning_rate,
+                        gradient_norm=result.gradient_norm,
+                        tokens=state.samples * training.sequence_length,
+                        tokens_per_second=tokens_per_second,
+                        step_seconds=seconds,
+                        communication_seconds=sent.seconds,
+                        exposed_communication_seconds=sent.exposed_seconds,
+                        communication_bytes=sent.bytes,
+                        model_flops_per_second=tokens_per_second * self._flops.model,
+                        model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
+                        hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
+                        eta_seconds=left / size * seconds,
+                        data_seconds=parts.data,
+                        forward_seconds=parts.forward,
+                        backward_seconds=parts.backward,
+                        optimizer_seconds=parts.optimizer,
+                        context_imbalance=state.partitioner.load.imbalance,
+                        attention_recall=recall,
+                        attention_density=state.partitioner.tally.density,
+                        held_seconds=held_seconds,
+                    )
+                )
+                if (lost := self._recall.update(recall)) is not None:
+                    self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
@@ -435,46 +471,6 @@ class _Run(_StateKeeper):
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, communication))
         self._ended = ended
         return result.requests
-
-    def _report_step(self, result: StepResult, parts: StepParts) -> None:
-        held_seconds = self.checkpoints.held_seconds()
-        if self._reporter is None:
-            return
-        state, training = self._state, self._state.spec.training
-        recall = state.partitioner.tally.recall
-        sent, seconds = state.ledger.sum(), parts.seconds
-        size = training.batch_size(state.step)
-        left = training.samples(training.steps) - training.samples(state.step)
-        tokens_per_second = size * training.sequence_length / seconds
-        self._report(
-            StepReport(
-                step=state.step,
-                steps=training.steps,
-                loss=result.loss,
-                learning_rate=result.learning_rate,
-                gradient_norm=result.gradient_norm,
-                tokens=state.samples * training.sequence_length,
-                tokens_per_second=tokens_per_second,
-                step_seconds=seconds,
-                communication_seconds=sent.seconds,
-                exposed_communication_seconds=sent.exposed_seconds,
-                communication_bytes=sent.bytes,
-                model_flops_per_second=tokens_per_second * self._flops.model,
-                model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
-                hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
-                eta_seconds=left / size * seconds,
-                data_seconds=parts.data,
-                forward_seconds=parts.forward,
-                backward_seconds=parts.backward,
-                optimizer_seconds=parts.optimizer,
-                context_imbalance=state.partitioner.load.imbalance,
-                attention_recall=recall,
-                attention_density=state.partitioner.tally.density,
-                held_seconds=held_seconds,
-            )
-        )
-        if (lost := self._recall.update(recall)) is not None:
-            self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
 
     def _diverged(self, result: StepResult) -> None:
         """Handle a diverged step as the job specifies; its update has already been skipped."""
@@ -517,6 +513,8 @@ class _Run(_StateKeeper):
                 logger.info("validated on %s", name)
         self._membership.refuse_aborted()
         if self._reporter:
+            if self._unigram_entropy is None:
+                self._unigram_entropy = unigram_entropy(self._corpus)
             self._report(
                 EvaluationReport(
                     **result.model_dump(),
@@ -532,10 +530,6 @@ class _Run(_StateKeeper):
         step, started = self._state.step, time.perf_counter()
         if samples := self._prompts.take(self._state, self._membership.refuse_aborted):
             self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
-
-    @cached_property
-    def _unigram_entropy(self) -> float:
-        return unigram_entropy(self._corpus)
 
 
 class ConsoleReporter:

@@ -143,17 +143,17 @@ class PeakMemory:
 
     Args:
         device: The rank's device.
+
+    Attributes:
+        watched: Context manager around what is to be counted; on a GPU everything is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._storages = _Storages() if device.type == "cpu" else None
+        self.watched: AbstractContextManager[object] = self._storages or nullcontext()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Context manager around what is to be counted; on a GPU everything is."""
-        return self._storages or nullcontext()
 
     def bytes(self) -> int:
         """The peak so far."""

@@ -395,46 +395,38 @@ class TrainState:
             list(threads.map(draw_one, (chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER))))
         self.optimizer.round_masters()
 
-    def load(self, folder: CheckpointFolder, step: int) -> None:
-        """Resume from a committed checkpoint of this job, whatever layout wrote it. All ranks call it.
+    def load(self, folder: CheckpointFolder, step: int, origin: Origin | None = None) -> None:
+        """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
+
+        One of another job may have any other data, and any optimizer that needs no further moments. Its weights alone
+        are a start for any optimizer.
+
+        Args:
+            folder: The folder.
+            step: The checkpoint's step.
+            origin: What this job says of the other job whose checkpoint it is; ``None`` for one of its own.
 
         Raises:
-            ValueError: The checkpoint is of another model, or lacks a moment that this optimizer keeps.
+            ValueError: The checkpoint is of another model, the job cannot start from it (``UnfitOrigin``), or it lacks
+                a moment that this optimizer keeps.
             CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
             OSError: It cannot be read; on all ranks.
         """
         manifest = read_on_first_rank(partial(folder.manifest, step))
-        if different := manifest.differences(self.spec.model):
+        if origin is not None:
+            origin.refuse_unfit(self.spec, manifest)
+        elif different := manifest.differences(self.spec.model):
             raise ValueError(
                 f"the checkpoint at {folder.step_url(step)} is of another model: {', '.join(different.values())}; "
                 "use the same model, or another checkpoint folder"
             )
-        self._continue_from(folder, manifest)
-
-    def load_origin(self, origin: Origin, step: int) -> None:
-        """Start from a committed checkpoint of another job, as this job says. All ranks call it.
-
-        Any other data or layout, and any optimizer that needs no further moments, continues from its weights, moments,
-        step and data cursor. Its weights alone are a start for any optimizer.
-
-        Raises:
-            ValueError: The job cannot start from it (``UnfitOrigin``), or it lacks a moment that this optimizer keeps.
-            CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
-            OSError: It cannot be read; on all ranks.
-        """
-        manifest = read_on_first_rank(partial(origin.folder.manifest, step))
-        origin.refuse_unfit(self.spec, manifest)
-        if origin.weights_only:
-            masters = (chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER))
-            load_chunks(origin.folder, manifest, masters)
-            self.optimizer.round_masters()
-        else:
-            self._continue_from(origin.folder, manifest)
-
-    def _continue_from(self, folder: CheckpointFolder, manifest: Manifest) -> None:
-        load_chunks(folder, manifest, self.chunks())
+        weights_only = origin is not None and origin.weights_only
+        load_chunks(
+            folder, manifest, (each for each in self.chunks() if not weights_only or each.name.endswith(_MASTER))
+        )
         self.optimizer.round_masters()
-        self.step, self.samples = manifest.step, manifest.samples
+        if not weights_only:
+            self.step, self.samples = manifest.step, manifest.samples
 
     def load_from_memory(self, memory: MemoryState[Any], fetch: Fetch) -> None:
         """Continue from a state in the memory of processes, whatever layout made it. All ranks call it.

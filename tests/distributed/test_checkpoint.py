@@ -353,7 +353,7 @@ def first_weights(spec: JobSpec, url: str) -> tuple[Whole, Whole, int, int]:
     there, here = TrainState.initial(spec, CPU), TrainState.initial(spec, CPU)
     there.load(CheckpointFolder(url), 2)
     origin = Origin.of(spec.checkpoint)
-    here.load_origin(origin, 2)
+    here.load(origin.folder, 2, origin)
     return whole_tensors(there), whole_tensors(here), here.step, here.samples
 
 
