@@ -325,11 +325,14 @@ class _Verifying(FileSystem):
                 raise failure
 
 
+@dataclass(eq=False)
 class _SummedParts:
     """Reads parts of a stream in order; the bytes in between are read and included in the checksum as well."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._last, self.position, self.checksum = stream, (0, b""), 0, 0
+    stream: Any
+    position: int = 0
+    checksum: int = 0
+    _last: tuple[int, bytes] = 0, b""
 
     def part(self, offset: int, length: int) -> bytes:
         """Read ``length`` bytes at an offset, fewer at the end. The last part may be read again, but no earlier one."""
@@ -343,7 +346,7 @@ class _SummedParts:
 
     def read(self, length: int) -> bytes:
         """Read the next ``length`` bytes, fewer at the end."""
-        block: bytes = self._stream.read(length)
+        block: bytes = self.stream.read(length)
         self.position, self.checksum = self.position + len(block), zlib.crc32(block, self.checksum)
         return block
 
@@ -442,23 +445,24 @@ class _Checksumming(FileSystem):
             super().rm_file(path)
 
 
+@dataclass(eq=False)
 class _SummedStream:
     """A write stream that computes a checksum of what is written; everything else is delegated to the stream."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.checksum = stream, 0
-        self.refusal: Exception | None = None  # the first error
+    stream: Any
+    checksum: int = 0
+    refusal: Exception | None = None  # the first error
 
     def write(self, data: Any) -> Any:
         self.checksum = zlib.crc32(data, self.checksum)
         try:
-            return self._stream.write(data)
+            return self.stream.write(data)
         except Exception as error:  # stores raise types of their own
             self.refusal = self.refusal or error
             raise
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -51,14 +51,14 @@ class Snapshot:
         return cls(SnapshotIndex(key, ranks, samples, tuple(boxes)), tuple(tensors))
 
 
+@dataclass(eq=False)
 class SnapshotStore:
     """A process's snapshots. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._snapshots: dict[SnapshotKey, Snapshot] = {}
-        self._held: Snapshot | None = None
-        self._held_until = 0.0
-        self._lock = threading.Lock()
+    _snapshots: dict[SnapshotKey, Snapshot] = field(default_factory=dict)
+    _held: Snapshot | None = None
+    _held_until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, snapshot: Snapshot) -> None:
         """Keep a snapshot."""

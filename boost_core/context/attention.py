@@ -79,24 +79,21 @@ class Keys:
     latents: Sequence[torch.Tensor]
 
 
+@dataclass(eq=False)
 class LayerAttention:
     """Context-parallel attention of one layer, as ``model.attention.Attention`` says.
 
-    Args:
-        attention: That of all layers.
-
     Attributes:
-        attention: As given.
+        attention: That of all layers.
         in_flight: What has been sent, for one ``finish``.
         returning: Latents of outputs that other ranks compute, for one ``with_returned``.
+        exchanges_keys: As in ``model.attention.Attention``.
     """
 
-    exchanges_keys = True
-
-    def __init__(self, attention: "ContextAttention") -> None:
-        self.attention = attention
-        self.in_flight: InFlight | None = None
-        self.returning: Returning | None = None
+    attention: "ContextAttention"
+    in_flight: "InFlight | None" = None
+    returning: Returning | None = None
+    exchanges_keys: bool = True
 
     def for_layer(self) -> "LayerAttention":
         """Return one for another layer, which has its own exchange in flight."""
@@ -392,7 +389,10 @@ class ContextAttention:
         self.moved: MovedQueries | MovedLatents | None = None
         if work.queries is not None:
             rows = MovedRows(work.queries, window.chunk_tokens, communicator, device)
-            self.moved = MovedLatents(rows, route, work.remote) if route and route.moves else MovedQueries(rows)
+            if route and route.moves:
+                self.moved = MovedLatents(rows, route, route.at(work.remote) if work.remote else None)
+            else:
+                self.moved = MovedQueries(rows)
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
 
     def for_layer(self) -> LayerAttention:

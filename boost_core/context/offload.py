@@ -37,6 +37,7 @@ from boost_core.context.stages import (
     integers,
     start_rows,
 )
+from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
 
 
@@ -182,25 +183,25 @@ class MovedRows:
         return put
 
 
+@dataclass(frozen=True)
 class MovedQueries:
     """The tasks that ranks compute for each other by one plan; queries and outputs travel as they are.
 
-    Args:
+    Attributes:
         rows: Their exchange.
     """
 
-    def __init__(self, rows: MovedRows) -> None:
-        self._rows = rows
+    rows: MovedRows
 
     def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
         """Start to send queries, or their latents; the returned function waits for those of other ranks."""
-        wait = self._rows.start("queries", local.query)
+        wait = self.rows.start("queries", local.query)
 
         def come() -> RemoteQueries:
             attention = AttentionSum.begin(*wait())
 
             def respond(out_The: torch.Tensor, lse_Th: torch.Tensor) -> tuple[Sequence[torch.Tensor], None]:
-                self._rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
+                self.rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
                 return (), None
 
             return RemoteQueries(attention, respond)
@@ -212,12 +213,12 @@ class MovedQueries:
     ) -> Callable[[], RemoteGradients]:
         """Start to send what gradients take; the returned function waits for what other ranks send."""
         sent = local.query, gradients.dout, attended.out, attended.lse
-        wait = self._rows.start("queries and output gradients", *sent)
+        wait = self.rows.start("queries and output gradients", *sent)
 
         def come() -> RemoteGradients:
             sums = GradientSum.begin(*wait())
             return RemoteGradients(
-                sums, lambda dq_The: self._rows.start_back("query gradients", sums.dquery.to(dq_The.dtype))(dq_The)
+                sums, lambda dq_The: self.rows.start_back("query gradients", sums.dquery.to(dq_The.dtype))(dq_The)
             )
 
         return come
@@ -234,28 +235,29 @@ def _unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor]) -> Sequence[torc
     return [part.contiguous().view(x.dtype).view(len(rows), *x.shape[1:]) for part, x in parts]
 
 
+@dataclass(frozen=True)
 class MovedLatents:
     """The same, but queries and outputs travel as latents.
 
-    Args:
+    Attributes:
         rows: Their exchange.
         route: How latents travel.
-        chunks: The chunks whose queries come to this rank, in order of arrival.
+        rotation: Of the tokens whose queries come to this rank, in order of arrival; ``None`` if none do.
     """
 
-    def __init__(self, rows: MovedRows, route: LatentRoute, chunks: Sequence[int]) -> None:
-        self._rows, self._route = rows, route
-        self._rotation = route.at(chunks) if chunks else None
+    rows: MovedRows
+    route: LatentRoute
+    rotation: Rotation | None
 
     def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
         """As in ``MovedQueries``."""
         made_of = local.made_of
         assert made_of is not None, "start gets what queries are made from where moves_latents says so"
-        wait = self._rows.start("query latents", self._route.share(made_of.of_queries))
+        wait = self.rows.start("query latents", self.route.share(made_of.of_queries))
 
         def come() -> RemoteQueries:
             (share_mc,) = wait()
-            maker, rotation, route = made_of.maker, self._rotation, self._route
+            maker, rotation, route = made_of.maker, self.rotation, self.route
             query_mhe = local.query.new_empty(0, *local.query.shape[1:])
             if rotation is not None:
                 (latent_mr,) = route.gathered(share_mc, 1, "query latents")
@@ -267,11 +269,11 @@ class MovedLatents:
                 out_share_mc = share_mc.new_empty(share_mc.shape)  # of no tokens
                 if rotation is not None:
                     out_share_mc = route.scattered([out_mhe.flatten(1) @ maker.down.detach()], "output latents")
-                put = self._rows.start_back("output latents", out_share_mc)
+                put = self.rows.start_back("output latents", out_share_mc)
 
                 returning = Returning(
                     lambda latent_Tr: put(route.columns(latent_Tr)),
-                    lambda dlatent_Tr: self._rows.start("output latent gradients", route.columns(dlatent_Tr)),
+                    lambda dlatent_Tr: self.rows.start("output latent gradients", route.columns(dlatent_Tr)),
                 )
                 return (share_mc, out_mhe, attention.lse), returning
 
@@ -285,7 +287,7 @@ class MovedLatents:
         """As in ``MovedQueries``; what gradients take is in flight already, or saved where it was computed."""
         assert local.made_of is not None, "start gets what queries are made from where moves_latents says so"
         maker, (share_mc, out_mhe, lse_mh) = local.made_of.maker, attended.remote
-        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self._route, self._rotation
+        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self.route, self.rotation
         if wait is None:
             raise AssertionError("with_returned comes between finish and the loss")
 
@@ -314,7 +316,7 @@ class MovedLatents:
                     dquery_latent_mr, *dweights = torch.autograd.grad(with_history_mhe, inputs, dquery_mhe)
                     dquery_share_mc = route.scattered([dquery_latent_mr], "query latent gradients")
                     of_weights = [*dweights, ddown]
-                put = self._rows.start_back("query latent gradients", dquery_share_mc)
+                put = self.rows.start_back("query latent gradients", dquery_share_mc)
 
                 def of_latents() -> torch.Tensor:
                     share_Tc = dquery_share_mc.new_zeros(tokens, dquery_share_mc.shape[1])

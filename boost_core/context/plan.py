@@ -201,7 +201,7 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     at: dict[int, dict[int, Transfer]] = defaultdict(dict)
     used: dict[int, int] = defaultdict(int)
     for transfer in transfers:
-        sender, receiver = _ends(transfer)
+        sender, receiver = transfer.sender, -1 - transfer.receiver
         number = _lowest_free(used[sender] | used[receiver])
         if number >= count:
             number, other = _lowest_free(used[sender]), _lowest_free(used[receiver])
@@ -217,10 +217,6 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     return [sorted(each) for each in in_rounds]
 
 
-def _ends(transfer: Transfer) -> tuple[int, int]:
-    return transfer.sender, -1 - transfer.receiver
-
-
 def _lowest_free(used: int) -> int:
     return (~used & (used + 1)).bit_length() - 1
 
@@ -233,16 +229,15 @@ def _swap_kempe_chain(at: dict[int, dict[int, Transfer]], used: dict[int, int], 
     """
     chain, leaves_by = [], one
     while (transfer := at[end].get(leaves_by)) is not None:
-        chain.append((transfer, leaves_by))
-        sender, receiver = _ends(transfer)
+        sender, receiver = transfer.sender, -1 - transfer.receiver
+        chain.append((transfer, leaves_by, (sender, receiver)))
         end, leaves_by = receiver if end == sender else sender, one + other - leaves_by
-    ends = {end for transfer, _ in chain for end in _ends(transfer)}
-    for end in ends:
+    for end in {end for _, _, ends in chain for end in ends}:
         at[end].pop(one, None)
         at[end].pop(other, None)
         used[end] &= ~(1 << one | 1 << other)
-    for transfer, number in chain:
-        for end in _ends(transfer):
+    for transfer, number, ends in chain:
+        for end in ends:
             at[end][one + other - number] = transfer
             used[end] |= 1 << (one + other - number)
 

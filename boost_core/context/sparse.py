@@ -387,6 +387,7 @@ def head_backward(
     return dquery_nke
 
 
+@dataclass(eq=False)
 class Tally:
     """Sums over the documents, heads and layers of a step.
 
@@ -394,11 +395,10 @@ class Tally:
         rows: Number of sampled queries.
     """
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._all_pairs = 0
-        self._kept: torch.Tensor | float = 0.0
-        self._pairs: torch.Tensor | int = 0
+    rows: int = 0
+    _all_pairs: int = 0
+    _kept: torch.Tensor | float = 0.0
+    _pairs: torch.Tensor | int = 0
 
     def add(self, query_mhe: torch.Tensor, key_mje: torch.Tensor, lines: Sequence[Lines]) -> None:
         """Count a document: its queries, its keys, and what each head sees of them."""

@@ -50,17 +50,19 @@ _on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+@dataclass(frozen=True, eq=False)
 class StageAttention:
     """Attention of a rank's queries to the keys of a stage.
 
-    Args:
+    Attributes:
         pieces: Its pieces.
         sees: Number of tokens that each query sees, itself included; ``None`` for all before it.
         device: Where the tokens are.
     """
 
-    def __init__(self, pieces: Sequence[Piece], sees: int | None, device: torch.device) -> None:
-        self._pieces, self._sees, self._device = pieces, sees, device
+    pieces: Sequence[Piece]
+    sees: int | None
+    device: torch.device
 
     def forward(self, query_The: torch.Tensor, key_nje: torch.Tensor, value_nje: torch.Tensor) -> Iterator[Attended]:
         """Each piece's output and log-sum-exps, in a fixed order.
@@ -110,7 +112,7 @@ class StageAttention:
             return
         for batch in self._batches:
             dout, out, lse = (_rows(x, batch.queries) for x in (dout_The, out_The, lse_Th))
-            no_seed, no_offset = (torch.zeros(size, dtype=torch.uint64, device=self._device) for size in (2, 0))
+            no_seed, no_offset = (torch.zeros(size, dtype=torch.uint64, device=self.device) for size in (2, 0))
             gradients = _flash_backward(
                 dout, _rows(query_The, batch.queries), _rows(key_nje, batch.keys), _rows(value_nje, batch.keys),
                 out, lse.t().contiguous(), *batch.begins, *batch.longest, 0.0, batch.window == _CAUSAL,
@@ -132,17 +134,17 @@ class StageAttention:
         both = (_heads_first(x, piece.keys) for x in (key_nje, value_nje))
         key, value = (x if share == 1 else x.repeat_interleave(share, dim=1) for x in both)
         if piece.lag:
-            assert self._sees is not None
+            assert self.sees is not None
             rows, columns = (end - first for first, end in (piece.queries, piece.keys))
             hidden = query.new_full((rows, columns), -torch.inf)
-            mask = hidden.triu(piece.lag + 1) + hidden.tril(piece.lag - self._sees)
+            mask = hidden.triu(piece.lag + 1) + hidden.tril(piece.lag - self.sees)
         return query, key, value, mask
 
     @cached_property
     def _short(self) -> Sequence[Piece]:
         """The pieces in parts, each causal or with a mask, not both; masks are small and hide few of a part's keys."""
-        short, sees = list[Piece](), self._sees
-        for piece in self._pieces:
+        short, sees = list[Piece](), self.sees
+        for piece in self.pieces:
             rows, columns = (end - first for first, end in (piece.queries, piece.keys))
             if piece.lag is None or sees is None or (piece.lag == 0 and rows <= sees):
                 short.append(piece)
@@ -159,11 +161,11 @@ class StageAttention:
     @cached_property
     def _batches(self) -> Sequence["_Batch"]:
         by_window: dict[Span, list[Piece]] = {}
-        for piece in self._pieces:
+        for piece in self.pieces:
             window = -1, -1
             if piece.lag is not None:
                 rows, columns = (end - first for first, end in (piece.queries, piece.keys))
-                before = -1 if self._sees is None else self._sees - 1 - (piece.lag + rows - columns)
+                before = -1 if self.sees is None else self.sees - 1 - (piece.lag + rows - columns)
                 window = before, 0 if piece.lag == 0 else -1
             by_window.setdefault(window, []).append(piece)
 
@@ -181,7 +183,7 @@ class StageAttention:
             for group in groups:
                 spans = [piece.queries for piece in group], [piece.keys for piece in group]
                 lengths = [[end - first for first, end in each] for each in spans]
-                begins = [integers([0, *accumulate(each)], torch.int32, self._device) for each in lengths]
+                begins = [integers([0, *accumulate(each)], torch.int32, self.device) for each in lengths]
                 rows, columns = map(max, lengths)
                 # With a window, the maximum of keys is raised to that of queries: the kernel reads "no right limit" as
                 # this many keys after a query, aligned at the last query and the last key, and would hide keys from

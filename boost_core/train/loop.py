@@ -7,8 +7,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -66,20 +66,20 @@ class Comparison:
         state: The training state.
         peak: The memory that this rank has used since it began to make the state.
         basis: What predicts its step times.
+
+    Attributes:
+        peak: As given.
+        steps: Steps since the run began.
     """
 
     def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
-        self._state, self._peak, self._basis = state, peak, basis
-        self._steps = self._timed = 0
+        self._state, self.peak, self._basis = state, peak, basis
+        self.steps = self._timed = 0
         self._next_report = _FIRST_TIMED  # timed steps
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
         self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
         self._planned_bytes: list[int] = []
         self._peak_bytes: list[int] = []
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Context manager around a step."""
-        return self._peak.watched if self._steps < WATCHED_STEPS else nullcontext()
 
     def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take note of a step; all ranks call it after the same one.
@@ -93,8 +93,8 @@ class Comparison:
             The report, if one is due.
         """
         state = self._state
-        self._steps += 1
-        if self._steps == WATCHED_STEPS:
+        self.steps += 1
+        if self.steps == WATCHED_STEPS:
             layout, groups, training = Layout.of(state.spec.parallelism), state.process_groups, state.spec.training
             # No step has been captured yet, so the plan leaves out a graph's memory as well.
             spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
@@ -102,13 +102,13 @@ class Comparison:
             # Without a GPU there is only one memory.
             planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
             table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
-            table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
+            table[:, groups.gang.rank] = torch.tensor([planned, self.peak.bytes()], dtype=torch.float64)
             rows = groups.gang.all_reduce_(table, "memory").tolist()
             refuse()
             self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
             return self._report()
         planned_batch = state.spec.training.global_batch_size
-        if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
+        if self.steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
             return None
         self._seconds.append(seconds)
         self._communication.append(communication)
@@ -208,26 +208,26 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
 # Detects that sparse attention loses more than a job allows.
 
 
+@dataclass(eq=False)
 class RecallWatch:
     """Tracks the recall of recent steps, and warns once when their mean falls below the target.
 
-    Args:
+    Attributes:
         config: The target; ``None`` where attention is dense.
     """
 
-    def __init__(self, config: SparseAttentionConfig | None) -> None:
-        self._config = config
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._is_low = False
+    config: SparseAttentionConfig | None
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _is_low: bool = False
 
     def update(self, recall: float | None) -> str | None:
         """Record a step's recall, and return a warning if one is due."""
-        if self._config is None or recall is None:
+        if self.config is None or recall is None:
             return None
         self._recent.append(recall)
         if len(self._recent) < RECENT_STEPS:
             return None
-        mean, target = fmean(self._recent), self._config.recall
+        mean, target = fmean(self._recent), self.config.recall
         was_low, self._is_low = self._is_low, mean < target
         if was_low or not self._is_low:
             return None
@@ -412,7 +412,8 @@ class _Run(_StateKeeper):
         state.ledger.clear()
         requests = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
-        with self._comparison.watched():
+        comparison = self._comparison
+        with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():
             result = training_step(state, self._sampler, self._divergence.limit, requests, refuse, before_update)
         parts = state.clock.end()
         communication = state.ledger.by_group()  # before the comparison, whose own communication is no part of the step
@@ -462,9 +463,9 @@ class _Run(_StateKeeper):
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
             # No plan knows how long data takes.
-            compared = self._comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
-            if compared is not None:
-                self._report(compared)
+            report = comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
+            if report is not None:
+                self._report(report)
         # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
@@ -532,19 +533,19 @@ class _Run(_StateKeeper):
             self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
 
+@dataclass(frozen=True)
 class ConsoleReporter:
     """Prints one line per report: the reporter of a trainer that runs without the service.
 
-    Args:
+    Attributes:
         path: A file to append every report to as well, one JSON object per line.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    path: Path | None
 
     def report(self, report: Report) -> None:
         """Print a report."""
         print_lines(line_of(report))
-        if self._path:
-            with self._path.open("a", encoding="utf-8") as stream:
+        if self.path:
+            with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(report.model_dump_json() + "\n")

@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import fsspec
@@ -27,21 +28,22 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 2**20
 
 
+@dataclass(eq=False)
 class StepProfiler:
     """Traces steps of this rank on request, one request after the other.
 
     A failure costs a trace, never a step. ``ask`` may be called from any thread, everything else from the training one.
 
-    Args:
+    Attributes:
         report: Receives a ``ProfileReport`` for each stored trace, and a ``FaultReport`` for each that failed.
     """
 
-    def __init__(self, report: Callable[[Report], None]) -> None:
-        self._report = report
-        self._requested: deque[int] = deque()
-        self._trace: _Trace | None = None
-        self._writer: threading.Thread | None = None
-        self._rank, self._folder = 0, ""
+    report: Callable[[Report], None]
+    _requested: deque[int] = field(default_factory=deque)
+    _trace: "_Trace | None" = None
+    _writer: threading.Thread | None = None
+    _rank: int = 0
+    _folder: str = ""
 
     def begin(self, rank: int, folder: str) -> None:
         """Join a gang as a rank whose traces go into a folder: a path, ``file://`` or ``s3://``."""
@@ -93,11 +95,11 @@ class StepProfiler:
             logger.warning("%s cannot be written: %s", trace.url, error)
             self._failed(trace.rank, trace.step, f"{trace.url} cannot be written; the log says why")
         else:
-            self._report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
+            self.report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
 
     def _failed(self, rank: int, step: int, why: str) -> None:
         message = f"there is no profile of rank {rank}: {why}"
-        self._report(FaultReport(what=Fault.PROFILE, step=step, rank=rank, message=message))
+        self.report(FaultReport(what=Fault.PROFILE, step=step, rank=rank, message=message))
 
 
 class _Trace:
