@@ -169,7 +169,7 @@ class CheckpointFolder:
         """Yield all committed checkpoints, newest first; each is examined only when reached."""
         for step, sizes in sorted(self._committed().items(), reverse=True):
             try:
-                checkpoint = self._look(step, sizes)
+                checkpoint = self.checkpoint(step, sizes)
             except FileNotFoundError:  # removed meanwhile
                 continue
             yield checkpoint
@@ -178,13 +178,27 @@ class CheckpointFolder:
         """The newest step whose checkpoint looks intact, from which a job would resume."""
         return next((checkpoint.step for checkpoint in self.checkpoints() if not checkpoint.damage), None)
 
-    def checkpoint(self, step: int) -> StoredCheckpoint:
+    def checkpoint(self, step: int, sizes: Mapping[str, int] | None = None) -> StoredCheckpoint:
         """The committed checkpoint of a step.
+
+        Args:
+            step: The step.
+            sizes: The sizes of its files by name, if they are known.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
         """
-        return self._look(step, self._sizes(step))
+        sizes = self._sizes(step) if sizes is None else sizes
+        try:
+            manifest = self.manifest(step)
+        except CheckpointDamaged as damage:
+            return StoredCheckpoint(step, None, str(damage))
+        problems = self._unlisted(step, manifest, sizes)
+        for name, file in manifest.files.items():
+            size = sizes.get(name)
+            wrong = "is missing" if size is None else file.difference(size, file.crc32)
+            problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
+        return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
     def pinned(self) -> set[int]:
         """Steps whose checkpoints are pinned."""
@@ -300,18 +314,6 @@ class CheckpointFolder:
                 else:
                     problems += [f"{path} names {min(missing)}, which is not in the manifest"] if missing else []
         return problems
-
-    def _look(self, step: int, sizes: Mapping[str, int]) -> StoredCheckpoint:
-        try:
-            manifest = self.manifest(step)
-        except CheckpointDamaged as damage:
-            return StoredCheckpoint(step, None, str(damage))
-        problems = self._unlisted(step, manifest, sizes)
-        for name, file in manifest.files.items():
-            size = sizes.get(name)
-            wrong = "is missing" if size is None else file.difference(size, file.crc32)
-            problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
-        return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
     def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
         """Report files written by torch that the manifest does not list; what could only be emptied is none."""

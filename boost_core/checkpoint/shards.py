@@ -228,8 +228,8 @@ class ShardReader(FsspecReader):
         self._index: Metadata | None = None
         self.verified: set[str] = set()
 
-    def index(self) -> Metadata:
-        """The index.
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index; torch wraps errors raised here in its own.
 
         Raises:
             CheckpointDamaged: It is not what was written, or names files that are not in the manifest.
@@ -258,14 +258,9 @@ class ShardReader(FsspecReader):
                 raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
             if name not in self._files:
                 raise CheckpointDamaged(f"{self.path}/{INDEX} names {name}, which is not in the manifest")
-        self._index = index
-        return index
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, for torch, which wraps errors raised here in its own."""
-        index = self.index()
         index.storage_meta = index.storage_meta or StorageMeta()
         index.storage_meta.load_id = self.load_id
+        self._index = index
         return index
 
     def _refuse_irregular(self, name: str) -> None:
@@ -518,23 +513,35 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
         raise SaveFailed(f"what was written cannot be read back: {'; '.join(problems)}")
 
 
-def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
+def on_first_rank(
+    action: Callable[[], Result],
+    ranks: dist.ProcessGroup | None = None,
+    failure: type[OSError] = SaveFailed,
+    as_they_are: tuple[type[Exception], ...] = (),
+) -> Result:
     """Do something on the first rank only; all ranks call this and get its result.
 
+    Args:
+        action: What to do.
+        ranks: A group of all ranks to coordinate through; ``None`` for the default group.
+        failure: What is raised on all ranks if it failed on the first.
+        as_they_are: Errors that are raised on all ranks instead if they were on the first.
+
     Raises:
-        SaveFailed: Raised on all ranks if it failed on the first.
+        SaveFailed: Raised on all ranks if it failed on the first, unless it says otherwise.
     """
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
             outcome[0] = action()
+        except as_they_are as error:
+            outcome[1] = type(error)(str(error))
         except Exception as error:  # stores raise types of their own
-            outcome[1] = _in_words(error)
+            outcome[1] = failure(_in_words(error))
     dist.broadcast_object_list(outcome, src=0, group=ranks)
-    result, failure = outcome
-    if failure is not None:
-        raise SaveFailed(failure)
-    return cast(Result, result)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return cast(Result, outcome[0])
 
 
 def read_on_first_rank(action: Callable[[], Result]) -> Result:
@@ -546,19 +553,8 @@ def read_on_first_rank(action: Callable[[], Result]) -> Result:
         PermissionError: Likewise.
         CheckpointUnreadable: Raised on all ranks if it failed on the first in another way.
     """
-    outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = action()
-        except (CheckpointDamaged, FileNotFoundError, PermissionError) as error:
-            outcome[1] = type(error)(str(error))
-        except Exception as error:  # stores raise types of their own
-            outcome[1] = CheckpointUnreadable(_in_words(error))
-    dist.broadcast_object_list(outcome, src=0)
-    result, failure = outcome
-    if failure is not None:
-        raise failure
-    return cast(Result, result)
+    as_they_are = CheckpointDamaged, FileNotFoundError, PermissionError
+    return on_first_rank(action, failure=CheckpointUnreadable, as_they_are=as_they_are)
 
 
 def _first_cause(failure: CheckpointException) -> str:
@@ -665,7 +661,7 @@ def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks
     """
     url = folder.step_url(manifest.step)
     reader = ShardReader(url, manifest.files, **folder.storage_options)
-    reader.index()
+    reader.read_metadata()
     try:
         load({}, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as failure:  # not a subclass of Exception

@@ -102,7 +102,8 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
         place_nk = torch.arange(len(key_nke) * BLOCK, device=device).view(-1, BLOCK)
         score_nkp = scores_of_blocks(last_phe[:, head].to(dtype), key_nke, place_nk, row_p)
         most_p = score_nkp.amax(dim=(0, 1))
-        mass_bnk = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
+        sum_p = fixed_point((score_nkp - most_p).exp_()).sum(dim=(0, 1))  # softmax's divisors
+        mass_bnk = mass_of_blocks(score_nkp, most_p, sum_p, tokens)
         lines.append(choose_lines(mass_bnk.flatten(1)[:, :tokens], last_b, tokens, how))
     return lines
 
@@ -129,21 +130,16 @@ def scores_of_blocks(
     return score_nkp.masked_fill_(place_nk.unsqueeze(2) > row_p, _HIDDEN)
 
 
-def sums_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor) -> torch.Tensor:
-    """Return softmax's divisors, ``[p]``, as integers: the total is the same whichever ranks' sums are added."""
-    return _fixed((score_nkp - most_p).exp_()).sum(dim=(0, 1))
-
-
 def mass_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor, tokens: int) -> torch.Tensor:
     """Attention of a document's last queries to each key, summed over the queries of each block, ``[b, n, k]``.
 
     Args:
         score_nkp: Their scores.
         most_p: The largest score of each query.
-        sum_p: The result of ``sums_of_blocks`` for all keys.
+        sum_p: Each query's divisor in softmax over all keys, in ``fixed_point``.
         tokens: Tokens of the document.
     """
-    share_nkp = _fixed(shares(score_nkp, most_p, sum_p))
+    share_nkp = fixed_point(shares(score_nkp, most_p, sum_p))
     before = min((BLOCK - (tokens - LAST_QUERIES) % BLOCK), LAST_QUERIES)  # those of the first block
     parts = [part for part in share_nkp.tensor_split([before], dim=2) if part.shape[2]]
     return torch.stack([part.sum(dim=2).to(score_nkp.dtype) / _ONE for part in parts])
@@ -154,7 +150,7 @@ def shares(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor) -
     return (score_nkp - most_p).exp_().div_(sum_p.to(score_nkp.dtype) / _ONE)
 
 
-def _fixed(x: torch.Tensor) -> torch.Tensor:
+def fixed_point(x: torch.Tensor) -> torch.Tensor:
     """Convert numbers up to 1 to integers, a million of which fit in 63 bits: their sum is independent of its order."""
     return (x * _ONE).to(torch.int64)
 

@@ -31,6 +31,7 @@ from boost_core.context.sparse import (
     Lines,
     Tally,
     choose_lines,
+    fixed_point,
     head_backward,
     head_forward,
     last_blocks,
@@ -38,7 +39,6 @@ from boost_core.context.sparse import (
     sampled_rows,
     scores_of_blocks,
     shares,
-    sums_of_blocks,
 )
 from boost_core.context.stages import Arrivals, LocalKeys
 from boost_core.parallel.communicator import Communicator
@@ -169,7 +169,8 @@ class SparseIndex:
         self.communicator.all_reduce_(most_dhp, "largest scores", dist.ReduceOp.MAX)
         sum_dhp = torch.zeros(shape, dtype=torch.int64, device=device)
         for at, which, score_bkp in scores(_LAST, _SAMPLED):
-            sum_dhp[at][which] = sums_of_blocks(score_bkp, most_dhp[at][which])
+            # As integers: the total is the same whichever ranks' sums are added.
+            sum_dhp[at][which] = fixed_point((score_bkp - most_dhp[at][which]).exp_()).sum(dim=(0, 1))
         self.communicator.all_reduce_(sum_dhp, "sums of scores")
 
         masses: dict[tuple[int, int], torch.Tensor] = {}

@@ -23,15 +23,6 @@ from boost_core.model.attention import Rotation
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.plan.machine import machine_for
 
-# A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
-# empty blocks, whether it is taken or not.
-_MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
-
-
-def document_places(sequence_length: int) -> int:
-    """Return the number of documents per sequence for which a captured step has room."""
-    return max(sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)
-
 
 def most_documents(sequences: Sequences, end_of_document: int | None) -> int:
     """Return the most documents in any of ``[b, t]`` sequences on the host, plus one if its last document ends."""

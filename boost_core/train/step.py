@@ -18,7 +18,7 @@ from boost_core.data.tokenizers import job_tokenizer
 from boost_core.messages import Sample
 from boost_core.optim.gradients import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
-from boost_core.train.batch import Batch, LocalTokens, document_places, most_documents
+from boost_core.train.batch import Batch, LocalTokens, most_documents
 from boost_core.train.state import Results, TrainState
 
 # The learning rate: a linear warm-up to the peak, and then the job's schedule.
@@ -48,6 +48,11 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
         height = 0.5 * (1 + math.cos(math.pi * progress))
     floor = optimizer.final_learning_rate_ratio
     return optimizer.learning_rate * (floor + (1 - floor) * height)
+
+
+# A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
+# empty blocks, whether it is taken or not.
+_MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ def training_step(
     """
     training, replicas = state.spec.training, state.process_groups.replicas
     size = training.batch_size(state.step + 1)
+    places = max(training.sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)  # for a sequence's documents, if captured
     state.clock.begin()
     with record_function("data"):  # such names are for profiles
         sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
@@ -112,7 +118,7 @@ def training_step(
             following = sampler.sequences(*replica_share(begin, count, replicas.rank, replicas.size))
         too_many = False
         if captured and following is not None:
-            too_many = most_documents(following, state.end_of_document) > document_places(training.sequence_length)
+            too_many = most_documents(following, state.end_of_document) > places
     state.clock.has_batch()
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, too_many))
 
@@ -124,7 +130,6 @@ def training_step(
             # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
             state.graph.forget()
     if captures:
-        places = document_places(training.sequence_length)
         values, clip = state.graph.run(partial(_reduced, state, size, places))
     else:
         values, clip = _reduced(state, size, documents)
