@@ -34,7 +34,8 @@ def reshard() -> Callable[[], object]:
     from boost_core.checkpoint.shards import Chunk, load_chunks, save_chunks
     from boost_core.config import load_job
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with TemporaryDirectory() as path:
+        dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
     job = load_job(ROOT / "examples/cola-7b.yaml")
 
     def flow() -> None:
