@@ -92,7 +92,7 @@ class Found:
     norm: float
     gradients: dict[str, torch.Tensor]
     validation: float
-    loop: float | None
+    recall: float | None
     density: float | None
     chosen: int
 
