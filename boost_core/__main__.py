@@ -13,7 +13,7 @@ from boost_core.config.base import in_lines
 from boost_core.plan.resolve import at, nothing_fits
 from boost_core.terminal import print_lines
 from boost_core.train import train
-from boost_core.train.report import ConsoleReporter
+from boost_core.train.loop import ConsoleReporter
 
 
 def main() -> int:

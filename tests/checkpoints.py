@@ -6,8 +6,7 @@ import torch
 from torch.distributed.checkpoint import save
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.reshard import Chunk, SaveChunks
-from boost_core.checkpoint.shards import ChecksummingWriter
+from boost_core.checkpoint.shards import ChecksummingWriter, Chunk, SaveChunks
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -42,6 +42,8 @@ from boost_core.checkpoint.manifest import (
     model_facts,
 )
 from boost_core.config import JobSpec, Layout, ParallelismConfig
+from boost_core.config.base import UnfitField
+from boost_core.config.job import CheckpointConfig
 from boost_core.config.reading import Unreadable, read_small, refuse_irregular
 from boost_core.config.storage import StorageOptions, literal, options_at
 
@@ -97,9 +99,6 @@ class _Anything:
     def __new__(cls, *_: object) -> "_Anything":
         return super().__new__(cls)
 
-    def __init__(self, *_: object) -> None:
-        pass
-
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
@@ -149,17 +148,14 @@ class CheckpointFolder:
     Attributes:
         url: The folder.
         storage_options: Options to pass to fsspec along with the URL.
+        is_local: Whether the folder is on a local disk.
     """
 
     def __init__(self, url: str, storage_options: StorageOptions | None = None) -> None:
         self.url = url.rstrip("/")
         self.storage_options = options_at(self.url, storage_options)
         self._filesystem, self._path = fsspec.url_to_fs(self.url, **self.storage_options)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the folder is on a local disk."""
-        return bool(self._filesystem.protocol[0] == "file")
+        self.is_local = bool(self._filesystem.protocol[0] == "file")
 
     def step_url(self, step: int) -> str:
         """The URL of a step's checkpoint."""
@@ -173,7 +169,7 @@ class CheckpointFolder:
         """Yield all committed checkpoints, newest first; each is examined only when reached."""
         for step, sizes in sorted(self._committed().items(), reverse=True):
             try:
-                checkpoint = self._look(step, sizes)
+                checkpoint = self.checkpoint(step, sizes)
             except FileNotFoundError:  # removed meanwhile
                 continue
             yield checkpoint
@@ -182,13 +178,27 @@ class CheckpointFolder:
         """The newest step whose checkpoint looks intact, from which a job would resume."""
         return next((checkpoint.step for checkpoint in self.checkpoints() if not checkpoint.damage), None)
 
-    def checkpoint(self, step: int) -> StoredCheckpoint:
+    def checkpoint(self, step: int, sizes: Mapping[str, int] | None = None) -> StoredCheckpoint:
         """The committed checkpoint of a step.
+
+        Args:
+            step: The step.
+            sizes: The sizes of its files by name, if they are known.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
         """
-        return self._look(step, self._sizes(step))
+        sizes = self._sizes(step) if sizes is None else sizes
+        try:
+            manifest = self.manifest(step)
+        except CheckpointDamaged as damage:
+            return StoredCheckpoint(step, None, str(damage))
+        problems = self._unlisted(step, manifest, sizes)
+        for name, file in manifest.files.items():
+            size = sizes.get(name)
+            wrong = "is missing" if size is None else file.difference(size, file.crc32)
+            problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
+        return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
     def pinned(self) -> set[int]:
         """Steps whose checkpoints are pinned."""
@@ -206,11 +216,11 @@ class CheckpointFolder:
             FileNotFoundError: That step has no committed checkpoint.
             CheckpointDamaged: Its manifest is gone, is not what was written, or is from a newer version.
         """
-        path = self._manifest(step)
+        path = self._file(step, MANIFEST)
         try:
             content = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
         except FileNotFoundError:
-            if self._filesystem.exists(self._marker(step)):
+            if self._filesystem.exists(self._file(step, COMMITTED)):
                 raise CheckpointDamaged(f"{path} is missing") from None
             raise
         except Unreadable as error:
@@ -235,13 +245,13 @@ class CheckpointFolder:
         left = self._sizes(step).keys() - {COMMITTED}
         if MANIFEST in left:  # first, so that no reader sees a partial checkpoint
             try:
-                self._filesystem.rm_file(self._manifest(step))
+                self._filesystem.rm_file(self._file(step, MANIFEST))
             except FileNotFoundError:
                 pass
             except PermissionError:
                 if self.is_local:
                     raise
-                self._filesystem.pipe_file(self._manifest(step), b"")
+                self._filesystem.pipe_file(self._file(step, MANIFEST), b"")
         paths = [self._file(step, name) for name in sorted(left - {MANIFEST})]
         if not paths:
             return
@@ -272,7 +282,7 @@ class CheckpointFolder:
             return [str(error)] if part == 0 else []
         problems = self._unlisted(step, manifest, self._sizes(step)) if part == 0 else []
         if part == 0 and INDEX not in manifest.files:
-            problems.append(f"{self._manifest(step)} lists no {INDEX}")
+            problems.append(f"{self._file(step, MANIFEST)} lists no {INDEX}")
         return problems + self.damage_of(manifest, sorted(manifest.files)[part::parts])
 
     def damage_of(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
@@ -305,18 +315,6 @@ class CheckpointFolder:
                     problems += [f"{path} names {min(missing)}, which is not in the manifest"] if missing else []
         return problems
 
-    def _look(self, step: int, sizes: Mapping[str, int]) -> StoredCheckpoint:
-        try:
-            manifest = self.manifest(step)
-        except CheckpointDamaged as damage:
-            return StoredCheckpoint(step, None, str(damage))
-        problems = self._unlisted(step, manifest, sizes)
-        for name, file in manifest.files.items():
-            size = sizes.get(name)
-            wrong = "is missing" if size is None else file.difference(size, file.crc32)
-            problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
-        return StoredCheckpoint(step, manifest, problems[0] if problems else "")
-
     def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
         """Report files written by torch, other than emptied ones, that the manifest does not list."""
         written = {name for name, size in sizes.items() if size and (name == INDEX or name.endswith(".distcp"))}
@@ -337,7 +335,7 @@ class CheckpointFolder:
         """
         self._refuse_uncommitted(step)
         self._filesystem.makedirs(f"{self._path}/{PINS}", exist_ok=True)
-        self._filesystem.pipe_file(self._pin(step), b"pinned\n")
+        self._filesystem.pipe_file(f"{self._path}/{PINS}/{_name(step)}", b"pinned\n")
         try:
             # Pin first and then check; ``remove`` does the reverse, so one of the two notices the other.
             self._refuse_uncommitted(step)
@@ -348,7 +346,7 @@ class CheckpointFolder:
     def unpin(self, step: int) -> None:
         """Unpin a checkpoint; harmless if it is not pinned."""
         with suppress(FileNotFoundError):
-            self._filesystem.rm_file(self._pin(step))
+            self._filesystem.rm_file(f"{self._path}/{PINS}/{_name(step)}")
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint, its manifest first, so that no reader ever sees a partial one.
@@ -360,7 +358,8 @@ class CheckpointFolder:
         self._refuse_pinned(step)
         self._refuse_uncommitted(step)
         removed = {}
-        for path in (self._marker(step), self._manifest(step)):  # without both, it counts as never committed
+        for name in (COMMITTED, MANIFEST):  # without both, it counts as never committed
+            path = self._file(step, name)
             with suppress(FileNotFoundError):
                 removed[path] = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
                 self._filesystem.rm_file(path)
@@ -374,11 +373,11 @@ class CheckpointFolder:
             self._filesystem.rm(literal(self._filesystem, f"{self._path}/{_name(step)}"), recursive=True)
 
     def _refuse_pinned(self, step: int) -> None:
-        if self._filesystem.exists(self._pin(step)):
+        if self._filesystem.exists(f"{self._path}/{PINS}/{_name(step)}"):
             raise CheckpointPinned(f"the checkpoint of step {step} in {self.url} is pinned; unpin it to remove it")
 
     def _refuse_uncommitted(self, step: int) -> None:
-        if not any(self._filesystem.exists(path) for path in (self._manifest(step), self._marker(step))):
+        if not any(self._filesystem.exists(path) for path in (self._file(step, MANIFEST), self._file(step, COMMITTED))):
             raise FileNotFoundError(f"{self.url} holds no committed checkpoint of step {step}")
 
     def prune(self, keep_last: int | None, keep_every: int | None, read_files: bool = False) -> list[int]:
@@ -440,12 +439,12 @@ class CheckpointFolder:
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest atomically; the checkpoint exists from then on."""
-        self._write_in_one_piece(self._manifest(manifest.step), encode(manifest))
+        self._write_in_one_piece(self._file(manifest.step, MANIFEST), encode(manifest))
         try:
-            self._filesystem.pipe_file(self._marker(manifest.step), b"")
+            self._filesystem.pipe_file(self._file(manifest.step, COMMITTED), b"")
         except Exception as error:  # stores raise types of their own
             # Without the marker, only a lost manifest goes unnoticed.
-            logger.warning("%s cannot be written: %s", self._marker(manifest.step), error)
+            logger.warning("%s cannot be written: %s", self._file(manifest.step, COMMITTED), error)
 
     def _write_in_one_piece(self, path: str, content: bytes) -> None:
         if not self.is_local:
@@ -487,15 +486,6 @@ class CheckpointFolder:
     def _file(self, step: int, name: str) -> str:
         return f"{self._path}/{_name(step)}/{name}"
 
-    def _manifest(self, step: int) -> str:
-        return self._file(step, MANIFEST)
-
-    def _marker(self, step: int) -> str:
-        return self._file(step, COMMITTED)
-
-    def _pin(self, step: int) -> str:
-        return f"{self._path}/{PINS}/{_name(step)}"
-
 
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
@@ -526,3 +516,116 @@ def step_named(name: str) -> int | None:
     """
     digits = name.removeprefix("step-")
     return int(digits) if digits.isdecimal() and _name(int(digits)) == name else None
+
+
+# The other job's checkpoint that a new job starts from.
+#
+# A job *resumes* from its own newest checkpoint whenever it has one. Until then it may *continue* from another job's,
+# with all that is in it (weights, moments, step, data cursor), or *start from its weights* alone: at step 0, with a new
+# optimizer, schedule and data cursor.
+
+# The facts about a model that may be others where only its weights are kept: how far they see, and not what they are.
+_CONTEXT = frozenset({"rope_theta", "rope_scaling", "sliding_window"})
+
+
+class UnfitOrigin(UnfitField):
+    """A job cannot start from the checkpoint that it names."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a job starts while it has no checkpoint of its own.
+
+    Attributes:
+        field: The job's field that names it.
+        folder: The other job's checkpoints.
+        step: The checkpoint's step; ``None``: the newest intact one.
+        weights_only: Whether only its weights are taken.
+    """
+
+    field: str
+    folder: CheckpointFolder
+    step: int | None
+    weights_only: bool
+
+    @classmethod
+    def of(cls, checkpoint: CheckpointConfig, storage_options: StorageOptions | None = None) -> "Origin | None":
+        """The origin that a job names; ``None`` if it starts from scratch.
+
+        Args:
+            checkpoint: The job's section.
+            storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+        """
+        if checkpoint.origin is None:
+            return None
+        field, url = checkpoint.origin
+        return cls(f"checkpoint.{field}", *located(url, storage_options), weights_only=field == "weights_from")
+
+    def checkpoints(self) -> Iterator[StoredCheckpoint]:
+        """Yield the checkpoints that a job may start from, newest first; each is examined only when reached."""
+        if self.step is None:
+            yield from self.folder.checkpoints()
+            return
+        with suppress(FileNotFoundError):
+            yield self.folder.checkpoint(self.step)
+
+    def absent(self) -> UnfitOrigin:
+        """Return the error for a checkpoint that does not exist."""
+        where = self.folder.url if self.step is None else self.folder.step_url(self.step)
+        return UnfitOrigin(self.field, f"no committed checkpoint is at {where!r}; check the URL")
+
+    def refuse_unfit(self, spec: JobSpec, manifest: Manifest) -> None:
+        """Refuse a job that could not start from a checkpoint, or would have nothing to train.
+
+        Raises:
+            UnfitOrigin: The checkpoint is of another model, or continuing from it leaves no step to train.
+        """
+        url = self.folder.step_url(manifest.step)
+        try:
+            different = manifest.differences(spec.model)
+        except ValueError as error:
+            raise UnfitOrigin(self.field, str(error)) from error
+        if self.weights_only:
+            different = {name: what for name, what in different.items() if name not in _CONTEXT}
+        if different:
+            advice = "use the same model, or another checkpoint"
+            if different.keys() <= _CONTEXT:
+                advice = "to change it, start from the weights alone: checkpoint.weights_from"
+            problem = f"the checkpoint at {url} is of another model: {', '.join(different.values())}; {advice}"
+            raise UnfitOrigin(self.field, problem)
+        steps = spec.training.steps
+        if not self.weights_only and manifest.step >= steps:
+            problem = (
+                f"{self.field} is at step {manifest.step} ({url}), which leaves nothing to train of "
+                f"training.steps={steps}; set training.steps above {manifest.step}, or start from the weights alone: "
+                "checkpoint.weights_from"
+            )
+            raise UnfitOrigin("training.steps", problem)
+
+
+def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = None) -> None:
+    """Refuse a job that could not start from the checkpoint that it names, by its manifest and its files' sizes.
+
+    Args:
+        spec: The job.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+
+    Raises:
+        UnfitOrigin: It is absent, damaged or of another model, or continuing from it leaves no step to train.
+    """
+    origin = Origin.of(spec.checkpoint, storage_options)
+    if origin is None:
+        return
+    damage = ""
+    for checkpoint in origin.checkpoints():
+        if checkpoint.manifest is not None and not checkpoint.damage:
+            origin.refuse_unfit(spec, checkpoint.manifest)
+            return
+        damage = damage or f"step {checkpoint.step}: {checkpoint.damage}"
+    if damage:
+        problem = f"no checkpoint in {origin.folder.url} is intact: {damage}; restore its files, or name another"
+        raise UnfitOrigin(origin.field, problem)
+    raise origin.absent()

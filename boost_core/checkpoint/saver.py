@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.reshard import Chunk
-from boost_core.checkpoint.shards import SaveFailed, on_first_rank, refuse_damaged, save_chunks
+from boost_core.checkpoint.shards import Chunk, SaveFailed, on_first_rank, refuse_damaged, save_chunks
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.config.job import CheckpointConfig
 from boost_core.parallel.offload import page_locked_like
@@ -259,7 +258,26 @@ class Saver:
             elif not on_first_rank(self._wait_for_next_try, self._ranks):
                 return -1, None
             try:
-                stored = self._try(step, chunks, checkpoint)
+                on_first_rank(self._before_save, self._ranks)
+                least, newest = checkpoint.unless_newest_is, None
+                stored: tuple[int, Manifest | None] | None = None
+                if least is not None:
+                    newest = on_first_rank(self._folder.newest_intact, self._ranks)
+                if least is not None and newest is not None and newest >= least:
+                    try:
+                        manifest = None
+                        if checkpoint.read_back:  # it counts only if it reads back as written
+                            manifest = on_first_rank(partial(self._folder.manifest, newest), self._ranks)
+                            refuse_damaged(self._folder, newest, self._ranks)
+                        stored = newest, manifest
+                    except SaveFailed as damage:
+                        if dist.get_rank() == 0:
+                            logger.warning("%s is written again: %s", self._folder.step_url(newest), damage)
+                if stored is None:
+                    checksums = save_chunks(self._folder, step, chunks, self._ranks)
+                    stored = step, on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
+                    if checkpoint.read_back:
+                        refuse_damaged(self._folder, step, self._ranks)
             except SaveFailed as reason:
                 pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
                 self._failures, self._next_try, self.failure = self._failures + 1, time.monotonic() + pause, str(reason)
@@ -281,27 +299,6 @@ class Saver:
         with self._lock:
             self._trying = not self._makes_way.is_set()
             return self._trying
-
-    def _try(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
-        on_first_rank(self._before_save, self._ranks)
-        if checkpoint.unless_newest_is is not None:
-            newest = on_first_rank(self._folder.newest_intact, self._ranks)
-            if newest is not None and newest >= checkpoint.unless_newest_is:
-                if not checkpoint.read_back:
-                    return newest, None
-                try:  # it counts only if it reads back as written
-                    manifest = on_first_rank(partial(self._folder.manifest, newest), self._ranks)
-                    refuse_damaged(self._folder, newest, self._ranks)
-                except SaveFailed as damage:
-                    if dist.get_rank() == 0:
-                        logger.warning("%s is written again: %s", self._folder.step_url(newest), damage)
-                else:
-                    return newest, manifest
-        checksums = save_chunks(self._folder, step, chunks, self._ranks)
-        manifest = on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
-        if checkpoint.read_back:
-            refuse_damaged(self._folder, step, self._ranks)
-        return step, manifest
 
 
 # Copies of a rank's state in the host's memory.

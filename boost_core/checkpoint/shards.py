@@ -1,4 +1,8 @@
-"""Saving and loading the tensors of a checkpoint, on any number of ranks."""
+"""Saving and loading the tensors of a checkpoint, on any number of ranks, in chunks: boxes of whole tensors.
+
+torch's distributed checkpoint stores boxes by the name of their tensor and their position in it, and can read any other
+boxes from them. So the stored state does not depend on how many ranks wrote it or along which axes they split it.
+"""
 
 import io
 import os
@@ -7,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar, cast
 
@@ -18,17 +22,156 @@ from fsspec.core import strip_protocol
 from torch.distributed.checkpoint import metadata as descriptions
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
 from boost_core.checkpoint.folder import INDEX, CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable, Manifest, StoredFile
-from boost_core.checkpoint.reshard import Chunk, LoadChunks, SaveChunks, TensorMissing
 from boost_core.config.reading import Unreadable, refuse_irregular
 from boost_core.config.storage import Disk
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a whole tensor.
+
+    Attributes:
+        name: Name of the whole tensor.
+        shape: Shape of the whole tensor.
+        offsets: Where the box begins in the whole tensor.
+        tensor: The box, which is read from and written to.
+    """
+
+    name: str
+    shape: Sizes
+    offsets: Sizes
+    tensor: torch.Tensor
+
+    @classmethod
+    def whole(cls, name: str, tensor: torch.Tensor) -> "Chunk":
+        """A chunk that is all of a tensor."""
+        return cls(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+
+    @classmethod
+    def of_shard(
+        cls, name: str, shape: Sizes, offsets: Sizes, tensor: torch.Tensor, axis: int | None, rank: int, size: int
+    ) -> "Chunk":
+        """A box of one of ``size`` equal shards.
+
+        Args:
+            name: Name of the tensor.
+            shape: Shape of the shard.
+            offsets: Where the box begins in the shard.
+            tensor: The box.
+            axis: The axis along which the tensor is split; ``None`` if each rank has the whole tensor.
+            rank: Number of the shard.
+            size: Number of shards.
+        """
+        if axis is None:
+            return cls(name, shape, offsets, tensor)
+        whole, begin = list(shape), list(offsets)
+        whole[axis] *= size
+        begin[axis] += rank * shape[axis]
+        return cls(name, tuple(whole), tuple(begin), tensor)
+
+    @property
+    def index(self) -> MetadataIndex:
+        """The chunk's identity among all chunks of a checkpoint."""
+        return MetadataIndex(self.name, torch.Size(self.offsets))
+
+
+class TensorMissing(ValueError):
+    """A checkpoint does not have a tensor; its only argument is the name."""
+
+
+class SaveChunks(DefaultSavePlanner):
+    """Writes this rank's chunks; a chunk that several ranks have is written by one of them.
+
+    Args:
+        chunks: This rank's chunks.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._chunks = {chunk.index: chunk for chunk in chunks}
+
+    def create_local_plan(self) -> SavePlan:
+        """The items that this rank could write."""
+        items = []
+        for chunk in self._chunks.values():
+            place = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            kind = TensorProperties.create_from_tensor(chunk.tensor)
+            data = TensorWriteData(place, kind, torch.Size(chunk.shape))
+            items.append(WriteItem(index=chunk.index, type=WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """The tensor of an item."""
+        return self._chunks[write_item.index].tensor.detach()
+
+
+class LoadChunks(DefaultLoadPlanner):
+    """Fills this rank's chunks.
+
+    Args:
+        chunks: This rank's chunks.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._chunks = {chunk.index: chunk for chunk in chunks}
+
+    def create_local_plan(self) -> LoadPlan:
+        """The items that this rank reads.
+
+        Raises:
+            TensorMissing: The checkpoint lacks a tensor.
+            ValueError: The checkpoint has a tensor of another shape.
+        """
+        items: list[ReadItem] = []
+        for chunk in self._chunks.values():
+            stored = self.metadata.state_dict_metadata.get(chunk.name) if self.metadata else None
+            if not isinstance(stored, TensorStorageMetadata):
+                raise TensorMissing(chunk.name)
+            if tuple(stored.size) != chunk.shape:
+                raise ValueError(f"{chunk.name} is {tuple(stored.size)} in the checkpoint and {chunk.shape} here")
+            place = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            items += create_read_items_for_chunk_list(chunk.name, stored, [place])
+        return LoadPlan(items)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """The part of a chunk that an item fills."""
+        part = self._chunks[read_item.dest_index].tensor
+        for axis, (begin, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            part = part.narrow(axis, begin, length)
+        return part
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Do nothing, because the tensor is a view."""
+
 
 # Reading checkpoints that may come from untrusted sources.
 #
@@ -85,8 +228,8 @@ class ShardReader(FsspecReader):
         self._index: Metadata | None = None
         self.verified: set[str] = set()
 
-    def index(self) -> Metadata:
-        """The index.
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index; torch wraps errors raised here in its own.
 
         Raises:
             CheckpointDamaged: It is not what was written, or names files that are not in the manifest.
@@ -115,14 +258,9 @@ class ShardReader(FsspecReader):
                 raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
             if name not in self._files:
                 raise CheckpointDamaged(f"{self.path}/{INDEX} names {name}, which is not in the manifest")
-        self._index = index
-        return index
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, for torch, which wraps errors raised here in its own."""
-        index = self.index()
         index.storage_meta = index.storage_meta or StorageMeta()
         index.storage_meta.load_id = self.load_id
+        self._index = index
         return index
 
     def _refuse_irregular(self, name: str) -> None:
@@ -169,45 +307,41 @@ class _Verifying(FileSystem):
             if name not in self._files:
                 yield stream
                 return
-            summed = _SummedParts(stream)
+            summed, failure = _SummedParts(stream), cast("Exception | None", None)
             try:
                 yield summed
             except Exception as error:  # damaged bytes can cause any error; then report the damage
-                self._compare(path, summed, name, error)
-                raise
-            self._compare(path, summed, name, None)
-
-    def _compare(
-        self, path: str | os.PathLike[str], summed: "_SummedParts", name: str, error: Exception | None
-    ) -> None:
-        summed.skip_to_end()
-        if wrong := self._files[name].difference(summed.position, summed.checksum):
-            raise CheckpointDamaged(f"{os.fspath(path)} {wrong}") from error
+                failure = error
+            while summed.read(_READ_BYTES):  # the rest counts, too
+                pass
+            if wrong := self._files[name].difference(summed.position, summed.checksum):
+                raise CheckpointDamaged(f"{os.fspath(path)} {wrong}") from failure
+            if failure:
+                raise failure
 
 
+@dataclass(eq=False)
 class _SummedParts:
     """Reads parts of a stream in order; the bytes in between are read and included in the checksum as well."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._last, self.position, self.checksum = stream, (0, b""), 0, 0
+    stream: Any
+    position: int = 0
+    checksum: int = 0
+    _last: tuple[int, bytes] = 0, b""
 
     def part(self, offset: int, length: int) -> bytes:
         """Read ``length`` bytes at an offset, fewer at the end. The last part may be read again, but no earlier one."""
         if (offset, length) != (self._last[0], len(self._last[1])):
             if offset < self.position:
                 raise ValueError("the index has tensors that overlap in their file; do not load it")
-            while offset > self.position and self._read(min(offset - self.position, _READ_BYTES)):
+            while offset > self.position and self.read(min(offset - self.position, _READ_BYTES)):
                 pass
-            self._last = offset, self._read(length)
+            self._last = offset, self.read(length)
         return self._last[1]
 
-    def skip_to_end(self) -> None:
-        """Include the rest of the stream in the checksum."""
-        while self._read(_READ_BYTES):
-            pass
-
-    def _read(self, length: int) -> bytes:
-        block: bytes = self._stream.read(length)
+    def read(self, length: int) -> bytes:
+        """Read the next ``length`` bytes, fewer at the end."""
+        block: bytes = self.stream.read(length)
         self.position, self.checksum = self.position + len(block), zlib.crc32(block, self.checksum)
         return block
 
@@ -306,23 +440,24 @@ class _Checksumming(FileSystem):
             super().rm_file(path)
 
 
+@dataclass(eq=False)
 class _SummedStream:
     """A write stream that computes a checksum of what is written; everything else is delegated to the stream."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.checksum = stream, 0
-        self.refusal: Exception | None = None  # the first error
+    stream: Any
+    checksum: int = 0
+    refusal: Exception | None = None  # the first error
 
     def write(self, data: Any) -> Any:
         self.checksum = zlib.crc32(data, self.checksum)
         try:
-            return self._stream.write(data)
+            return self.stream.write(data)
         except Exception as error:  # stores raise types of their own
             self.refusal = self.refusal or error
             raise
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 Result = TypeVar("Result")
@@ -374,17 +509,39 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
         damage = folder.damage(step, dist.get_rank(), dist.get_world_size())
     except Exception as error:  # stores raise types of their own
         damage = [f"it cannot be read back: {_in_words(error)}"]
-    if problems := _of_all_ranks(damage, ranks):
+    if problems := of_all_ranks(damage, ranks):
         raise SaveFailed(f"what was written cannot be read back: {'; '.join(problems)}")
 
 
-def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
+def on_first_rank(
+    action: Callable[[], Result],
+    ranks: dist.ProcessGroup | None = None,
+    failure: type[OSError] = SaveFailed,
+    as_they_are: tuple[type[Exception], ...] = (),
+) -> Result:
     """Do something on the first rank only; all ranks call this and get its result.
 
+    Args:
+        action: What to do.
+        ranks: A group of all ranks to coordinate through; ``None`` for the default group.
+        failure: What is raised on all ranks if it failed on the first.
+        as_they_are: Errors that are raised on all ranks instead if they were on the first.
+
     Raises:
-        SaveFailed: Raised on all ranks if it failed on the first.
+        SaveFailed: Raised on all ranks if it failed on the first, unless it says otherwise.
     """
-    return _from_first_rank(action, lambda error: SaveFailed(_in_words(error)), ranks)
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except as_they_are as error:
+            outcome[1] = type(error)(str(error))
+        except Exception as error:  # stores raise types of their own
+            outcome[1] = failure(_in_words(error))
+    dist.broadcast_object_list(outcome, src=0, group=ranks)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return cast(Result, outcome[0])
 
 
 def read_on_first_rank(action: Callable[[], Result]) -> Result:
@@ -396,31 +553,8 @@ def read_on_first_rank(action: Callable[[], Result]) -> Result:
         PermissionError: Likewise.
         CheckpointUnreadable: Raised on all ranks if it failed on the first in another way.
     """
-
-    def failure(error: Exception) -> Exception:
-        known = isinstance(error, CheckpointDamaged | FileNotFoundError | PermissionError)
-        return type(error)(str(error)) if known else CheckpointUnreadable(_in_words(error))
-
-    return _from_first_rank(action, failure)
-
-
-def _from_first_rank(
-    action: Callable[[], Result],
-    failure_of: Callable[[Exception], Exception],
-    ranks: dist.ProcessGroup | None = None,
-) -> Result:
-    """Return on all ranks what an action returns on the first, or raise what its error becomes."""
-    outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = action()
-        except Exception as error:  # stores raise types of their own
-            outcome[1] = failure_of(error)
-    dist.broadcast_object_list(outcome, src=0, group=ranks)
-    result, failure = outcome
-    if failure is not None:
-        raise failure
-    return cast(Result, result)
+    as_they_are = CheckpointDamaged, FileNotFoundError, PermissionError
+    return on_first_rank(action, failure=CheckpointUnreadable, as_they_are=as_they_are)
 
 
 def _first_cause(failure: CheckpointException) -> str:
@@ -461,7 +595,7 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
                     "start from its weights alone: checkpoint.weights_from"
                 ) from failure
         raise CheckpointUnreadable(f"{url}: {_first_cause(failure)}") from failure
-    unverified = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
+    unverified = sorted(manifest.files.keys() - set(of_all_ranks(reader.verified)))
     if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
         raise CheckpointDamaged("; ".join(problems))
 
@@ -477,13 +611,14 @@ def _problems_of_all_ranks(examine: Callable[[], list[str]]) -> list[str]:
         problems = examine()
     except Exception as error:  # stores raise types of their own
         failures = [_in_words(error)]
-    failures = _of_all_ranks(failures)
-    if (problems := _of_all_ranks(problems)) or not failures:
+    failures = of_all_ranks(failures)
+    if (problems := of_all_ranks(problems)) or not failures:
         return problems
     raise CheckpointUnreadable(failures[0])
 
 
-def _of_all_ranks(texts: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
+def of_all_ranks(texts: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
+    """Gather what all ranks say, in their order; all call this."""
     gathered: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(gathered, list(texts), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
@@ -526,7 +661,7 @@ def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks
     """
     url = folder.step_url(manifest.step)
     reader = ShardReader(url, manifest.files, **folder.storage_options)
-    reader.index()
+    reader.read_metadata()
     try:
         load({}, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as failure:  # not a subclass of Exception

@@ -9,11 +9,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -21,13 +21,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
+from torch.distributed.checkpoint.planner import ReadItem
 
-from boost_core.checkpoint.reshard import Chunk, LoadChunks
-from boost_core.plan.snapshots import MemoryState, Region, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
+from boost_core.checkpoint.shards import Chunk, LoadChunks, of_all_ranks
+from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, TensorSlice
 
 HOLD_SECONDS = 60.0  # time without a read after which a held snapshot is released, as its reader must be gone
 
@@ -54,14 +51,14 @@ class Snapshot:
         return cls(SnapshotIndex(key, ranks, samples, tuple(boxes)), tuple(tensors))
 
 
+@dataclass(eq=False)
 class SnapshotStore:
     """A process's snapshots. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._snapshots: dict[SnapshotKey, Snapshot] = {}
-        self._held: Snapshot | None = None
-        self._held_until = 0.0
-        self._lock = threading.Lock()
+    _snapshots: dict[SnapshotKey, Snapshot] = field(default_factory=dict)
+    _held: Snapshot | None = None
+    _held_until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, snapshot: Snapshot) -> None:
         """Keep a snapshot."""
@@ -143,74 +140,37 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
     Raises:
         StateLost: Raised on all ranks if any of them fails, for example because an owner is gone.
     """
+    metadata, keys = Metadata({}), dict[MetadataIndex, SnapshotKey]()
+    for part in state.parts:
+        for box in part.boxes:
+            index = MetadataIndex(box.name, torch.Size(box.offsets))
+            if index in keys:  # a box that several ranks have is taken from the first; all ranks make the same choice
+                continue
+            keys[index] = part.key
+            kind = TensorProperties(getattr(torch, box.dtype))
+            of_tensor = TensorStorageMetadata(kind, torch.Size(box.shape), [])
+            stored = metadata.state_dict_metadata.setdefault(box.name, of_tensor)
+            cast(TensorStorageMetadata, stored).chunks.append(
+                ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+            )
+    failures = []
     try:
-        load({}, storage_reader=_MemoryReader(state, fetch), planner=LoadChunks(chunks))
-    except CheckpointException as failure:
-        causes = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in failure.failures.items())
-        raise StateLost(f"the state of step {state.step} is no longer in memory: {causes}") from failure
-
-
-class _MemoryReader(StorageReader):
-    """Lets torch's distributed checkpoint read snapshots."""
-
-    def __init__(self, state: MemoryState[Any], fetch: Fetch) -> None:
-        self._state, self._fetch = state, fetch
-        # A box that several ranks have is taken from the first; all ranks make the same choice.
-        self._keys: dict[MetadataIndex, SnapshotKey] = {}
-        for part in state.parts:
-            for box in part.boxes:
-                self._keys.setdefault(MetadataIndex(box.name, torch.Size(box.offsets)), part.key)
-
-    def reset(self, checkpoint_id: object = None) -> None:
-        """Do nothing, because nothing is kept between loads."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The boxes of each tensor."""
-        chunks: dict[str, dict[Sizes, ChunkStorageMetadata]] = defaultdict(dict)
-        boxes = {}
-        for part in self._state.parts:
-            for box in part.boxes:
-                boxes[box.name] = box
-                chunks[box.name][box.offsets] = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-        return Metadata(
-            {
-                name: TensorStorageMetadata(
-                    TensorProperties(getattr(torch, box.dtype)), torch.Size(box.shape), list(chunks[name].values())
-                )
-                for name, box in boxes.items()
-            }
-        )
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Do nothing, because there is nothing to open."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fetch the items that this rank reads, with one request per owner's snapshot."""
+        planner = LoadChunks(chunks)
+        planner.set_up_planner({}, metadata)
         requested: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
-            requested[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
-        for key, items in requested.items():
-            regions = []
-            for item in items:
-                index = item.storage_index
-                assert index.offset is not None
-                begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-                regions.append(Region(index.fqn, tuple(index.offset), begin, lengths))
-            for item, tensor in zip(items, self._fetch(self._state.owners[key], key, regions), strict=True):
+        for item in planner.create_local_plan().items:
+            requested[keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
+        for key, items in requested.items():  # one request per owner's snapshot
+            regions = [
+                Region(
+                    item.storage_index.fqn, tuple(cast(torch.Size, item.storage_index.offset)),
+                    tuple(item.storage_offsets), tuple(item.lengths),
+                )
+                for item in items
+            ]  # fmt: skip
+            for item, tensor in zip(items, fetch(state.owners[key], key, regions), strict=True):
                 planner.resolve_tensor(item).copy_(tensor)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        """Whether the ID is ``None``: snapshots are not named by IDs."""
-        return checkpoint_id is None
+    except Exception as error:  # what fetches raises types of its own
+        failures.append(f"rank {dist.get_rank()}: {error}")
+    if causes := of_all_ranks(failures):
+        raise StateLost(f"the state of step {state.step} is no longer in memory: {'; '.join(causes)}")

@@ -26,17 +26,6 @@ from typing import Any, cast
 
 import torch
 
-from boost_core.context.exchange import (
-    Arrivals,
-    KeyLatents,
-    KeyMaker,
-    LatentRoute,
-    LocalGradients,
-    LocalKeys,
-    QueryLatents,
-    Stage,
-    TaskMaker,
-)
 from boost_core.context.offload import (
     Attended,
     LocalQueries,
@@ -51,12 +40,25 @@ from boost_core.context.offload import (
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, rank_work
-from boost_core.context.stage_attention import AttentionSum, GradientSum, StageAttentions
+from boost_core.context.stages import (
+    Arrivals,
+    AttentionSum,
+    GradientSum,
+    KeyLatents,
+    KeyMaker,
+    LatentRoute,
+    LocalGradients,
+    LocalKeys,
+    QueryLatents,
+    Stage,
+    StageAttentions,
+    TaskMaker,
+)
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
 from boost_core.model.low_rank import Bottleneck
-from boost_core.parallel.btp import Exchanged, PartialLatents
+from boost_core.parallel.btp import Exchanged
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.recompute import Crossing, Segments
 
@@ -78,24 +80,21 @@ class Keys:
     latents: Sequence[torch.Tensor]
 
 
+@dataclass(eq=False)
 class LayerAttention:
     """Context-parallel attention of one layer, as ``model.attention.Attention`` says.
 
-    Args:
-        attention: That of all layers.
-
     Attributes:
-        attention: As given.
-        in_flight: What ``send`` has started, for one ``finish``.
+        attention: That of all layers.
+        in_flight: What has been sent, for one ``finish``.
         returning: Latents of outputs that other ranks compute, for one ``with_returned``.
+        exchanges_keys: As in ``model.attention.Attention``.
     """
 
-    exchanges_keys = True
-
-    def __init__(self, attention: "ContextAttention") -> None:
-        self.attention = attention
-        self.in_flight: InFlight | None = None
-        self.returning: Returning | None = None
+    attention: "ContextAttention"
+    in_flight: "InFlight | None" = None
+    returning: Returning | None = None
+    exchanges_keys: bool = True
 
     def for_layer(self) -> "LayerAttention":
         """Return one for another layer, which has its own exchange in flight."""
@@ -115,32 +114,32 @@ class LayerAttention:
             of_keys, of_queries = None, None
             bottleneck = block.query_key_value
 
-            def scale(name: str) -> list[torch.Tensor]:
-                return [bottleneck.declared(name)] if block.qk_norm else []
-
+            scales = [[bottleneck.declared(f"{of}_scale")] if block.qk_norm else [] for of in ("query", "key")]
             if self.attention.sends_latents:
                 of = cast(Bottleneck, bottleneck)
                 _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
-                weights = [of.up_of(1), of.up_of(2), *scale("key_scale")]
-                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_keys_of, block), block.sinks))
+                weights = [of.up_of(1), of.up_of(2), *scales[1]]
+                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks))
             if self.attention.moves_latents:
-                weights = [cast(Bottleneck, bottleneck).up_of(0), *scale("query_scale")]
+                weights = [cast(Bottleneck, bottleneck).up_of(0), *scales[0]]
                 down_dr = block.output.declared("down").flatten(1)
-                task_maker = TaskMaker(weights, partial(_queries_of, block), down_dr, block.sinks)
+                task_maker = TaskMaker(
+                    weights, lambda z_nr, *others: _heads_of(block, [z_nr], *others)[0], down_dr, block.sinks
+                )
                 of_queries = QueryLatents(latents[0][0], task_maker)
             return *self.save(query, key, value, of_keys, of_queries), latents
 
         query_The, keys, latents = segments(saved, exchanged, carried)
-        self.send(query_The, keys)
+        with torch.no_grad():
+            self.in_flight = self.attention.send(query_The, keys, backward=False)
         del keys  # which are in flight
         attended_The = await segments.keys(partial(self.finish, query_The))
         partials = block.output.down_project(attended_The.flatten(1))
         if self.attention.moves_latents:
-
-            def with_returned(part: PartialLatents) -> torch.Tensor:
-                return self.with_returned(query_The, part.compute())
-
-            partials = [replace(part, compute=partial(with_returned, part)) for part in partials]
+            partials = [
+                replace(part, compute=partial(lambda part: self.with_returned(query_The, part.compute()), part))
+                for part in partials
+            ]
 
         def send_ahead_of(stream_Td: torch.Tensor) -> None:
             """Let the backward pass of a half send keys again once it has the gradient of ``stream_Td``."""
@@ -149,19 +148,6 @@ class LayerAttention:
                 stream_Td.register_hook(lambda _: _send_again(saved_node))  # type: ignore[no-untyped-call]
 
         return partials, latents, send_ahead_of
-
-    def start(
-        self,
-        query_The: torch.Tensor,
-        key_Tje: torch.Tensor,
-        value_Tje: torch.Tensor,
-        latents: KeyLatents | None = None,
-        of_queries: QueryLatents | None = None,
-    ) -> torch.Tensor:
-        """Start to exchange keys; returns the queries for ``finish``. All ranks of the group call it; see ``save``."""
-        query_The, keys = self.save(query_The, key_Tje, value_Tje, latents, of_queries)
-        self.send(query_The, keys)
-        return query_The
 
     def save(
         self,
@@ -181,7 +167,7 @@ class LayerAttention:
             of_queries: The latents of queries, if those of moved tasks are sent.
 
         Returns:
-            The queries, and what ``send`` sends.
+            The queries, and what ``ContextAttention.send`` sends.
 
         Raises:
             ValueError: The number of tokens is not the plan's.
@@ -197,17 +183,8 @@ class LayerAttention:
         )
         return query_The, Keys(keys_Tsje, maker, task_maker, [each.detach() for each in (*sent, *moved)])
 
-    @torch.no_grad()
-    def send(self, query_The: torch.Tensor, keys: Keys) -> None:
-        """Start to exchange what ``save`` has returned. All ranks of the group call it."""
-        attention = self.attention
-        local = attention.local_keys(keys.keys, keys.maker, keys.task_maker, keys.latents, backward=False)
-        queries = LocalQueries(query_The.detach(), local.of_queries)
-        requested = attention.moved.request(queries) if attention.moved else None
-        self.in_flight = InFlight(requested, attention.send(local))
-
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
-        """Attention, ``[T, h, e]``, of the queries that ``start`` has returned. All ranks of the group call it.
+        """Attention, ``[T, h, e]``, of the queries that ``save`` has returned. All ranks of the group call it.
 
         Raises:
             ValueError: torch has no kernel for them.
@@ -218,7 +195,7 @@ class LayerAttention:
         """Put latents of outputs that other ranks have computed into this rank's part, in place, after ``finish``.
 
         Args:
-            query_The: What ``start`` has returned.
+            query_The: The queries that ``save`` has returned.
             latent_Tr: This rank's part of the output's latents.
         """
         returning, self.returning = self.returning, None
@@ -227,30 +204,18 @@ class LayerAttention:
         return _Returned.apply(latent_Tr, query_The, returning)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _keys_of(
+def _heads_of(
     block: Heads, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of other ranks' tokens, computed as a block computes this rank's own."""
-    (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
-    key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
+    """Keys and values of other ranks' tokens, or queries and no values, computed as a block computes its own."""
+    ups, scale = weights[: len(latents)], weights[len(latents) :]
+    first_nd, *values = (latent_nr @ up_rd for latent_nr, up_rd in zip(latents, ups, strict=True))
     for scale_e in scale:
-        key_nd = normed_heads(key_nd, scale_e, block.query_key_value.norm_epsilon)
-    turned = rotary([key_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(key_nd.dtype))
-    key_nje, value_nje = (x_nd.view(len(x_nd), -1, block.head_size) for x_nd in turned)
-    return key_nje, value_nje
-
-
-def _queries_of(
-    block: Heads, latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotation: Rotation
-) -> torch.Tensor:
-    """Queries of other ranks' tokens, likewise."""
-    up_rd, *scale = weights
-    query_nd = latent_nr @ up_rd
-    for scale_e in scale:
-        query_nd = normed_heads(query_nd, scale_e, block.query_key_value.norm_epsilon)
-    no_values_1n0 = query_nd.new_empty(1, len(query_nd), 0)
-    query_nd, _ = rotary([query_nd.unsqueeze(0), no_values_1n0], *rotation.angles(query_nd.dtype))
-    return query_nd.view(len(query_nd), -1, block.head_size)
+        first_nd = normed_heads(first_nd, scale_e, block.query_key_value.norm_epsilon)
+    value_nd = values[0] if values else first_nd.new_empty(len(first_nd), 0)
+    turned = rotary([first_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(first_nd.dtype))
+    first_nhe, value_nje = (x_nd.view(len(x_nd), -1, block.head_size) if x_nd.numel() else x_nd for x_nd in turned)
+    return first_nhe, value_nje
 
 
 class _Save(torch.autograd.Function):
@@ -280,14 +245,16 @@ class _Save(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         returning: ReturningGradients = ctx.returning
-        local, of_tasks, dtype = returning.whole(), returning.of_tasks, gradients[0].dtype
+        local, of_tasks, dtype = returning.gradients, returning.of_tasks, gradients[0].dtype
+        for add in returning.adds:
+            add()
         ctx.returning = None
         maker, task_maker, route = ctx.maker, ctx.task_maker, ctx.attention.route
         of_latents: Sequence[torch.Tensor | None] = ()
-        if route is not None and maker is not None and local.latents is not None:
-            for weight, gradient in zip(maker.weights, local.latents.weights, strict=True):
+        if route is not None and maker is not None and local.share is not None:
+            for weight, gradient in zip(maker.weights, local.weights, strict=True):
                 maker.sinks.add(weight, gradient)
-            of_latents = route.in_place(local.latents.share.to(dtype), 2)
+            of_latents = route.in_place(local.share.to(dtype), 2)
         of_queries: Sequence[torch.Tensor | None] = ()
         if task_maker is not None:  # the queries' latents travel
             of_weights = of_tasks.of_weights if of_tasks else no_gradients(task_maker)
@@ -347,9 +314,8 @@ def _send_again(saved_node: Any) -> None:
     """
     if saved_node.again is None:
         query_The, keys_Tsje, *latents_Tr = saved_node.saved_tensors
-        attention, maker, task_maker = saved_node.attention, saved_node.maker, saved_node.task_maker
-        local = attention.local_keys(keys_Tsje, maker, task_maker, latents_Tr, backward=True)
-        saved_node.again = query_The, attention.send(local)
+        keys = Keys(keys_Tsje, saved_node.maker, saved_node.task_maker, latents_Tr)
+        saved_node.again = query_The, saved_node.attention.send(query_The, keys, backward=True).keys
 
 
 # Attention of a window whose tokens are partitioned over the ranks of a context parallel group.
@@ -374,19 +340,13 @@ class ReturningGradients:
 
     Attributes:
         gradients: The gradients so far.
-        add: Waits for the rest, and adds it; ``None`` if all are there.
+        adds: Wait for the rest, and add it.
         of_tasks: Gradients of what moved tasks were computed from, if they travelled as latents.
     """
 
     gradients: LocalGradients
-    add: Callable[[], None] | None
+    adds: Sequence[Callable[[], None]]
     of_tasks: TaskGradients | None = None
-
-    def whole(self) -> LocalGradients:
-        """All gradients; to be called once."""
-        if self.add:
-            self.add()
-        return self.gradients
 
 
 class ContextAttention:
@@ -405,6 +365,8 @@ class ContextAttention:
         tokens: Number of its tokens.
         of_a_half: As given.
         route: As given.
+        sends_latents: Whether a call has to pass the latents of keys and values.
+        moves_latents: Whether a call has to pass the latents of queries, whether or not this plan moves tasks.
         moved: The attention that ranks compute for each other; ``None`` if no task moves.
 
     Raises:
@@ -421,48 +383,39 @@ class ContextAttention:
             )
         work, window = rank_work(plan, communicator.rank, route.nodes if route else None), plan.window
         self.plan, self.chunks, self.route, self.of_a_half = plan, work.chunks, route, of_a_half
+        self.sends_latents = route is not None and route.nodes is not None
+        self.moves_latents = route is not None and route.moves
         self.tokens = len(work.chunks) * window.chunk_tokens
         self._local = StageAttentions.of(work, window.sees, device)
         self.moved: MovedQueries | MovedLatents | None = None
         if work.queries is not None:
             rows = MovedRows(work.queries, window.chunk_tokens, communicator, device)
-            self.moved = MovedLatents(rows, route, work.remote) if route and route.moves else MovedQueries(rows)
+            if route and route.moves:
+                self.moved = MovedLatents(rows, route, route.at(work.remote) if work.remote else None)
+            else:
+                self.moved = MovedQueries(rows)
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
-
-    @property
-    def sends_latents(self) -> bool:
-        """Whether a call has to pass the latents of keys and values."""
-        return self.route is not None and self.route.nodes is not None
-
-    @property
-    def moves_latents(self) -> bool:
-        """Whether a call has to pass the latents of queries, whether or not this plan moves tasks."""
-        return self.route is not None and self.route.moves
 
     def for_layer(self) -> LayerAttention:
         """Return what a layer calls, in its forward pass and its recomputation."""
         return LayerAttention(self)
 
-    def local_keys(
-        self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, task_maker: TaskMaker | None,
-        latents_Tr: Sequence[torch.Tensor], backward: bool,
-    ) -> LocalKeys:  # fmt: skip
-        """What this rank has to send: keys and values, its share of both their latents, and the queries' latents.
+    def send(self, query_The: torch.Tensor, keys: Keys, backward: bool) -> InFlight:
+        """Start to send what a rank has, and to receive what the others have. All ranks of the group call it.
 
         Args:
-            keys_Tsje: The keys and values.
-            maker: Makes them from latents, if these are sent.
-            task_maker: Makes queries from latents, if these are sent.
-            latents_Tr: The latents that are sent, those of queries last.
-            backward: Whether gradients come back.
+            query_The: The queries, of which those of moved tasks are sent in the forward pass.
+            keys: What ``LayerAttention.save`` has returned.
+            backward: Whether this is for the backward pass, so that gradients come back.
         """
-        share_Tc = self.route.share(*latents_Tr[:2]) if self.route and maker else None
-        of_queries = QueryLatents(latents_Tr[-1], task_maker) if task_maker else None
-        return LocalKeys(keys_Tsje, share_Tc, maker, backward, of_queries)
-
-    def send(self, local: LocalKeys) -> Arrivals:
-        """Start to send what a rank has, and to receive what the others have."""
-        return Arrivals(local, self._local, self._stages, len(self._stages) if self.of_a_half else 1)
+        share_Tc = self.route.share(*keys.latents[:2]) if self.route and keys.maker else None
+        of_queries = QueryLatents(keys.latents[-1], keys.task_maker) if keys.task_maker else None
+        requested = None
+        if self.moved and not backward:
+            requested = self.moved.request(LocalQueries(query_The.detach(), of_queries))
+        local = LocalKeys(keys.keys, share_Tc, keys.maker, backward, of_queries)
+        ahead = len(self._stages) if self.of_a_half else 1
+        return InFlight(requested, Arrivals(local, self._local, self._stages, ahead))
 
     def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[Attended, Returning | None]:
         """The output, ``[T, h, e]``, with log-sum-exps, ``[T, h]`` in fp32 at least; and its latents on their way."""
@@ -492,18 +445,22 @@ class ContextAttention:
         come = self.moved.request_gradients(queries, attended, of_outputs) if self.moved else None
         local = GradientSum.begin(query_The, of_outputs.dout, attended.out, attended.lse)
         remote: RemoteGradients | None = None
-        gradients = LocalGradients.zeros(keys.local, dtype)
-        add_returned: Callable[[], None] | None = None
+        keys_Tsje, share_Tc = torch.zeros_like(keys.local.keys, dtype=dtype), None
+        if keys.local.share is not None:
+            share_Tc = torch.zeros_like(keys.local.share, dtype=dtype)
+        weights = keys.local.maker.weights if keys.local.maker else ()
+        gradients = LocalGradients(keys_Tsje, share_Tc, [torch.zeros_like(x, dtype=dtype) for x in weights])
+        adds: Sequence[Callable[[], None]] = ()
         for stage, attention, stage_keys in keys:
             dkeys_nsje = torch.zeros_like(stage_keys.keys, dtype=dtype) if stage else gradients.keys
             local.add(attention.local, stage_keys.keys, dkeys_nsje)
             if come:
                 remote = remote or come()
                 remote.gradients.add(attention.remote, stage_keys.keys, dkeys_nsje)
-            if add_returned:
-                add_returned()
+            for add in adds:
+                add()
             if stage:
-                add_returned = stage.start_back(stage_keys, dkeys_nsje, gradients)
+                adds = stage.start_back(stage_keys, dkeys_nsje, gradients)
         dquery_The = local.dquery.to(query_The.dtype)
         of_tasks = remote.respond(dquery_The) if remote else None
-        return dquery_The, ReturningGradients(gradients, add_returned, of_tasks)
+        return dquery_The, ReturningGradients(gradients, adds, of_tasks)

@@ -27,9 +27,17 @@ from math import prod
 
 import torch
 
-from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker, start_rows
 from boost_core.context.plan import Traffic
-from boost_core.context.stage_attention import AttentionSum, GradientSum, integers
+from boost_core.context.stages import (
+    AttentionSum,
+    GradientSum,
+    LatentRoute,
+    QueryLatents,
+    TaskMaker,
+    integers,
+    start_rows,
+)
+from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
 
 
@@ -66,12 +74,13 @@ class OutputGradients:
     """Gradients of attention's output.
 
     Attributes:
-        dout: Those of this rank's own, ``[T, h, e]``.
-        of_latents: Waits for those of the latents of other ranks' outputs, ``[m, c]``; ``None`` unless latents travel.
+        dout: Those of this rank's queries, ``[T, h, e]``.
+        of_latents: Waits for those of the latents of other ranks' outputs, ``[m, c]``, alone in a sequence; ``None``
+            unless latents travel.
     """
 
     dout: torch.Tensor
-    of_latents: Callable[[], torch.Tensor] | None = None
+    of_latents: Callable[[], Sequence[torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,11 +90,11 @@ class Returning:
     Attributes:
         put: Waits for them, and puts them among those of this rank's tokens, ``[T, r]``.
         start_gradients: Starts to send these latents' gradients to where the outputs were computed; what it returns
-            waits for those that come, ``[m, c]``.
+            waits for those that come, ``[m, c]``, alone in a sequence.
     """
 
     put: Callable[[torch.Tensor], None]
-    start_gradients: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+    start_gradients: Callable[[torch.Tensor], Callable[[], Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -174,25 +183,25 @@ class MovedRows:
         return put
 
 
+@dataclass(frozen=True)
 class MovedQueries:
     """The tasks that ranks compute for each other by one plan; queries and outputs travel as they are.
 
-    Args:
+    Attributes:
         rows: Their exchange.
     """
 
-    def __init__(self, rows: MovedRows) -> None:
-        self._rows = rows
+    rows: MovedRows
 
     def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
         """Start to send queries, or their latents; the returned function waits for those of other ranks."""
-        wait = self._rows.start("queries", local.query)
+        wait = self.rows.start("queries", local.query)
 
         def come() -> RemoteQueries:
             attention = AttentionSum.begin(*wait())
 
             def respond(out_The: torch.Tensor, lse_Th: torch.Tensor) -> tuple[Sequence[torch.Tensor], None]:
-                self._rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
+                self.rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
                 return (), None
 
             return RemoteQueries(attention, respond)
@@ -204,15 +213,13 @@ class MovedQueries:
     ) -> Callable[[], RemoteGradients]:
         """Start to send what gradients take; the returned function waits for what other ranks send."""
         sent = local.query, gradients.dout, attended.out, attended.lse
-        wait = self._rows.start("queries and output gradients", *sent)
+        wait = self.rows.start("queries and output gradients", *sent)
 
         def come() -> RemoteGradients:
-            gradient_sum = GradientSum.begin(*wait())
-
-            def respond(dquery_The: torch.Tensor) -> None:
-                self._rows.start_back("query gradients", gradient_sum.dquery.to(dquery_The.dtype))(dquery_The)
-
-            return RemoteGradients(gradient_sum, respond)
+            sums = GradientSum.begin(*wait())
+            return RemoteGradients(
+                sums, lambda dq_The: self.rows.start_back("query gradients", sums.dquery.to(dq_The.dtype))(dq_The)
+            )
 
         return come
 
@@ -228,27 +235,29 @@ def _unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor]) -> Sequence[torc
     return [part.contiguous().view(x.dtype).view(len(rows), *x.shape[1:]) for part, x in parts]
 
 
+@dataclass(frozen=True)
 class MovedLatents:
     """The same, but queries and outputs travel as latents.
 
-    Args:
+    Attributes:
         rows: Their exchange.
         route: How latents travel.
-        chunks: The chunks whose queries come to this rank, in order of arrival.
+        rotation: Of the tokens whose queries come to this rank, in order of arrival; ``None`` if none do.
     """
 
-    def __init__(self, rows: MovedRows, route: LatentRoute, chunks: Sequence[int]) -> None:
-        self._rows, self._route = rows, route
-        self._rotation = route.at(chunks) if chunks else None
+    rows: MovedRows
+    route: LatentRoute
+    rotation: Rotation | None
 
     def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
         """As in ``MovedQueries``."""
-        made_of = _required(local.made_of)
-        wait = self._rows.start("query latents", self._route.share(made_of.of_queries))
+        made_of = local.made_of
+        assert made_of is not None, "start gets what queries are made from where moves_latents says so"
+        wait = self.rows.start("query latents", self.route.share(made_of.of_queries))
 
         def come() -> RemoteQueries:
             (share_mc,) = wait()
-            maker, rotation, route = made_of.maker, self._rotation, self._route
+            maker, rotation, route = made_of.maker, self.rotation, self.route
             query_mhe = local.query.new_empty(0, *local.query.shape[1:])
             if rotation is not None:
                 (latent_mr,) = route.gathered(share_mc, 1, "query latents")
@@ -260,13 +269,12 @@ class MovedLatents:
                 out_share_mc = share_mc.new_empty(share_mc.shape)  # of no tokens
                 if rotation is not None:
                     out_share_mc = route.scattered([out_mhe.flatten(1) @ maker.down.detach()], "output latents")
-                put = self._rows.start_back("output latents", out_share_mc)
+                put = self.rows.start_back("output latents", out_share_mc)
 
-                def start_gradients(dlatent_Tr: torch.Tensor) -> Callable[[], torch.Tensor]:
-                    wait = self._rows.start("output latent gradients", route.columns(dlatent_Tr))
-                    return lambda: wait()[0]
-
-                returning = Returning(lambda latent_Tr: put(route.columns(latent_Tr)), start_gradients)
+                returning = Returning(
+                    lambda latent_Tr: put(route.columns(latent_Tr)),
+                    lambda dlatent_Tr: self.rows.start("output latent gradients", route.columns(dlatent_Tr)),
+                )
                 return (share_mc, out_mhe, attention.lse), returning
 
             return RemoteQueries(attention, respond)
@@ -277,13 +285,14 @@ class MovedLatents:
         self, local: LocalQueries, attended: Attended, gradients: OutputGradients
     ) -> Callable[[], RemoteGradients]:
         """As in ``MovedQueries``; what gradients take is in flight already, or saved where it was computed."""
-        maker, (share_mc, out_mhe, lse_mh) = _required(local.made_of).maker, attended.remote
-        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self._route, self._rotation
+        assert local.made_of is not None, "start gets what queries are made from where moves_latents says so"
+        maker, (share_mc, out_mhe, lse_mh) = local.made_of.maker, attended.remote
+        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self.route, self.rotation
         if wait is None:
             raise AssertionError("with_returned comes between finish and the loss")
 
         def come() -> RemoteGradients:
-            dshare_mc = wait()
+            (dshare_mc,) = wait()
             # Queries, and the gradient of their output, from latents and their gradients; or of no tokens.
             query_mhe = dout_mhe = out_mhe
             graph: tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor] | None = None
@@ -307,7 +316,7 @@ class MovedLatents:
                     dquery_latent_mr, *dweights = torch.autograd.grad(with_history_mhe, inputs, dquery_mhe)
                     dquery_share_mc = route.scattered([dquery_latent_mr], "query latent gradients")
                     of_weights = [*dweights, ddown]
-                put = self._rows.start_back("query latent gradients", dquery_share_mc)
+                put = self.rows.start_back("query latent gradients", dquery_share_mc)
 
                 def of_latents() -> torch.Tensor:
                     share_Tc = dquery_share_mc.new_zeros(tokens, dquery_share_mc.shape[1])
@@ -324,9 +333,3 @@ class MovedLatents:
 def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
     """Zeros for its weights, ``down`` last."""
     return [torch.zeros_like(weight) for weight in (*maker.weights, maker.down)]
-
-
-def _required(made_of: QueryLatents | None) -> QueryLatents:
-    if made_of is None:
-        raise AssertionError("start gets what queries are made from where moves_latents says so")
-    return made_of

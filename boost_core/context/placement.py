@@ -133,7 +133,7 @@ class Window:
     def _seen(self, tokens: int) -> int:
         """Pairs of the first tokens of a document."""
         short = tokens if self.sees is None else min(tokens, self.sees)
-        return triangle(short) + (tokens - short) * short
+        return short * (short + 1) // 2 + (tokens - short) * short
 
     @cached_property
     def _leading(self) -> Sequence[tuple[int, int]]:
@@ -154,11 +154,6 @@ class Window:
         size = self.chunk_tokens
         for chunk in range(start // size, (end - 1) // size + 1):
             yield chunk, max(start, chunk * size), min(end, (chunk + 1) * size)
-
-
-def triangle(tokens: int) -> int:
-    """Pairs of a document of this many tokens."""
-    return tokens * (tokens + 1) // 2
 
 
 def joined(windows: Sequence[Window]) -> Window:
@@ -201,10 +196,10 @@ def locality_placement(window: Window, ranks: int, even: int = EVEN) -> list[int
     for percent in (even - 1, *_STRICTER):
         partition = _Partition(window, ranks, even)
         for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
-            partition.put(chunk, partition.best(chunk, percent))
+            partition.place(chunk, percent)
         while partition.exchange():
             pass
-        if partition.even:
+        if max(partition.load) <= partition.limit:
             return partition.placement
         tries.append(partition)
     return min(tries, key=lambda partition: max(partition.load)).placement
@@ -231,26 +226,19 @@ class _Partition:
 
     def __init__(self, window: Window, ranks: int, even: int) -> None:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
-        self._limit = even * window.area // (100 * ranks)
+        self.limit = even * window.area // (100 * ranks)
         self.placement = [-1] * window.chunks
         self._chunks_of: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them
         self._readers = [0] * window.chunks  # by how many
         self.load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
 
-    @property
-    def even(self) -> bool:
-        """Whether the largest load is near the mean."""
-        return max(self.load) <= self._limit
-
-    def best(self, chunk: int, percent: int) -> int:
-        """Choose a chunk's rank, among those that stay below a share of the mean load with it."""
+    def place(self, chunk: int, percent: int) -> None:
+        """Give a chunk to the best rank among those that stay below a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
         limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
         room = [rank for rank in self._ranks if len(self._chunks_of[rank]) < self._size]
         even = [rank for rank in room if 100 * count * self.load[rank] <= limit]
-        if not even:
-            return min(room, key=lambda rank: self.load[rank])
 
         def cost(rank: int) -> tuple[int, int]:
             want = self._want[rank]
@@ -259,24 +247,20 @@ class _Partition:
             sends = 100 * count * (self._sends[rank] + self._readers[chunk] - (want >> chunk & 1)) - busy
             return 100 * count * lacks + _BUSY_WEIGHT * (max(receives, 0) + max(sends, 0)), self.load[rank]
 
-        return min(even, key=cost)
-
-    def put(self, chunk: int, rank: int) -> None:
-        """Give a chunk to a rank."""
+        rank = min(even, key=cost) if even else min(room, key=lambda rank: self.load[rank])
         self.placement[chunk] = rank
         self._chunks_of[rank].append(chunk)
-        self.load[rank] += self._window.areas[chunk]
-        self._see(rank, self._want[rank] | self._window.needs[chunk])
-        self._count(rank)
+        self.load[rank] += area
+        self._update(rank)
 
     def exchange(self) -> bool:
         """Swap two chunks of the heaviest rank and another; return whether it was too heavy and some swap helped."""
-        if self.even:
+        if max(self.load) <= self.limit:
             return False
         heaviest = max(self._ranks, key=lambda rank: self.load[rank])
         # Swaps that reduce the larger of two loads by a good part of the surplus, and add little to what the two ranks
         # receive.
-        swaps, areas, surplus = [], self._window.areas, self.load[heaviest] - self._limit
+        swaps, areas, surplus = [], self._window.areas, self.load[heaviest] - self.limit
         for rank in self._ranks:
             apart = self.load[heaviest] - self.load[rank]
             most = apart - surplus // _WORTH
@@ -327,29 +311,26 @@ class _Partition:
             self._chunks_of[rank][self._chunks_of[rank].index(leaves)] = comes
             self.load[rank] += self._window.areas[comes] - self._window.areas[leaves]
             self.placement[comes] = rank
-        for rank in (first, second):
-            self._see(rank, reduce(or_, (self._window.needs[chunk] for chunk in self._chunks_of[rank])))
-        for rank in (first, second):
-            self._count(rank)
+        self._update(first, second)
 
-    def _see(self, rank: int, want: int) -> None:
-        """Replace the chunks whose keys a rank sees; counts what their owners send."""
-        for bits, by in ((want & ~self._want[rank], 1), (self._want[rank] & ~want, -1)):
-            changed = bits
-            while changed:
-                lowest = changed & -changed
-                chunk = lowest.bit_length() - 1
-                changed ^= lowest
-                self._readers[chunk] += by
-                if (owner := self.placement[chunk]) >= 0:
-                    self._sends[owner] += by
-        self._want[rank] = want
-
-    def _count(self, rank: int) -> None:
-        """Update what a rank sends and receives after its chunks have changed."""
-        local = sum(1 << chunk for chunk in self._chunks_of[rank])
-        self._receives[rank] = (self._want[rank] & ~local).bit_count()
-        self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._chunks_of[rank])
+    def _update(self, *ranks: int) -> None:
+        """Update what ranks see, send and receive after their chunks have changed."""
+        for rank in ranks:
+            want, before = reduce(or_, (self._window.needs[chunk] for chunk in self._chunks_of[rank])), self._want[rank]
+            for bits, by in ((want & ~before, 1), (before & ~want, -1)):
+                changed = bits
+                while changed:
+                    lowest = changed & -changed
+                    chunk = lowest.bit_length() - 1
+                    changed ^= lowest
+                    self._readers[chunk] += by
+                    if (sender := self.placement[chunk]) >= 0:
+                        self._sends[sender] += by
+            self._want[rank] = want
+        for rank in ranks:
+            local = sum(1 << chunk for chunk in self._chunks_of[rank])
+            self._receives[rank] = (self._want[rank] & ~local).bit_count()
+            self._sends[rank] = sum(self._readers[chunk] - 1 for chunk in self._chunks_of[rank])
 
 
 Placement = Sequence[int]  # the rank of each chunk
@@ -373,22 +354,12 @@ def place(window: Window, ranks: int, how: str) -> Placement:
     return PLACEMENTS[how](window, ranks)
 
 
-def contiguous(window: Window, ranks: int) -> Placement:
-    """Neighbours together: sends least, but the rank with the end of a long document has most to compute."""
-    return [chunk * ranks // window.chunks for chunk in range(window.chunks)]
-
-
 def zigzag(window: Window, ranks: int) -> Placement:
     """A piece from the front and one from the back: balanced for a single causal sequence, as in rings."""
     front = window.chunks // ranks // 2
     back = window.chunks // ranks - front
     fronts = [rank for rank in range(ranks) for _ in range(front)]
     return fronts + [rank for rank in reversed(range(ranks)) for _ in range(back)]
-
-
-def striped(window: Window, ranks: int) -> Placement:
-    """Round robin, as MTraining does for attention along diagonals."""
-    return [chunk % ranks for chunk in range(window.chunks)]
 
 
 def heap(window: Window, ranks: int) -> Placement:
@@ -407,9 +378,11 @@ def heap(window: Window, ranks: int) -> Placement:
 
 PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
     {
-        "contiguous": contiguous,
+        # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
+        "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
         "zigzag": zigzag,
-        "striped": striped,
+        # Round robin, as MTraining does for attention along diagonals.
+        "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
         "heap": heap,
         "near": locality_placement,
         "loose": partial(locality_placement, even=LOOSE),

@@ -105,13 +105,6 @@ class AttentionLayer:
         one_way = (self.tensor_parallel_size - 1) * self.share_bytes
         return (2 if backward else 1) * one_way, one_way
 
-    def moved_flops(self, backward: bool) -> float:
-        """FLOPs per such token to make queries from latents and latents from outputs.
-
-        Backward, queries are made again; then come the gradients of both products' inputs and weights.
-        """
-        return (10 if backward else 4) * (self.rank or 0) * self.hidden_size / self.tensor_parallel_size
-
     @property
     def remote_bytes(self) -> int:
         """Bytes kept per such token where it is computed, if latents travel: what is kept, and a share of latents."""
@@ -208,7 +201,7 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     at: dict[int, dict[int, Transfer]] = defaultdict(dict)
     used: dict[int, int] = defaultdict(int)
     for transfer in transfers:
-        sender, receiver = _ends(transfer)
+        sender, receiver = transfer.sender, -1 - transfer.receiver
         number = _lowest_free(used[sender] | used[receiver])
         if number >= count:
             number, other = _lowest_free(used[sender]), _lowest_free(used[receiver])
@@ -224,10 +217,6 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
     return [sorted(each) for each in in_rounds]
 
 
-def _ends(transfer: Transfer) -> tuple[int, int]:
-    return transfer.sender, -1 - transfer.receiver
-
-
 def _lowest_free(used: int) -> int:
     return (~used & (used + 1)).bit_length() - 1
 
@@ -240,16 +229,15 @@ def _swap_kempe_chain(at: dict[int, dict[int, Transfer]], used: dict[int, int], 
     """
     chain, leaves_by = [], one
     while (transfer := at[end].get(leaves_by)) is not None:
-        chain.append((transfer, leaves_by))
-        sender, receiver = _ends(transfer)
+        sender, receiver = transfer.sender, -1 - transfer.receiver
+        chain.append((transfer, leaves_by, (sender, receiver)))
         end, leaves_by = receiver if end == sender else sender, one + other - leaves_by
-    ends = {end for transfer, _ in chain for end in _ends(transfer)}
-    for end in ends:
+    for end in {end for _, _, ends in chain for end in ends}:
         at[end].pop(one, None)
         at[end].pop(other, None)
         used[end] &= ~(1 << one | 1 << other)
-    for transfer, number in chain:
-        for end in _ends(transfer):
+    for transfer, number, ends in chain:
+        for end in ends:
             at[end][one + other - number] = transfer
             used[end] |= 1 << (one + other - number)
 
@@ -415,7 +403,10 @@ def figures(
                 gathered, summed = layer.moved_gathered_bytes(backward)
                 there += gathered * in_node
                 back += summed * in_node
-                projecting = query_tokens[rank] * layer.moved_flops(backward) / rates.flops
+                # Queries from latents, and latents from outputs. Backward, queries are made again; then come the
+                # gradients of both products' inputs and weights.
+                flops = (10 if backward else 4) * (layer.rank or 0) * layer.hidden_size / layer.tensor_parallel_size
+                projecting = query_tokens[rank] * flops / rates.flops
             wires[0] += there
             hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
             of_ranks.append(hidden + back + projecting)

@@ -63,17 +63,16 @@ def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
         job: The job at a layout.
         cluster: The network of its ranks.
     """
-
-    def sizes(layer: AttentionLayer) -> tuple[int, int, int]:
-        """Bytes of all passes and ways, as they are, as latents, and within a node for these."""
-        passes = (False, True)
-        wide, latents = (sum(sum(layer.moved_bytes(each, how)) for each in passes) for how in _HOW)
-        return wide, latents, sum(sum(layer.moved_gathered_bytes(each)) for each in passes)
-
-    return _faster(job, cluster, sizes)
-
-
-_HOW: tuple[Exchange, ...] = ("keys", "latents")
+    passes = (False, True)
+    return _faster(
+        job,
+        cluster,
+        lambda layer: (
+            sum(sum(layer.moved_bytes(each, "keys")) for each in passes),
+            sum(sum(layer.moved_bytes(each, "latents")) for each in passes),
+            sum(sum(layer.moved_gathered_bytes(each)) for each in passes),
+        ),
+    )
 
 
 def _faster(job: JobSpec, cluster: Cluster, sizes: Callable[[AttentionLayer], tuple[int, int, int]]) -> Exchange:

@@ -102,7 +102,8 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
         place_nk = torch.arange(len(key_nke) * BLOCK, device=device).view(-1, BLOCK)
         score_nkp = scores_of_blocks(last_phe[:, head].to(dtype), key_nke, place_nk, row_p)
         most_p = score_nkp.amax(dim=(0, 1))
-        mass_bnk = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
+        sum_p = fixed_point((score_nkp - most_p).exp_()).sum(dim=(0, 1))  # softmax's divisors
+        mass_bnk = mass_of_blocks(score_nkp, most_p, sum_p, tokens)
         lines.append(choose_lines(mass_bnk.flatten(1)[:, :tokens], last_b, tokens, how))
     return lines
 
@@ -129,21 +130,16 @@ def scores_of_blocks(
     return score_nkp.masked_fill_(place_nk.unsqueeze(2) > row_p, _HIDDEN)
 
 
-def sums_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor) -> torch.Tensor:
-    """Return softmax's divisors, ``[p]``, as integers: the total is the same whichever ranks' sums are added."""
-    return _fixed((score_nkp - most_p).exp_()).sum(dim=(0, 1))
-
-
 def mass_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor, tokens: int) -> torch.Tensor:
     """Attention of a document's last queries to each key, summed over the queries of each block, ``[b, n, k]``.
 
     Args:
         score_nkp: Their scores.
         most_p: The largest score of each query.
-        sum_p: The result of ``sums_of_blocks`` for all keys.
+        sum_p: Each query's divisor in softmax over all keys, in ``fixed_point``.
         tokens: Tokens of the document.
     """
-    share_nkp = _fixed(shares(score_nkp, most_p, sum_p))
+    share_nkp = fixed_point(shares(score_nkp, most_p, sum_p))
     before = min((BLOCK - (tokens - LAST_QUERIES) % BLOCK), LAST_QUERIES)  # those of the first block
     parts = [part for part in share_nkp.tensor_split([before], dim=2) if part.shape[2]]
     return torch.stack([part.sum(dim=2).to(score_nkp.dtype) / _ONE for part in parts])
@@ -154,7 +150,7 @@ def shares(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor) -
     return (score_nkp - most_p).exp_().div_(sum_p.to(score_nkp.dtype) / _ONE)
 
 
-def _fixed(x: torch.Tensor) -> torch.Tensor:
+def fixed_point(x: torch.Tensor) -> torch.Tensor:
     """Convert numbers up to 1 to integers, a million of which fit in 63 bits: their sum is independent of its order."""
     return (x * _ONE).to(torch.int64)
 
@@ -284,19 +280,20 @@ class HeadKeys:
             yield _Run(slice(begin, end), block_is.clamp(min=0), block_is < 0, verticals, hidden_iv)
             begin = end
 
-    def of(self, run: _Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values gathered by a run's blocks, ``[i, 64·s, e]``, and of its verticals, ``[v, e]``."""
-        key_iqe, value_iqe = (x_nke[run.block_is].flatten(1, 2) for x_nke in self._blocks)
-        key_ve, value_ve = (x_ve[: run.verticals] for x_ve in self._verticals)
-        return (key_iqe, value_iqe), (key_ve, value_ve)
+    def scores(
+        self, query_ike: torch.Tensor, run: _Run
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Return the scores of a run's queries, ``[i, k, c]``, −∞ where they see nothing, and what they are against.
 
-    def scores(self, query_ike: torch.Tensor, key_iqe: torch.Tensor, key_ve: torch.Tensor, run: _Run) -> torch.Tensor:
-        """Return the scores of a run's queries, ``[i, k, c]``: −∞ where they see nothing."""
-        score_iksk = (query_ike @ key_iqe.mT).view(*query_ike.shape[:2], -1, BLOCK)
+        That is keys and values gathered by the run's blocks, ``[i, 64·s, e]`` each, and of its verticals, ``[v, e]``.
+        """
+        gathered = [x_nke[run.block_is].flatten(1, 2) for x_nke in self._blocks]
+        of_verticals = [x_ve[: run.verticals] for x_ve in self._verticals]
+        score_iksk = (query_ike @ gathered[0].mT).view(*query_ike.shape[:2], -1, BLOCK)
         score_iksk.masked_fill_(run.nothing_is[:, None, :, None], _HIDDEN)
         score_iksk[:, :, 0].masked_fill_(self._future_kk, _HIDDEN)
-        score_ikv = (query_ike @ key_ve.T).masked_fill_(run.hidden_iv.unsqueeze(1), _HIDDEN)
-        return torch.cat([score_iksk.flatten(2), score_ikv], dim=2)
+        score_ikv = (query_ike @ of_verticals[0].T).masked_fill_(run.hidden_iv.unsqueeze(1), _HIDDEN)
+        return torch.cat([score_iksk.flatten(2), score_ikv], dim=2), gathered, of_verticals
 
 
 class _Attention(torch.autograd.Function):
@@ -349,8 +346,7 @@ def head_forward(query_nke: torch.Tensor, keys: HeadKeys) -> tuple[torch.Tensor,
     out_nke, lse_nk = torch.empty_like(query_nke), torch.empty_like(query_nke[..., 0])
     scale = query_nke.shape[-1] ** -0.5
     for run in keys.runs():
-        (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
-        score_ikc = keys.scores(query_nke[run.queries] * scale, key_iqe, key_ve, run)
+        score_ikc, (_, value_iqe), (_, value_ve) = keys.scores(query_nke[run.queries] * scale, run)
         lse_nk[run.queries] = lse_ik = score_ikc.logsumexp(dim=2)
         share_ikc = score_ikc.sub_(lse_ik.unsqueeze(2)).exp_()
         of_slashes = value_iqe.shape[1]
@@ -367,9 +363,8 @@ def head_backward(
     verticals = keys.lines.verticals
     dkey_ve, dvalue_ve = (query_nke.new_zeros(len(verticals), query_nke.shape[-1]) for _ in range(2))
     for run in keys.runs():
-        (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
         query_ike, dout_ike = query_nke[run.queries] * scale, dout_nke[run.queries]
-        share_ikc = keys.scores(query_ike, key_iqe, key_ve, run)
+        share_ikc, (key_iqe, value_iqe), (key_ve, value_ve) = keys.scores(query_ike, run)
         share_ikc.sub_(lse_nk[run.queries].unsqueeze(2)).exp_()
         of_slashes, flat = key_iqe.shape[1], query_ike.shape[0] * BLOCK
         dscore_ikc = torch.cat([dout_ike @ value_iqe.mT, dout_ike @ value_ve.T], dim=2)
@@ -388,6 +383,7 @@ def head_backward(
     return dquery_nke
 
 
+@dataclass(eq=False)
 class Tally:
     """Sums over the documents, heads and layers of a step.
 
@@ -395,11 +391,10 @@ class Tally:
         rows: Number of sampled queries.
     """
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._all_pairs = 0
-        self._kept: torch.Tensor | float = 0.0
-        self._pairs: torch.Tensor | int = 0
+    rows: int = 0
+    _all_pairs: int = 0
+    _kept: torch.Tensor | float = 0.0
+    _pairs: torch.Tensor | int = 0
 
     def add(self, query_mhe: torch.Tensor, key_mje: torch.Tensor, lines: Sequence[Lines]) -> None:
         """Count a document: its queries, its keys, and what each head sees of them."""

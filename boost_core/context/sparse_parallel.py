@@ -11,7 +11,7 @@ of all documents' blocks; c ranks; h heads, j heads of keys, i of a group's head
 received; s = 2, keys and values.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
-from boost_core.context.exchange import Arrivals, LocalKeys
 from boost_core.context.offload import Attended, OutputGradients, Returning
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
@@ -32,6 +31,7 @@ from boost_core.context.sparse import (
     Lines,
     Tally,
     choose_lines,
+    fixed_point,
     head_backward,
     head_forward,
     last_blocks,
@@ -39,8 +39,8 @@ from boost_core.context.sparse import (
     sampled_rows,
     scores_of_blocks,
     shares,
-    sums_of_blocks,
 )
+from boost_core.context.stages import Arrivals, LocalKeys
 from boost_core.parallel.communicator import Communicator
 
 
@@ -50,6 +50,7 @@ class LongDocument:
 
     Attributes:
         tokens: Number of its tokens.
+        blocks: Number of its blocks, the last of which may not be full.
         begin: Where its tokens begin among the blocks of all such documents.
         rows: The document's tokens among the rank's own, where they are consecutive.
         place_t: The places of the rank's tokens in the document.
@@ -64,6 +65,7 @@ class LongDocument:
     """
 
     tokens: int
+    blocks: int
     begin: int
     rows: slice
     place_t: torch.Tensor
@@ -75,11 +77,6 @@ class LongDocument:
     row_p: torch.Tensor
     local_q: torch.Tensor
     local_row_q: torch.Tensor
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks in the document, the last of which may not be full."""
-        return -(-self.tokens // BLOCK)
 
     def in_blocks(self, x_te: torch.Tensor, fill: float = 0) -> torch.Tensor:
         """Values of the rank's tokens in the document's blocks, ``[b, k, …]``; ``fill`` in others' places."""
@@ -111,6 +108,7 @@ def long_documents(plan: ContextPlan, rank: int, device: torch.device) -> Sequen
         documents.append(
             LongDocument(
                 tokens,
+                has_cn.shape[1],
                 begin,
                 rows=slice(first, first + len(place_t)),
                 place_t=place_t.to(device),
@@ -171,7 +169,8 @@ class SparseIndex:
         self.communicator.all_reduce_(most_dhp, "largest scores", dist.ReduceOp.MAX)
         sum_dhp = torch.zeros(shape, dtype=torch.int64, device=device)
         for at, which, score_bkp in scores(_LAST, _SAMPLED):
-            sum_dhp[at][which] = sums_of_blocks(score_bkp, most_dhp[at][which])
+            # As integers: the total is the same whichever ranks' sums are added.
+            sum_dhp[at][which] = fixed_point((score_bkp - most_dhp[at][which]).exp_()).sum(dim=(0, 1))
         self.communicator.all_reduce_(sum_dhp, "sums of scores")
 
         masses: dict[tuple[int, int], torch.Tensor] = {}
@@ -179,49 +178,9 @@ class SparseIndex:
             document = self.documents[at[0]]
             mass_bkt = mass_of_blocks(score_bkp, most_dhp[at][_LAST], sum_dhp[at][_LAST], document.tokens)
             masses[at] = mass_bkt.flatten(1)[:, document.slot_t]
-        lines = self._choose(masses, heads, dtype)
-        del masses
-
-        # How much of the sampled queries' attention that keeps.
-        kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
-        for (number, head), _, score_bkp in scores(_SAMPLED):
-            document = self.documents[number]
-            share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
-            sees_pm = lines[number][head].sees(document.row_p[_SAMPLED])
-            kept_d[number] += (document.out_of_blocks(share_bkp).T * sees_pm[:, document.place_t]).sum()
-        self.communicator.all_reduce_(kept_d, "kept attention")
-        for document, kept, of_heads in zip(self.documents, kept_d, lines, strict=True):
-            tally.count(document.tokens, of_heads, kept)
-        return lines
-
-    def _scores(
-        self, query_dphe: torch.Tensor, key_Tje: torch.Tensor, *parts: slice
-    ) -> Iterator[tuple[tuple[int, int], slice, torch.Tensor]]:
-        """Scores of each document, head and part of the queries with this rank's keys, ``[b, k, p]``.
-
-        Documents without keys on this rank are left out.
-        """
-        dtype, share = torch.promote_types(key_Tje.dtype, torch.float32), query_dphe.shape[2] // key_Tje.shape[1]
-        for number, document in enumerate(self.documents):
-            if not len(document.place_t):
-                continue
-            place_bk = document.in_blocks(document.place_t, document.tokens)  # others' keys are in no one's past
-            for key_head in range(key_Tje.shape[1]):
-                key_bke = document.in_blocks(key_Tje[document.rows, key_head].to(dtype))
-                for head in range(key_head * share, (key_head + 1) * share):
-                    query_pe = query_dphe[number, :, head].to(dtype)
-                    for part in parts:
-                        score_bkp = scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
-                        yield (number, head), part, score_bkp
-
-    def _choose(
-        self, masses: Mapping[tuple[int, int], torch.Tensor], heads: int, dtype: torch.dtype
-    ) -> Sequence[Sequence[Lines]]:
-        """Choose lines by the attention to this rank's keys, ``[b, t]`` of each document and head with some.
-
-        Each rank chooses for some documents and heads, by the sums that all ranks send it.
-        """
-        device, ranks = self.documents[0].place_t.device, self.communicator.size
+        # Lines are chosen by the attention to all ranks' keys: each rank chooses for some documents and heads, by sums
+        # that all ranks send it.
+        ranks = self.communicator.size
         goes: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
         for (number, head), mass_bt in masses.items():
             goes[(number * heads + head) % ranks].append(mass_bt.flatten())
@@ -257,7 +216,7 @@ class SparseIndex:
             packed_of[each].copy_((is_line.view(-1, _BITS) * weight).sum(dim=1))
         self.communicator.all_reduce_(packed, "lines")
 
-        chosen = []
+        chosen = list[list[Lines]]()
         for number, document in enumerate(self.documents):
             of_heads = []
             for bits in packed_of[number * heads : (number + 1) * heads]:
@@ -265,7 +224,39 @@ class SparseIndex:
                 slashes, verticals = (part.nonzero().flatten() for part in is_bit.tensor_split([document.blocks]))
                 of_heads.append(Lines(document.tokens, slashes, verticals))
             chosen.append(of_heads)
+        del masses
+
+        # How much of the sampled queries' attention that keeps.
+        kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
+        for (number, head), _, score_bkp in scores(_SAMPLED):
+            document = self.documents[number]
+            share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
+            sees_pm = chosen[number][head].sees(document.row_p[_SAMPLED])
+            kept_d[number] += (document.out_of_blocks(share_bkp).T * sees_pm[:, document.place_t]).sum()
+        self.communicator.all_reduce_(kept_d, "kept attention")
+        for document, kept, of_heads in zip(self.documents, kept_d, chosen, strict=True):
+            tally.count(document.tokens, of_heads, kept)
         return chosen
+
+    def _scores(
+        self, query_dphe: torch.Tensor, key_Tje: torch.Tensor, *parts: slice
+    ) -> Iterator[tuple[tuple[int, int], slice, torch.Tensor]]:
+        """Scores of each document, head and part of the queries with this rank's keys, ``[b, k, p]``.
+
+        Documents without keys on this rank are left out.
+        """
+        dtype, share = torch.promote_types(key_Tje.dtype, torch.float32), query_dphe.shape[2] // key_Tje.shape[1]
+        for number, document in enumerate(self.documents):
+            if not len(document.place_t):
+                continue
+            place_bk = document.in_blocks(document.place_t, document.tokens)  # others' keys are in no one's past
+            for key_head in range(key_Tje.shape[1]):
+                key_bke = document.in_blocks(key_Tje[document.rows, key_head].to(dtype))
+                for head in range(key_head * share, (key_head + 1) * share):
+                    query_pe = query_dphe[number, :, head].to(dtype)
+                    for part in parts:
+                        score_bkp = scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
+                        yield (number, head), part, score_bkp
 
 
 class ActiveKeys:
@@ -319,7 +310,7 @@ class ActiveKeys:
         self._groups, counts = [], []
         rank_c1 = torch.arange(len(ranks), device=from_jN.device).unsqueeze(1)
         for heads in head_groups(key_heads):
-            goes_ciT, from_iN = goes_cjT[:, _slice(heads)], from_jN[_slice(heads)].flatten()
+            goes_ciT, from_iN = goes_cjT[:, heads.start : heads.stop], from_jN[heads.start : heads.stop].flatten()
             _, sent_head, sent = goes_ciT.nonzero().unbind(1)
             came = (from_iN >= 0).nonzero().flatten()
             came = came[from_iN[came].argsort(stable=True)]
@@ -340,7 +331,7 @@ class ActiveKeys:
         pending = self._communicator.start_uneven_all_to_all(received_rse, payload_rse, (comes, goes), "keys")
 
         def wait() -> torch.Tensor:
-            local_Tsie = keys_Tsje[self._local_T][:, :, _slice(its.heads)]
+            local_Tsie = keys_Tsje[self._local_T][:, :, its.heads.start : its.heads.stop]
             keys_iNse = keys_Tsje.new_zeros(len(its.heads), self._tokens, *keys_Tsje[0, :, 0].shape)
             keys_iNse[:, self._local_N] = local_Tsie.permute(2, 0, 1, 3)
             pending.wait()
@@ -384,10 +375,6 @@ class _Group:
     sent_token: torch.Tensor
     sent_head: torch.Tensor
     came: torch.Tensor
-
-
-def _slice(heads: range) -> slice:
-    return slice(heads.start, heads.stop)
 
 
 class SparseContextAttention(ContextAttention):
@@ -442,8 +429,10 @@ class SparseContextAttention(ContextAttention):
         dquery_The, returning = super().backward(of_outputs, query_The, keys, attended)
         if self._lines is None:
             return dquery_The, returning
-        local, gradients, lse_Th = keys.local, returning.whole(), attended.lse
-        dtype, add_returned = lse_Th.dtype, None
+        local, gradients, lse_Th = keys.local, returning.gradients, attended.lse
+        for add in returning.adds:
+            add()
+        dtype, adds = lse_Th.dtype, list[Callable[[], None]]()
         for arrived in self._arriving(local, self._lines):
             dkeys_iNse = torch.zeros_like(arrived.keys, dtype=dtype)
             for each in self._heads(arrived, self._lines, dtype):
@@ -451,13 +440,14 @@ class SparseContextAttention(ContextAttention):
                 query_bke, dout_bke, lse_bk = (
                     document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, of_outputs.dout, lse_Th)
                 )
-                dkey_nke, dvalue_nke = _in_blocks(dkeys_iNse[each.number, each.where])
+                dkeys_mse = dkeys_iNse[each.number, each.where]
+                dkey_nke, dvalue_nke = dkeys_mse.view(-1, BLOCK, *dkeys_mse.shape[1:]).unbind(2)
                 dquery_bke = head_backward(query_bke, dout_bke, lse_bk, each.keys, dkey_nke, dvalue_nke)
                 dquery_The[document.rows, head] = document.out_of_blocks(dquery_bke).to(dquery_The.dtype)
-            if add_returned:
-                add_returned(gradients.keys)
-            add_returned = arrived.active.start_back(dkeys_iNse, arrived.group, local.keys.dtype)
-        return dquery_The, ReturningGradients(gradients, add_returned and partial(add_returned, gradients.keys))
+            for add in adds:
+                add()
+            adds = [partial(arrived.active.start_back(dkeys_iNse, arrived.group, local.keys.dtype), gradients.keys)]
+        return dquery_The, ReturningGradients(gradients, adds)
 
     def _arriving(self, local: LocalKeys, lines: Sequence[Sequence[Lines]]) -> Iterator["_Arrived"]:
         """The keys of each group of heads, while the next group's are in flight."""
@@ -478,7 +468,8 @@ class SparseContextAttention(ContextAttention):
                     continue
                 share = len(of_heads) // arrived.key_heads
                 where = slice(document.begin, document.begin + document.blocks * BLOCK)
-                key_nke, value_nke = _in_blocks(arrived.keys[number, where].to(dtype))
+                keys_mse = arrived.keys[number, where].to(dtype)
+                key_nke, value_nke = keys_mse.view(-1, BLOCK, *keys_mse.shape[1:]).unbind(2)
                 for head in range(key_head * share, (key_head + 1) * share):
                     keys = HeadKeys(key_nke, value_nke, of_heads[head], document.block_b)
                     yield _Head(document, head, keys, number, where)
@@ -520,8 +511,3 @@ class _Head:
     keys: HeadKeys
     number: int
     where: slice
-
-
-def _in_blocks(keys_mse: torch.Tensor) -> Sequence[torch.Tensor]:
-    """A document's keys and values, ``[n, k, e]`` each."""
-    return keys_mse.view(-1, BLOCK, *keys_mse.shape[1:]).unbind(2)

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from boost_core.architecture import is_dense, is_low_rank
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
-from boost_core.checkpoint.reshard import LoadChunks, Sizes
-from boost_core.checkpoint.shards import load_alone
+from boost_core.checkpoint.shards import LoadChunks, Sizes, load_alone
 from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.storage import refuse_unserved

@@ -11,8 +11,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.reshard import SaveChunks, Sizes
-from boost_core.checkpoint.shards import load_whole, save_one_by_one
+from boost_core.checkpoint.shards import SaveChunks, Sizes, load_whole, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.reading import Unreadable, read_small, refuse_irregular
 from boost_core.config.storage import Disk

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.architecture import model_weights
-from boost_core.checkpoint.reshard import Chunk, Sizes
+from boost_core.checkpoint.shards import Chunk, Sizes
 from boost_core.config import ModelConfig
 
 Tensors = dict[str, torch.Tensor]

@@ -12,8 +12,7 @@ from transformers.initialization import no_init_weights
 
 from boost_core.architecture import is_dense
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.reshard import LoadChunks
-from boost_core.checkpoint.shards import load_alone
+from boost_core.checkpoint.shards import LoadChunks, load_alone
 from boost_core.config.data import DataConfig
 from boost_core.convert.export import damage_named, removal_named
 from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM

@@ -13,26 +13,15 @@ import torch
 
 from boost_core.config import JobSpec
 from boost_core.context.attention import ContextAttention
-from boost_core.context.exchange import LatentRoute
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
-from boost_core.context.stage_attention import integers
+from boost_core.context.stages import LatentRoute, integers
 from boost_core.data.sampler import Sequences
 from boost_core.model.attention import Rotation
-from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.plan.machine import machine_for
-
-# A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
-# empty blocks, whether it is taken or not.
-_MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
-
-
-def document_places(sequence_length: int) -> int:
-    """Return the number of documents per sequence for which a captured step has room."""
-    return max(sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)
 
 
 def most_documents(sequences: Sequences, end_of_document: int | None) -> int:
@@ -166,14 +155,6 @@ class LocalTokens:
         """Their part of values that each token of the micro-batch has."""
         return x_T if self.places is None else x_T[self.places]
 
-    def among_all(self, local_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
-        """Values of all tokens of the micro-batch, ``[tokens]``, from each rank's own. All ranks call it."""
-        if self.places is None:
-            return local_T
-        every_T = local_T.new_zeros(tokens)
-        every_T[self.places] = local_T
-        return ranks.all_reduce_(every_T, "tokens of all")
-
 
 class Partitioner:
     """Partitions the tokens of micro-batches over ranks. All ranks of a gang create one together.
@@ -211,7 +192,10 @@ class Partitioner:
                 nodes = self._ranks.all_gather(here, "nodes").flatten().tolist()
             if len(set(nodes)) > 1:
                 of_keys = nodes if self._planner.exchange == "latents" else None
-                self._route = LatentRoute(of_keys, moves_latents, groups.tensor, self._at)
+                self._route = LatentRoute(
+                    of_keys, moves_latents, groups.tensor,
+                    lambda chunks: rotation.of_tokens(self._places(chunks) % rotation.sequence_length),
+                )  # fmt: skip
 
     def begin_step(self) -> None:
         """Reset the counts for a new step."""
@@ -241,7 +225,8 @@ class Partitioner:
             self._newest = None  # first, as the next ones need memory, too
             rotations, places, load, begin = [], [], Load(), 0
             for documents in parts:
-                plan = self._plan(documents, densely)
+                plan = self._planned.get(documents) if densely == (self._sparse is None) else None
+                plan = plan or self._planner.plan(documents, densely)
                 if self._sparse is None or plan.window.sparse_from is None:
                     attention = ContextAttention(plan, self._ranks, self._device, self._route, self._halves)
                 else:
@@ -262,21 +247,14 @@ class Partitioner:
         """Plan the next micro-batches, on the host alone."""
         if self._ranks.size > 1:
             ahead = {documents for sequences in micro_batches for documents in self._partitioned_at_a_time(sequences)}
-            self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
+            plan, densely = self._planner.plan, self._sparse is None
+            self._planned = {each: self._planned.get(each) or plan(each, densely) for each in ahead}
 
     def _partitioned_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
         """The documents of a micro-batch, or of each of its halves, split as ``Rotation.splits`` does."""
         middle = -(-len(sequences) // 2) if self._halves else len(sequences)
         parts = (sequences[:middle], sequences[middle:])
         return [document_lengths(part, self._end) for part in parts if len(part)]
-
-    def _plan(self, documents: Documents, densely: bool) -> ContextPlan:
-        ahead = self._planned.get(documents) if densely == (self._sparse is None) else None
-        return ahead or self._planner.plan(documents, densely)
-
-    def _at(self, chunks: Sequence[int]) -> Rotation:
-        """The rotation of the tokens of some chunks."""
-        return self.rotation.of_tokens(self._places(chunks) % self.rotation.sequence_length)
 
     def _places(self, chunks: Sequence[int]) -> torch.Tensor:
         """Where the chunks' tokens are in the micro-batch."""

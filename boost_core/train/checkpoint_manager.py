@@ -3,46 +3,47 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies, SaveOutcome, Saver, SaveRequest
-from boost_core.checkpoint.shards import SaveFailed, read_on_first_rank
+from boost_core.checkpoint.shards import Chunk, SaveFailed, read_on_first_rank
 from boost_core.checkpoint.snapshot_store import Snapshot
 from boost_core.messages import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import SnapshotKey
-from boost_core.train.membership import Membership
-from boost_core.train.state import TrainState
+from boost_core.train.state import Membership, TrainState
 
 # Which copies of a job's state are due. Pure: ranks given the same inputs decide the same.
 
 
+@dataclass
 class DueCopies:
     """Tracks what is due from step to step. A checkpoint stays due until the store has one of its step or a later one.
 
-    Args:
+    Attributes:
         steps: The job's last step, whose checkpoint is always due.
         store_every_steps: How often a checkpoint is due.
         memory_every_steps: How often a copy in memory is due; ``None`` for never.
-
-    Attributes:
         store: The newest step whose checkpoint is due and not known to be in the store; 0 if there is none.
         memory: Whether a copy in memory is due.
         requested: Whether the state is to be copied as soon as possible.
     """
 
-    def __init__(self, steps: int, store_every_steps: int, memory_every_steps: int | None) -> None:
-        self._steps, self._store_every, self._memory_every = steps, store_every_steps, memory_every_steps
-        self.store, self.memory, self.requested = 0, False, False
+    steps: int
+    store_every_steps: int
+    memory_every_steps: int | None
+    store: int = 0
+    memory: bool = False
+    requested: bool = False
 
     @property
     def is_last(self) -> bool:
         """Whether the checkpoint that is due is the job's last."""
-        return self.store >= self._steps
+        return self.store >= self.steps
 
     def resumed(self, step: int, stored_step: int | None) -> None:
         """Take note of a loaded state.
@@ -51,9 +52,9 @@ class DueCopies:
             step: Steps done.
             stored_step: The newest step that the store has; ``None`` if unknown.
         """
-        due = step if step >= self._steps else step - step % self._store_every
+        due = step if step >= self.steps else step - step % self.store_every_steps
         self.store = due if stored_step is None or stored_step < due else 0
-        self.memory = self._memory_every is not None and step > 0
+        self.memory = self.memory_every_steps is not None and step > 0
         self.requested = self.memory or self.store > 0
 
     def after(self, step: int) -> bool:
@@ -62,11 +63,11 @@ class DueCopies:
 
     def stores(self, step: int) -> bool:
         """Return whether a checkpoint of this very step is due."""
-        return step == self._steps or step % self._store_every == 0
+        return step == self.steps or step % self.store_every_steps == 0
 
     def _remembers(self, step: int) -> bool:
         # The last one, too: nothing else keeps the state while waiting for the store.
-        return self._memory_every is not None and (step == self._steps or step % self._memory_every == 0)
+        return self.memory_every_steps is not None and (step == self.steps or step % self.memory_every_steps == 0)
 
     def reached(self, step: int) -> None:
         """Take note of a completed step."""
@@ -237,6 +238,10 @@ class CheckpointManager:
         folder: The job's checkpoints.
         membership: Has the snapshot store, and says which rank keeps whose copies.
         reporter: Receives reports of checkpoints; ``None`` on all ranks but the first.
+
+    Attributes:
+        copies: Makes the copies on the host.
+        saver: Keeps or writes them.
     """
 
     def __init__(
@@ -247,11 +252,11 @@ class CheckpointManager:
         every = spec.fault_tolerance.memory_copy_every_steps if membership.owner_of else None
         self._due = DueCopies(spec.training.steps, spec.checkpoint.every_steps, every)
         # A snapshot stays unchanged until all ranks have the next.
-        self._copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
+        self.copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         owner_of = membership.owner_of if every else ()
-        before_keeping = partial(_before_keeping, self._copies, membership)
-        self._saver = Saver(
+        before_keeping = partial(_before_keeping, self.copies, membership)
+        self.saver = Saver(
             folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
             membership.before_save,
         )  # fmt: skip
@@ -271,7 +276,7 @@ class CheckpointManager:
             self._membership.snapshots.keep_only(recovery.parts[0].key.generation, recovery.step)
         if self._due.requested:
             self._copy(ask_store=stored_step is None)
-        self._copies.prepare(self._state.chunks())
+        self.copies.prepare(self._state.chunks())
 
     def before_step(self) -> bool:
         """Report the outcome of the previous copy, and have it make way if one is due after the coming step.
@@ -285,13 +290,9 @@ class CheckpointManager:
         if not self._due.after(self._state.step + 1):
             return False
         started = time.perf_counter()
-        is_free = self._saver.wait_for_store()
+        is_free = self.saver.wait_for_store()
         self._stalled_seconds += time.perf_counter() - started
         return not is_free
-
-    def before_update(self) -> None:
-        """Make changes to the state wait for a copy of it that is in progress on the device."""
-        self._copies.before_update()
 
     def after_step(self, store_is_stuck: bool) -> None:
         """Make the copies that are due.
@@ -318,7 +319,7 @@ class CheckpointManager:
         deadline = self._state.spec.checkpoint.final_save_timeout_seconds - self._membership.waited_seconds
         deadline += time.monotonic()
         if self._due.requested:  # postponed, because an older one was in progress
-            self._saver.make_way()
+            self.saver.make_way()
             self._wait_for_store(deadline)
             self._copy()
         self._wait_for_store(deadline)
@@ -327,12 +328,12 @@ class CheckpointManager:
 
     def _wait_for_store(self, deadline: float) -> None:
         step = self._state.step
-        while not self._saver.ends_within(WAIT_SECONDS):
-            membership, failure = self._membership, self._saver.failure
+        while not self.saver.ends_within(WAIT_SECONDS):
+            membership, failure = self._membership, self.saver.failure
             membership.while_saving(failure and self._in_words(step, failure))
             self._report_failing_store()
             if membership.halt.is_set() and not membership.store.is_set():  # ``store`` would write this very checkpoint
-                self._saver.make_way()
+                self.saver.make_way()
             if time.monotonic() > deadline:
                 limit = self._state.spec.checkpoint.final_save_timeout_seconds
                 what = self._in_words(step, failure or "the store does not answer")
@@ -345,9 +346,10 @@ class CheckpointManager:
         """Leave the current state in this process's memory, for the next gang."""
         started = time.perf_counter()
         self.collect(wait=True)
-        copied = self._copied(lasting=True)
-        _until_made(self._copies, self._membership)
-        self._membership.snapshots.put(self._as_snapshot(copied))
+        _, snapshot = self._copied(lasting=True)
+        self.copies.wait()
+        self._membership.refuse_aborted()
+        self._membership.snapshots.put(snapshot)
         self._copy_seconds = time.perf_counter() - started
 
     def store_kept(self) -> None:
@@ -357,17 +359,12 @@ class CheckpointManager:
             SaveFailed: It cannot be written.
         """
         assert self._newest is not None
-        self._saver.start(*self._newest, None, SaveRequest(self._state.manifest_writer(self._folder)))
-        self._saver.ends_within(HALT_SECONDS)
-        outcome = self._saver.outcome(wait=True)
+        self.saver.start(*self._newest, None, SaveRequest(self._state.manifest_writer(self._folder)))
+        self.saver.ends_within(HALT_SECONDS)
+        outcome = self.collect(wait=True)
         assert outcome is not None
         if outcome.failure:
             raise SaveFailed(self._refused(outcome.step, outcome.failure))
-        self._report(outcome)
-
-    def make_way(self) -> None:
-        """Stop retrying the copy in progress, so that this process is free for another gang."""
-        self._saver.make_way()
 
     def roll_back(self) -> str | None:
         """Return weights and step to the newest copy; the data cursor moves on.
@@ -378,7 +375,8 @@ class CheckpointManager:
         state, samples = self._state, self._state.samples
         if self._newest:  # which a store may still be taking; it need not be waited for
             step, copies = self._newest
-            _until_made(self._copies, self._membership)
+            self.copies.wait()
+            self._membership.refuse_aborted()
             for chunk, copy in zip(state.chunks(), copies, strict=True):
                 chunk.tensor.copy_(copy.tensor)
             state.optimizer.round_masters()
@@ -394,16 +392,26 @@ class CheckpointManager:
         seconds, self._stalled_seconds = self._stalled_seconds, 0.0
         return seconds
 
-    def collect(self, wait: bool = False) -> None:
-        """Report the checkpoint being written, once it is committed.
+    def collect(self, wait: bool = False) -> SaveOutcome | None:
+        """Report the checkpoint being written, once it is committed, and return its outcome, if it has one.
 
         Args:
             wait: Whether to wait for it; if the store fails, it is not retried.
         """
-        outcome = self._saver.outcome(wait)
+        outcome = self.saver.outcome(wait)
         if outcome is not None:
             self._due.stored(outcome.stored_step)
-            self._report(outcome)
+            if outcome.manifest is not None and self._reporter:
+                self._reporter.report(
+                    CheckpointReport(
+                        step=outcome.stored_step,
+                        url=self._folder.step_url(outcome.stored_step),
+                        bytes=outcome.manifest.bytes,
+                        seconds=self._copy_seconds,
+                        commit_seconds=outcome.seconds,
+                    )
+                )
+        return outcome
 
     def _copy(self, ask_store: bool = False) -> None:
         """Copy the state and keep the copy while training continues; waits for the previous copy.
@@ -414,41 +422,25 @@ class CheckpointManager:
         started = time.perf_counter()
         self.collect(wait=True)  # from here on all ranks have the same information
         due = self._due
-        chunks = self._copied(lasting=due.memory)
-        snapshot = self._as_snapshot(chunks) if due.memory else None
+        chunks, snapshot = self._copied(lasting=due.memory)
         checkpoint = None
         if due.store:
             commit = self._state.manifest_writer(self._folder)
             checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.is_last)
-        self._saver.start(self._state.step, chunks, snapshot, checkpoint)
+        self.saver.start(self._state.step, chunks, snapshot if due.memory else None, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
         self._stalled_seconds += self._copy_seconds
 
-    def _copied(self, lasting: bool) -> list[Chunk]:
-        chunks = self._copies.take(self._state.chunks(), lasting)
+    def _copied(self, lasting: bool) -> tuple[list[Chunk], Snapshot]:
+        chunks = self.copies.take(self._state.chunks(), lasting)
         self._newest = self._state.step, chunks
-        return chunks
-
-    def _as_snapshot(self, chunks: list[Chunk]) -> Snapshot:
         key = SnapshotKey(self._membership.generation, self._state.step, dist.get_rank())
-        return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
-
-    def _report(self, outcome: SaveOutcome) -> None:
-        if outcome.manifest is not None and self._reporter:
-            self._reporter.report(
-                CheckpointReport(
-                    step=outcome.stored_step,
-                    url=self._folder.step_url(outcome.stored_step),
-                    bytes=outcome.manifest.bytes,
-                    seconds=self._copy_seconds,
-                    commit_seconds=outcome.seconds,
-                )
-            )
+        return chunks, Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
     def _report_failing_store(self) -> None:
         """Report that the store fails, once it has failed for a while."""
-        if not self._saver.failure:
+        if not self.saver.failure:
             self._failing_since = None
             return
         now = time.monotonic()
@@ -458,7 +450,7 @@ class CheckpointManager:
 
     def _report_missed(self) -> None:
         """Report that the store does not have the checkpoint that is due, unless just reported."""
-        step, failure, now = self._due.store, self._saver.failure, time.monotonic()
+        step, failure, now = self._due.store, self.saver.failure, time.monotonic()
         pause = REPORT_SECONDS if step > self._reported else REPEAT_SECONDS
         if failure and step and now >= self._reported_at + pause:
             self._reported, self._reported_at = step, now
@@ -477,13 +469,8 @@ class CheckpointManager:
         return f"{self._folder.step_url(step)} cannot be written: {failure}"
 
 
-def _until_made(copies: HostCopies, membership: Membership) -> None:
-    """Wait for the newest copy. Until then a GPU may be busy with the update before it, and so with collectives."""
-    copies.wait()
-    membership.refuse_aborted()
-
-
-# Not methods of the manager: through what it hands to the saver it would reference itself, and with it the state.
+# Not a method of the manager: through what it hands to the saver it would reference itself, and with it the state.
 def _before_keeping(copies: HostCopies, membership: Membership) -> None:
-    _until_made(copies, membership)
+    copies.wait()  # until then a GPU may be busy with the update before it, and so with collectives
+    membership.refuse_aborted()
     membership.before_copy()

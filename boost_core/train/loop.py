@@ -7,16 +7,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cached_property, partial
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.origin import Origin
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
@@ -39,19 +39,18 @@ from boost_core.messages import (
     StartReport,
     StepReport,
     ValidationLoss,
+    line_of,
 )
-from boost_core.parallel.communicator import StepParts
 from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.resolve import at, predicted_communication, step_parts, step_seconds
 from boost_core.plan.work import FlopRates, parameter_count
+from boost_core.terminal import print_lines
 from boost_core.train.checkpoint_manager import CheckpointManager, load_newest
-from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.profiling import PeakMemory, collected_between_steps
-from boost_core.train.sample import Prompts
-from boost_core.train.state import TrainState
-from boost_core.train.step import Requests, StepResult, losses, training_step
+from boost_core.train.state import Membership, Outcome, StepTimes, TrainState
+from boost_core.train.step import Prompts, Requests, StepResult, losses, training_step
 
 # A run's actual cost compared with the plan: bytes of each rank, seconds of a step and of its exposed collectives.
 
@@ -67,20 +66,20 @@ class Comparison:
         state: The training state.
         peak: The memory that this rank has used since it began to make the state.
         basis: What predicts its step times.
+
+    Attributes:
+        peak: As given.
+        steps: Steps since the run began.
     """
 
     def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
-        self._state, self._peak, self._basis = state, peak, basis
-        self._steps = self._timed = 0
+        self._state, self.peak, self._basis = state, peak, basis
+        self.steps = self._timed = 0
         self._next_report = _FIRST_TIMED  # timed steps
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
         self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
         self._planned_bytes: list[int] = []
         self._peak_bytes: list[int] = []
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Context manager around a step."""
-        return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
 
     def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take note of a step; all ranks call it after the same one.
@@ -94,8 +93,8 @@ class Comparison:
             The report, if one is due.
         """
         state = self._state
-        self._steps += 1
-        if self._steps == WATCHED_STEPS:
+        self.steps += 1
+        if self.steps == WATCHED_STEPS:
             layout, groups, training = Layout.of(state.spec.parallelism), state.process_groups, state.spec.training
             # No step has been captured yet, so the plan leaves out a graph's memory as well.
             spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
@@ -103,13 +102,13 @@ class Comparison:
             # Without a GPU there is only one memory.
             planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
             table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
-            table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
+            table[:, groups.gang.rank] = torch.tensor([planned, self.peak.bytes()], dtype=torch.float64)
             rows = groups.gang.all_reduce_(table, "memory").tolist()
             refuse()
             self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
             return self._report()
         planned_batch = state.spec.training.global_batch_size
-        if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
+        if self.steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
             return None
         self._seconds.append(seconds)
         self._communication.append(communication)
@@ -209,26 +208,26 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
 # Detects that sparse attention loses more than a job allows.
 
 
+@dataclass(eq=False)
 class RecallWatch:
     """Tracks the recall of recent steps, and warns once when their mean falls below the target.
 
-    Args:
+    Attributes:
         config: The target; ``None`` where attention is dense.
     """
 
-    def __init__(self, config: SparseAttentionConfig | None) -> None:
-        self._config = config
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._is_low = False
+    config: SparseAttentionConfig | None
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _is_low: bool = False
 
     def update(self, recall: float | None) -> str | None:
         """Record a step's recall, and return a warning if one is due."""
-        if self._config is None or recall is None:
+        if self.config is None or recall is None:
             return None
         self._recent.append(recall)
         if len(self._recent) < RECENT_STEPS:
             return None
-        mean, target = fmean(self._recent), self._config.recall
+        mean, target = fmean(self._recent), self.config.recall
         was_low, self._is_low = self._is_low, mean < target
         if was_low or not self._is_low:
             return None
@@ -250,7 +249,7 @@ def train(
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
-    ``spec.checkpoint.url``. A job without one starts from its origin (``boost_core.checkpoint.origin``), or from
+    ``spec.checkpoint.url``. A job without one starts from its origin (``boost_core.checkpoint.folder.Origin``), or from
     scratch. It has finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
 
     Args:
@@ -268,7 +267,11 @@ def train(
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
     membership = membership or Membership()
-    device, reporter_of_rank = _device(spec), reporter if dist.get_rank() == 0 else None
+    device, reporter_of_rank = torch.device("cpu"), reporter if dist.get_rank() == 0 else None
+    if spec.resources.gpus_per_worker:
+        if not torch.cuda.is_available():
+            raise ValueError("resources.gpus_per_worker is 1, but this worker sees no GPU; set it to 0 to train on CPU")
+        device = torch.device("cuda", torch.cuda.current_device())
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
         state = TrainState.initial(spec, device, allocate_weights)
@@ -277,11 +280,11 @@ def train(
             complete.resume()
             return complete.finish()
         finally:
-            complete.checkpoints.make_way()
+            complete.checkpoints.saver.make_way()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
-    with peak.watched():
+    with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
     try:
@@ -303,15 +306,7 @@ def train(
         return run.finish()
     finally:
         state.graph.release("training has ended")  # before the communicators that it captured are destroyed
-        run.checkpoints.make_way()
-
-
-def _device(spec: JobSpec) -> torch.device:
-    if spec.resources.gpus_per_worker == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("resources.gpus_per_worker is 1, but this worker sees no GPU; set it to 0 to train on CPU")
-    return torch.device("cuda", torch.cuda.current_device())
+        run.checkpoints.saver.make_way()
 
 
 class _StateKeeper:
@@ -338,7 +333,7 @@ class _StateKeeper:
             origin = Origin.of(state.spec.checkpoint) if step is None else None
             if origin is not None:
                 folder = origin.folder
-                step = load_newest(partial(state.load_origin, origin), folder, origin.step)
+                step = load_newest(partial(state.load, folder, origin=origin), folder, origin.step)
                 if step is None:
                     raise origin.absent()
             if step is None:
@@ -394,6 +389,7 @@ class _Run(_StateKeeper):
         self._validation = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
         self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
         self._prompts = Prompts(state.spec)
+        self._unigram_entropy: float | None = None  # of the corpus, once there is an evaluation to report
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._recall = RecallWatch(training.attention)
         self._ended: float | None = None  # when the previous step ended
@@ -415,8 +411,9 @@ class _Run(_StateKeeper):
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         requests = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        refuse, before_update = self._membership.refuse_aborted, self.checkpoints.before_update
-        with self._comparison.watched():
+        refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
+        comparison = self._comparison
+        with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():
             result = training_step(state, self._sampler, self._divergence.limit, requests, refuse, before_update)
         parts = state.clock.end()
         communication = state.ledger.by_group()  # before the comparison, whose own communication is no part of the step
@@ -425,60 +422,56 @@ class _Run(_StateKeeper):
         else:
             self._divergence.update(result.loss)
         if state.step > before:
-            self._report_step(result, parts)
+            held_seconds = self.checkpoints.held_seconds()
+            if self._reporter is not None:
+                training = state.spec.training
+                recall = state.partitioner.tally.recall
+                sent, seconds = state.ledger.sum(), parts.seconds
+                size = training.batch_size(state.step)
+                left = training.samples(training.steps) - training.samples(state.step)
+                tokens_per_second = size * training.sequence_length / seconds
+                self._report(
+                    StepReport(
+                        step=state.step,
+                        steps=training.steps,
+                        loss=result.loss,
+                        learning_rate=result.learning_rate,
+                        gradient_norm=result.gradient_norm,
+                        tokens=state.samples * training.sequence_length,
+                        tokens_per_second=tokens_per_second,
+                        step_seconds=seconds,
+                        communication_seconds=sent.seconds,
+                        exposed_communication_seconds=sent.exposed_seconds,
+                        communication_bytes=sent.bytes,
+                        model_flops_per_second=tokens_per_second * self._flops.model,
+                        model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
+                        hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
+                        eta_seconds=left / size * seconds,
+                        data_seconds=parts.data,
+                        forward_seconds=parts.forward,
+                        backward_seconds=parts.backward,
+                        optimizer_seconds=parts.optimizer,
+                        context_imbalance=state.partitioner.load.imbalance,
+                        attention_recall=recall,
+                        attention_density=state.partitioner.tally.density,
+                        held_seconds=held_seconds,
+                    )
+                )
+                if (lost := self._recall.update(recall)) is not None:
+                    self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
             # No plan knows how long data takes.
-            compared = self._comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
-            if compared is not None:
-                self._report(compared)
+            report = comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
+            if report is not None:
+                self._report(report)
         # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, communication))
         self._ended = ended
         return result.requests
-
-    def _report_step(self, result: StepResult, parts: StepParts) -> None:
-        held_seconds = self.checkpoints.held_seconds()
-        if self._reporter is None:
-            return
-        state, training = self._state, self._state.spec.training
-        recall = state.partitioner.tally.recall
-        sent, seconds = state.ledger.sum(), parts.seconds
-        size = training.batch_size(state.step)
-        left = training.samples(training.steps) - training.samples(state.step)
-        tokens_per_second = size * training.sequence_length / seconds
-        self._report(
-            StepReport(
-                step=state.step,
-                steps=training.steps,
-                loss=result.loss,
-                learning_rate=result.learning_rate,
-                gradient_norm=result.gradient_norm,
-                tokens=state.samples * training.sequence_length,
-                tokens_per_second=tokens_per_second,
-                step_seconds=seconds,
-                communication_seconds=sent.seconds,
-                exposed_communication_seconds=sent.exposed_seconds,
-                communication_bytes=sent.bytes,
-                model_flops_per_second=tokens_per_second * self._flops.model,
-                model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
-                hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
-                eta_seconds=left / size * seconds,
-                data_seconds=parts.data,
-                forward_seconds=parts.forward,
-                backward_seconds=parts.backward,
-                optimizer_seconds=parts.optimizer,
-                context_imbalance=state.partitioner.load.imbalance,
-                attention_recall=recall,
-                attention_density=state.partitioner.tally.density,
-                held_seconds=held_seconds,
-            )
-        )
-        if (lost := self._recall.update(recall)) is not None:
-            self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
 
     def _diverged(self, result: StepResult) -> None:
         """Handle a diverged step as the job specifies; its update has already been skipped."""
@@ -521,6 +514,8 @@ class _Run(_StateKeeper):
                 logger.info("validated on %s", name)
         self._membership.refuse_aborted()
         if self._reporter:
+            if self._unigram_entropy is None:
+                self._unigram_entropy = unigram_entropy(self._corpus)
             self._report(
                 EvaluationReport(
                     **result.model_dump(),
@@ -534,11 +529,23 @@ class _Run(_StateKeeper):
     def sample(self) -> None:
         """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
-        if not self._prompts.is_due(step):
-            return
-        samples = self._prompts.take(self._state, self._membership.refuse_aborted)
-        self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
+        if samples := self._prompts.take(self._state, self._membership.refuse_aborted):
+            self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
-    @cached_property
-    def _unigram_entropy(self) -> float:
-        return unigram_entropy(self._corpus)
+
+@dataclass(frozen=True)
+class ConsoleReporter:
+    """Prints one line per report: the reporter of a trainer that runs without the service.
+
+    Attributes:
+        path: A file to append every report to as well, one JSON object per line.
+    """
+
+    path: Path | None
+
+    def report(self, report: Report) -> None:
+        """Print a report."""
+        print_lines(line_of(report))
+        if self.path:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(report.model_dump_json() + "\n")

@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import fsspec
@@ -27,21 +28,22 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 2**20
 
 
+@dataclass(eq=False)
 class StepProfiler:
     """Traces steps of this rank on request, one request after the other.
 
     A failure costs a trace, never a step. ``ask`` may be called from any thread, everything else from the training one.
 
-    Args:
+    Attributes:
         report: Receives a ``ProfileReport`` for each stored trace, and a ``FaultReport`` for each that failed.
     """
 
-    def __init__(self, report: Callable[[Report], None]) -> None:
-        self._report = report
-        self._requested: deque[int] = deque()
-        self._trace: _Trace | None = None
-        self._writer: threading.Thread | None = None
-        self._rank, self._folder = 0, ""
+    report: Callable[[Report], None]
+    _requested: deque[int] = field(default_factory=deque)
+    _trace: "_Trace | None" = None
+    _writer: threading.Thread | None = None
+    _rank: int = 0
+    _folder: str = ""
 
     def begin(self, rank: int, folder: str) -> None:
         """Join a gang as a rank whose traces go into a folder: a path, ``file://`` or ``s3://``."""
@@ -80,16 +82,24 @@ class StepProfiler:
 
     def _write(self, trace: "_Trace") -> None:
         try:
-            size = trace.write()
+            filesystem, path = fsspec.url_to_fs(trace.url, **options_at(trace.url, None))
+            with TemporaryFolder("boost-trace-") as folder:
+                plain, packed = folder / "trace.json", folder / "trace.json.gz"
+                trace.profile.export_chrome_trace(str(plain))
+                with plain.open("rb") as source, gzip.open(packed, "wb") as target:
+                    shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large, so that Python's lock is released
+                filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+                filesystem.put_file(str(packed), path)
+                size = packed.stat().st_size
         except Exception as error:  # stores raise types of their own
             logger.warning("%s cannot be written: %s", trace.url, error)
             self._failed(trace.rank, trace.step, f"{trace.url} cannot be written; the log says why")
         else:
-            self._report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
+            self.report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
 
     def _failed(self, rank: int, step: int, why: str) -> None:
         message = f"there is no profile of rank {rank}: {why}"
-        self._report(FaultReport(what=Fault.PROFILE, step=step, rank=rank, message=message))
+        self.report(FaultReport(what=Fault.PROFILE, step=step, rank=rank, message=message))
 
 
 class _Trace:
@@ -100,8 +110,8 @@ class _Trace:
         self._done = 0
         self.url = f"{folder}/step-{step:08d}/rank-{rank}.json.gz"
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profile = profile(activities=[ProfilerActivity.CPU, *devices])
-        self._profile.start()
+        self.profile = profile(activities=[ProfilerActivity.CPU, *devices])
+        self.profile.start()
         self._begin_step()
 
     def stepped(self) -> bool:
@@ -117,23 +127,11 @@ class _Trace:
     def stop(self) -> None:
         """Stop tracing."""
         self._span.__exit__(None, None, None)
-        self._profile.stop()
+        self.profile.stop()
 
     def _begin_step(self) -> None:
         self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # how TensorBoard recognises steps
         self._span.__enter__()  # type: ignore[no-untyped-call]
-
-    def write(self) -> int:
-        """Write it to the store, and return its size in bytes."""
-        filesystem, path = fsspec.url_to_fs(self.url, **options_at(self.url, None))
-        with TemporaryFolder("boost-trace-") as folder:
-            plain, packed = folder / "trace.json", folder / "trace.json.gz"
-            self._profile.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(packed, "wb") as target:
-                shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, during which Python's lock is released
-            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(packed), path)
-            return packed.stat().st_size
 
 
 # The peak memory of a rank's training, as the plan counts it.
@@ -147,17 +145,17 @@ class PeakMemory:
 
     Args:
         device: The rank's device.
+
+    Attributes:
+        watched: Context manager around what is to be counted; on a GPU everything is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._storages = _Storages() if device.type == "cpu" else None
+        self.watched: AbstractContextManager[object] = self._storages or nullcontext()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Context manager around what is to be counted; on a GPU everything is."""
-        return self._storages or nullcontext()
 
     def bytes(self) -> int:
         """The peak so far."""
@@ -198,16 +196,12 @@ FULL_EVERY_STEPS = 100
 
 
 @contextmanager
-def collected_between_steps() -> Iterator[Callable[[int], None]]:
+def collected_between_steps() -> Iterator[Callable[[int], object]]:
     """Run the collector only when the yielded function is called, after a step with its number; on all ranks alike."""
-
-    def collect(step: int) -> None:
-        gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
-
     automatic = gc.isenabled()
     gc.disable()
     try:
-        yield collect
+        yield lambda step: gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
     finally:
         if automatic:
             gc.enable()

@@ -1,21 +1,22 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import DistError
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.origin import Origin
-from boost_core.checkpoint.reshard import Chunk
-from boost_core.checkpoint.shards import load_chunks, read_on_first_rank
-from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
+from boost_core.checkpoint.shards import Chunk, load_chunks, read_on_first_rank
+from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.data.sampler import Sequences
 from boost_core.kernels import fp8_product
@@ -25,12 +26,12 @@ from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
-from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock, StepParts, Totals
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
-from boost_core.parallel.symmetric_memory import connect
+from boost_core.parallel.symmetric_memory import abort_all, connect
 from boost_core.plan.machine import attends_on_device
-from boost_core.plan.snapshots import MemoryState
+from boost_core.plan.snapshots import MemoryState, SnapshotKey
 from boost_core.plan.work import cut, rank_tokens
 from boost_core.train.batch import Partitioner
 
@@ -359,13 +360,13 @@ class TrainState:
             gradients.abandon()
             model.strategy.deferred.waiting.clear()
 
-        def all_agree(yes: bool) -> bool:
-            everywhere = torch.tensor(float(yes), device=device)
-            return bool(groups.gang.all_reduce_(everywhere, "capture", dist.ReduceOp.MIN).item())
-
         inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
         required = training.cuda_graphs == "on"
-        graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
+        minimum = partial(groups.gang.all_reduce_, purpose="capture", operation=dist.ReduceOp.MIN)
+        graph = StepGraph(
+            obstacle(spec, device), required, clock, ledger,
+            lambda yes: bool(minimum(torch.tensor(float(yes), device=device)).item()), abandon,
+        )  # fmt: skip
         end = end_of_document if spec.data.documents_apart else None
         partitioner = Partitioner(spec, rotation, groups, device, end)
         return cls(
@@ -391,48 +392,41 @@ class TrainState:
 
         at_once = torch.get_num_threads() if self.mesh.device.type == "cpu" else 1
         with ThreadPoolExecutor(at_once) as threads:
-            list(threads.map(draw_one, self._masters()))
+            list(threads.map(draw_one, (chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER))))
         self.optimizer.round_masters()
 
-    def load(self, folder: CheckpointFolder, step: int) -> None:
-        """Resume from a committed checkpoint of this job, whatever layout wrote it. All ranks call it.
+    def load(self, folder: CheckpointFolder, step: int, origin: Origin | None = None) -> None:
+        """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
+
+        One of another job may have any other data, and any optimizer that needs no further moments. Its weights alone
+        are a start for any optimizer.
+
+        Args:
+            folder: The folder.
+            step: The checkpoint's step.
+            origin: What this job says of the other job whose checkpoint it is; ``None`` for one of its own.
 
         Raises:
-            ValueError: The checkpoint is of another model, or lacks a moment that this optimizer keeps.
+            ValueError: The checkpoint is of another model, the job cannot start from it (``UnfitOrigin``), or it lacks
+                a moment that this optimizer keeps.
             CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
             OSError: It cannot be read; on all ranks.
         """
         manifest = read_on_first_rank(partial(folder.manifest, step))
-        if different := manifest.differences(self.spec.model):
+        if origin is not None:
+            origin.refuse_unfit(self.spec, manifest)
+        elif different := manifest.differences(self.spec.model):
             raise ValueError(
                 f"the checkpoint at {folder.step_url(step)} is of another model: {', '.join(different.values())}; "
                 "use the same model, or another checkpoint folder"
             )
-        self._continue_from(folder, manifest)
-
-    def load_origin(self, origin: Origin, step: int) -> None:
-        """Start from a committed checkpoint of another job, as this job says. All ranks call it.
-
-        Any other data or layout, and any optimizer that needs no further moments, continues from its weights, moments,
-        step and data cursor. Its weights alone are a start for any optimizer.
-
-        Raises:
-            ValueError: The job cannot start from it (``UnfitOrigin``), or it lacks a moment that this optimizer keeps.
-            CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
-            OSError: It cannot be read; on all ranks.
-        """
-        manifest = read_on_first_rank(partial(origin.folder.manifest, step))
-        origin.refuse_unfit(self.spec, manifest)
-        if origin.weights_only:
-            load_chunks(origin.folder, manifest, self._masters())
-            self.optimizer.round_masters()
-        else:
-            self._continue_from(origin.folder, manifest)
-
-    def _continue_from(self, folder: CheckpointFolder, manifest: Manifest) -> None:
-        load_chunks(folder, manifest, self.chunks())
+        weights_only = origin is not None and origin.weights_only
+        load_chunks(
+            folder, manifest, (each for each in self.chunks() if not weights_only or each.name.endswith(_MASTER))
+        )
         self.optimizer.round_masters()
-        self.step, self.samples = manifest.step, manifest.samples
+        if not weights_only:
+            self.step, self.samples = manifest.step, manifest.samples
 
     def load_from_memory(self, memory: MemoryState[Any], fetch: Fetch) -> None:
         """Continue from a state in the memory of processes, whatever layout made it. All ranks call it.
@@ -454,10 +448,94 @@ class TrainState:
             for piece in self.optimizer.pieces()
         ]  # fmt: skip
 
-    def _masters(self) -> list[Chunk]:
-        """Return what this rank keeps of the weights themselves."""
-        return [chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER)]
-
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
         """Return what commits a checkpoint of the present step, even later, given the files' checksums."""
         return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
+
+
+# What a rank of an elastic gang is given besides its job, and the outcome of its training.
+
+
+class Outcome(StrEnum):
+    """How a rank's training ended, if it did not fail."""
+
+    FINISHED = "FINISHED"  # the job's last step is done
+    HALTED = "HALTED"  # as requested; the state is in the memory of all ranks
+    STORED = "STORED"  # the same, and also in the checkpoint folder
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step as one rank saw it.
+
+    Attributes:
+        step: Steps done, this one included.
+        seconds: Its duration, from the end of the previous step.
+        busy_seconds: The part not spent waiting for other ranks.
+        parts: The step itself, part by part, without what happened between it and the previous one.
+        communication: Its collectives by kind and group, for example ``("all_reduce", "tp")``.
+    """
+
+    step: int
+    seconds: float
+    busy_seconds: float
+    parts: StepParts
+    communication: Mapping[tuple[str, str], Totals]
+
+
+def _nowhere(_owner: Any, key: SnapshotKey, _regions: Any) -> Any:
+    raise LookupError(f"{key} cannot be fetched from anywhere")
+
+
+@dataclass
+class Membership:
+    """A rank's place in an elastic gang; the defaults are for a rank without one.
+
+    Attributes:
+        generation: Number of the gang, counted over the job's life.
+        snapshots: This process's snapshots, which outlive the gang.
+        owner_of: Which rank keeps the copy of each rank's snapshots; empty to make none.
+        recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
+        fetch: Gets parts of a snapshot from its owner.
+        halt: Set to stop after a step; all ranks then stop after the same one.
+        store: Set before ``halt`` to also have a checkpoint written then.
+        aborted: Set before collectives are aborted: from then on their results are invalid.
+        after_step: Called with each step on every rank, before the next.
+        before_copy: Called before a copy of the state is kept anywhere; from a thread.
+        after_copy: Called with each step whose state is held twice for every rank; from a thread.
+        before_save: Called before a checkpoint is written; an exception counts as the store's refusal.
+        while_saving: Called repeatedly after the last step with the store's error for the last checkpoint; empty
+            as long as it has not failed.
+        waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
+    """
+
+    generation: int = 1
+    snapshots: SnapshotStore = field(default_factory=SnapshotStore)
+    owner_of: Sequence[int] = ()
+    recovery: MemoryState[Any] | None = None
+    fetch: Fetch = _nowhere
+    halt: threading.Event = field(default_factory=threading.Event)
+    store: threading.Event = field(default_factory=threading.Event)
+    aborted: threading.Event = field(default_factory=threading.Event)
+    after_step: Callable[[StepTimes], None] = lambda _: None
+    before_copy: Callable[[], None] = lambda: None
+    after_copy: Callable[[int], None] = lambda _: None
+    before_save: Callable[[], None] = lambda: None
+    while_saving: Callable[[str], None] = lambda _: None
+    waited_seconds: float = 0.0
+
+    def abort(self) -> None:
+        """End the kernels that wait for a rank that is gone. NCCL's collectives are left for the caller to abort."""
+        self.aborted.set()
+        abort_all()
+
+    def refuse_aborted(self) -> None:
+        """Check values that collectives contributed to, before they are used.
+
+        NCCL's collectives end early when they are aborted, and nothing in their results says so.
+
+        Raises:
+            DistError: They have been aborted.
+        """
+        if self.aborted.is_set():
+            raise DistError("its collectives were aborted, because another rank is gone")

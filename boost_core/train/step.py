@@ -2,18 +2,23 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import tokenizers
 import torch
 from torch.profiler import record_function
 
+from boost_core.config import JobSpec
+from boost_core.config.legality import too_long_a_prompt
 from boost_core.config.training import OptimizerConfig
 from boost_core.data.sampler import Sampler, Sequences, replica_share
+from boost_core.data.tokenizers import job_tokenizer
+from boost_core.messages import Sample
 from boost_core.optim.gradients import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
-from boost_core.train.batch import Batch, LocalTokens, document_places, most_documents
+from boost_core.train.batch import Batch, LocalTokens, most_documents
 from boost_core.train.state import Results, TrainState
 
 # The learning rate: a linear warm-up to the peak, and then the job's schedule.
@@ -43,6 +48,11 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
         height = 0.5 * (1 + math.cos(math.pi * progress))
     floor = optimizer.final_learning_rate_ratio
     return optimizer.learning_rate * (floor + (1 - floor) * height)
+
+
+# A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
+# empty blocks, whether it is taken or not.
+_MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,7 @@ def training_step(
     """
     training, replicas = state.spec.training, state.process_groups.replicas
     size = training.batch_size(state.step + 1)
+    places = max(training.sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)  # for a sequence's documents, if captured
     state.clock.begin()
     with record_function("data"):  # such names are for profiles
         sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
@@ -107,7 +118,7 @@ def training_step(
             following = sampler.sequences(*replica_share(begin, count, replicas.rank, replicas.size))
         too_many = False
         if captured and following is not None:
-            too_many = most_documents(following, state.end_of_document) > document_places(training.sequence_length)
+            too_many = most_documents(following, state.end_of_document) > places
     state.clock.has_batch()
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, too_many))
 
@@ -119,7 +130,6 @@ def training_step(
             # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
             state.graph.forget()
     if captures:
-        places = document_places(training.sequence_length)
         values, clip = state.graph.run(partial(_reduced, state, size, places))
     else:
         values, clip = _reduced(state, size, documents)
@@ -173,7 +183,10 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
             state.clock.enter(Part.FORWARD)
             with record_function("forward"):
                 local = _local_tokens(state, micro_batch, number)
-                part: torch.Tensor = (_losses(state, micro_batch, local) * local.of(weight_T)).sum()
+                part: torch.Tensor = (
+                    state.model(local.of(micro_batch.tokens), local.of(micro_batch.targets), local.rotation)
+                    * local.of(weight_T)
+                ).sum()
             state.clock.enter(Part.BACKWARD)
             with record_function("backward"):
                 part.backward()  # type: ignore[no-untyped-call]
@@ -227,15 +240,116 @@ def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tens
         batch: The tokens.
         sequences: The same on the host, ``[b, s + 1]``.
     """
-    local = state.partitioner.partition(batch, sequences)
-    if state.pipeline is None:
-        output_T: torch.Tensor | None = _losses(state, batch, local)
-    else:
-        output_T = state.pipeline.losses(local.of(batch.tokens), local.of(batch.targets), local.rotation)
-    return None if output_T is None else local.among_all(output_T, len(batch.tokens), state.process_groups.context)
+    local, count = state.partitioner.partition(batch, sequences), len(batch.tokens)
+    inputs = local.of(batch.tokens), local.of(batch.targets), local.rotation
+    output_T: torch.Tensor | None = (state.pipeline.losses if state.pipeline else state.model)(*inputs)
+    if output_T is None or local.places is None:
+        return output_T
+    every_T = output_T.new_zeros(count)
+    every_T[local.places] = output_T
+    return state.process_groups.context.all_reduce_(every_T, "tokens of all")
 
 
-def _losses(state: TrainState, batch: Batch, local: LocalTokens) -> torch.Tensor:
-    """Return the losses of this rank's tokens."""
-    losses_T: torch.Tensor = state.model(local.of(batch.tokens), local.of(batch.targets), local.rotation)
-    return losses_T
+# Text that a model generates while it trains: greedy continuations of some prompts.
+#
+# Each token takes a forward pass over whole sequences, as in evaluation, so that it works in every layout: there is no
+# cache of keys and values. Nothing is drawn at random, and no state changes.
+#
+# Shape suffixes: b prompts, t = s + 1 tokens of each.
+
+_LONGEST = 2000  # characters kept of a text
+
+
+class Prompts:
+    """A job's prompts as tokens, and its tokenizer.
+
+    Args:
+        spec: The job.
+
+    Raises:
+        ValueError: A prompt is too long, or the job's tokenizer cannot be read.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        config, training = spec.training.sample, spec.training
+        self.prompts = config.prompts if config else ()
+        self._every, self._steps = config.every_steps if config else 0, training.steps
+        if config is None:
+            return
+        self._new_tokens = config.max_new_tokens
+        try:
+            tokenizer = job_tokenizer(spec.data, spec.model)
+        except OSError as error:
+            raise ValueError(f"training.sample needs the job's tokenizer: {error}; or leave sample out") from error
+        self._end, self._tokenizer = tokenizer.end_of_document, tokenizers.Tokenizer.from_str(tokenizer.content)
+        self._tokens = [
+            self._tokenizer.encode(prompt, add_special_tokens=False).ids or [self._end] for prompt in self.prompts
+        ]
+        room = training.sequence_length - self._new_tokens
+        for number, tokens in enumerate(self._tokens):
+            if len(tokens) > room:
+                raise ValueError(f"training.sample: {too_long_a_prompt(number, len(tokens), room)}")
+
+    def take(self, state: TrainState, refuse_aborted: Callable[[], None]) -> tuple[Sample, ...]:
+        """Continue each prompt if that is due after the step just done. All ranks call it and get the same.
+
+        Arguments are as for ``continued``.
+        """
+        if not self.prompts or (state.step % self._every and state.step != self._steps):
+            return ()
+        size = state.spec.training.micro_batch_size  # as in evaluation, so it fits into memory
+        batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))
+        generated = [
+            tokens
+            for batch in batches
+            for tokens in continued(state, batch, self._new_tokens, self._end, refuse_aborted)
+        ]
+        samples = []
+        for prompt, tokens in zip(self.prompts, generated, strict=True):
+            known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
+            text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+            # Databases do not accept NUL.
+            samples.append(Sample(prompt=prompt, text=text[:_LONGEST].replace("\0", "\ufffd")))
+        return tuple(samples)
+
+
+@torch.no_grad()
+def continued(
+    state: TrainState, prompts: Sequence[Sequence[int]], new_tokens: int, end: int,
+    refuse_aborted: Callable[[], None] = lambda: None,
+) -> Iterator[list[int]]:  # fmt: skip
+    """Yield the most likely tokens after each prompt, up to but excluding the end of the document.
+
+    Args:
+        state: The model; all ranks of a replica take part.
+        prompts: Tokens of each; none empty, and each short enough for the new ones to fit into a sequence.
+        new_tokens: Maximum number of new tokens.
+        end: The token that ends a document.
+        refuse_aborted: Called once a token is there, before the next is made from it.
+    """
+    length, pipeline = state.spec.training.sequence_length, state.process_groups.pipeline
+    token_bt = torch.full((len(prompts), length + 1), int(end == 0))  # padding that is not the end of a document
+    for row, prompt in enumerate(prompts):
+        token_bt[row, : len(prompt)] = torch.tensor(prompt)
+    token_bt = token_bt.to(state.mesh.device)
+    rows = torch.arange(len(prompts), device=state.mesh.device)
+    last_b = torch.tensor([len(prompt) - 1 for prompt in prompts], device=state.mesh.device)
+    ended_b = torch.zeros_like(last_b, dtype=torch.bool)
+    begins = [len(prompt) for prompt in prompts]
+    for _ in range(new_tokens):
+        with state.model.predicting():
+            sequences = token_bt.numpy(force=True)
+            likeliest_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
+        # Ranks without the head get the tokens from the one that has it.
+        next_b = torch.zeros_like(last_b) if likeliest_T is None else likeliest_T.view(-1, length)[rows, last_b]
+        pipeline.all_reduce_(next_b, "samples")
+        last_b += 1
+        token_bt[rows, last_b] = next_b
+        ended_b |= next_b == end
+        ended = bool(ended_b.all())
+        refuse_aborted()
+        if ended:
+            break
+    for row, begin in enumerate(begins):
+        new = token_bt[row, begin : int(last_b[row]) + 1].tolist()
+        yield new[: new.index(end)] if end in new else new

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
-from boost_core.checkpoint.origin import refuse_unfit_origin
+from boost_core.checkpoint.folder import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data import BYTES, NamedSource, SourceConfig

@@ -19,9 +19,8 @@ import psutil
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
-from boost_core.checkpoint.shards import save_chunks
+from boost_core.checkpoint.shards import Chunk, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from boost_core.config import JobSpec, Layout
-from boost_core.context.placement import triangle
 from boost_core.context.plan import BACKWARD
 from boost_core.data.sampler import Sequences
 from boost_core.parallel.communicator import Communicator, Pending
@@ -26,7 +25,7 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.benchmarks.context_step import END, SHAPE, VOCABULARY
 from tests.benchmarks.figures import FIGURES, write_table
-from tests.benchmarks.lengths import documents_of
+from tests.benchmarks.lengths import documents_of, triangle
 from tests.ranks import Ranks
 
 RANKS, TOKENS, SEQUENCES, LAYERS = 4, 2**11, 4, 4

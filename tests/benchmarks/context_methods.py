@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from boost_core.context.placement import Window, areas, joined, local_tasks, place, triangle
+from boost_core.context.placement import Window, areas, joined, local_tasks, place
 from boost_core.context.plan import (
     BACKWARD,
     AttentionLayer,
@@ -24,6 +24,7 @@ from boost_core.context.plan import (
     figures,
     key_transfers,
 )
+from tests.benchmarks.lengths import triangle
 
 DISTCA_SLACK = 0.10
 TILE = 128  # tokens: shorter pieces fill none, and DistCA cuts none

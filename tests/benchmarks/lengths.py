@@ -50,3 +50,8 @@ def documents_of(kind: str, tokens: int, seed: int) -> tuple[int, ...]:
         found.append(min(LENGTHS[kind](chance), left))
         left -= found[-1]
     return tuple(found)
+
+
+def triangle(tokens: int) -> int:
+    """Query-key pairs of a document of this many tokens."""
+    return tokens * (tokens + 1) // 2

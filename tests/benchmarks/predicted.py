@@ -42,7 +42,7 @@ from boost_core.plan.machine import Basis, Machine, MeasuredLink, MeasuredProfil
 from boost_core.plan.resolve import at, step_parts
 from boost_core.plan.throughput import StepSeconds
 from boost_core.train import train
-from boost_core.train.membership import Membership, StepTimes
+from boost_core.train.state import Membership, StepTimes
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus

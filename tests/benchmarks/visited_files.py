@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -24,8 +25,70 @@ def plan() -> Callable[[], object]:
     return lambda: app(["plan", str(ROOT / "examples/cola-7b.yaml")], standalone_mode=False)
 
 
+def reshard() -> Callable[[], object]:
+    """A checkpoint saved by two tensor parallel ranks' shards, and loaded as whole tensors."""
+    import torch
+    import torch.distributed as dist
+
+    from boost_core.checkpoint.folder import CheckpointFolder
+    from boost_core.checkpoint.shards import Chunk, load_chunks, save_chunks
+    from boost_core.config import load_job
+
+    with TemporaryDirectory() as path:
+        dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
+    job = load_job(ROOT / "examples/cola-7b.yaml")
+
+    def flow() -> None:
+        with TemporaryDirectory() as path:
+            folder = CheckpointFolder(path)
+            shards = [Chunk.of_shard("weight", (2, 3), (0, 0), torch.ones(2, 3), 0, rank, 2) for rank in range(2)]
+            folder.commit_written(job, job.parallelism, 1, 1, save_chunks(folder, 1, shards))
+            (stored,) = folder.checkpoints()
+            load_chunks(folder, folder.manifest(stored.step), [Chunk.whole("weight", torch.zeros(4, 3))])
+
+    return flow
+
+
+def context_block() -> Callable[[], object]:
+    """One block's forward and backward pass on one of two context parallel ranks; a fork is the other."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    from boost_core.parallel.recompute import Lookahead
+    from boost_core.train.batch import Batch
+    from boost_core.train.state import TrainState
+    from tests.jobs import tiny_job
+
+    with TemporaryDirectory() as folder:
+        rank = 0 if os.fork() else 1
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        dist.barrier()
+        layout = {"tensor_parallel_size": 1, "context_parallel_size": 2}
+        state = TrainState.initial(tiny_job(Path("/corpus"), "/checkpoints", parallelism=layout), torch.device("cpu"))
+        dist.barrier()
+    sequences = torch.arange(33).view(1, 33).numpy()
+    batch = Batch.of(sequences, None, torch.device("cpu"))
+    local = state.partitioner.partition(batch, sequences)
+    residual = state.model.embed(local.of(batch.tokens))
+
+    def flow() -> None:
+        result, _ = state.model.blocks["0"](residual, local.rotation.for_layer(), None, Lookahead())
+        result.inputs.sum().backward()
+
+    if rank:
+        flow()
+        os._exit(0)
+    return flow
+
+
 # Each imports what its flow needs and returns the flow.
-FLOWS: Mapping[str, Callable[[], Callable[[], object]]] = {"plan": plan}
+FLOWS: Mapping[str, Callable[[], Callable[[], object]]] = {
+    "plan": plan,
+    "reshard": reshard,
+    "context_block": context_block,
+}
 
 
 def visited(flow: Callable[[], object]) -> dict[str, list[str]]:

@@ -17,12 +17,10 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint import saver as saver_module
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
-from boost_core.checkpoint.origin import Origin
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
-from boost_core.checkpoint.shards import SaveFailed, save_chunks
+from boost_core.checkpoint.shards import Chunk, SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
@@ -355,7 +353,7 @@ def first_weights(spec: JobSpec, url: str) -> tuple[Whole, Whole, int, int]:
     there, here = TrainState.initial(spec, CPU), TrainState.initial(spec, CPU)
     there.load(CheckpointFolder(url), 2)
     origin = Origin.of(spec.checkpoint)
-    here.load_origin(origin, 2)
+    here.load(origin.folder, 2, origin)
     return whole_tensors(there), whole_tensors(here), here.step, here.samples
 
 

@@ -184,7 +184,7 @@ def test_nothing_needs_to_be_deleted_to_save(s3: S3Server, proxy: StoreProxy, ra
     assert "step-00000002/committed: AccessDenied: Access Denied; this takes s3:DeleteObject" in line
 
     # What was begun before is emptied, and then written.
-    folder._filesystem.rm_file(folder._marker(8)), folder._filesystem.rm_file(folder._manifest(8))
+    [folder._filesystem.rm_file(folder._file(8, name)) for name in ("committed", "manifest.json")]
     folder._filesystem.pipe_file(folder._file(8, "__7_0.distcp"), b"left over")
     (again,) = ranks.run(1, trained, at(proxy, s3), spec)
     assert again.reports[0].step == 6 and folder.steps() == [2, 4, 6, 8]

@@ -18,8 +18,7 @@ from boost_core.kernels import symmetric_sum
 from boost_core.kernels.launch import Implementation, always
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Totals
 from boost_core.parallel.symmetric_memory import View, obstacle, part_of
-from boost_core.train.membership import Membership
-from boost_core.train.state import TrainState
+from boost_core.train.state import Membership, TrainState
 from boost_core.train.step import training_step
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics.sharded import Outcome, run_sharded

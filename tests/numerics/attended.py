@@ -2,10 +2,19 @@
 
 import torch
 
-from boost_core.context.attention import ContextAttention
+from boost_core.context.attention import ContextAttention, LayerAttention
+from boost_core.context.stages import QueryLatents
 
 
 def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor:
     """Attention of this rank's queries, keys and values, in one layer."""
     layer = attention.for_layer()
-    return layer.finish(layer.start(*inputs))
+    return layer.finish(started(layer, *inputs))
+
+
+def started(layer: LayerAttention, *inputs: torch.Tensor, of_queries: QueryLatents | None = None) -> torch.Tensor:
+    """Start to exchange keys; returns the queries for ``finish``."""
+    query, keys = layer.save(*inputs, None, of_queries)
+    with torch.no_grad():
+        layer.in_flight = layer.attention.send(query, keys, backward=False)
+    return query

@@ -32,10 +32,8 @@ from boost_core.plan.resolve import units
 from boost_core.plan.work import block_work
 from boost_core.train.batch import Batch, LocalTokens, Partitioner, document_lengths
 from boost_core.train.loop import evaluate, train
-from boost_core.train.membership import Membership, Outcome, StepTimes
-from boost_core.train.sample import continued
-from boost_core.train.state import TrainState
-from boost_core.train.step import training_step
+from boost_core.train.state import Membership, Outcome, StepTimes, TrainState
+from boost_core.train.step import continued, training_step
 from tests.jobs import tiny_job, write_corpus
 from tests.pairwise import pairwise
 from tests.ranks import Ranks

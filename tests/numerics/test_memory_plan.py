@@ -585,7 +585,7 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
         loss_T = state.model(tokens, targets, own.rotation)
         gc.collect()
         left = live.alive_bytes() - before - bytes_of(loss_T)
-        queries = state.partitioner._plan((LENGTH_WITH_CHUNKS,), densely=True).queries
+        queries = state.partitioner._planner.plan((LENGTH_WITH_CHUNKS,), densely=True).queries
     received = sum(each.receiver == state.process_groups.context.rank for each in queries)
     return live.peak, left, received * chunk_tokens(LENGTH_WITH_CHUNKS, 2)
 

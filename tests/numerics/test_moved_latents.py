@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
-from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker
 from boost_core.context.plan import AttentionLayer, Rates, figures
+from boost_core.context.stages import LatentRoute, QueryLatents, TaskMaker
 from boost_core.model.attention import Rotation, one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
+from tests.numerics.attended import started
 from tests.numerics.test_context_attention import CPU, HEAD, Case, cases, own, planned, tensors
 from tests.ranks import Ranks
 
@@ -92,7 +93,8 @@ def _of_one(case: Case) -> Found:
     *leaves, gradient = (own(case, x, attention.chunks) for x in of_all)
     latents, keys, values = (x.requires_grad_() for x in leaves)
     layer, made_of = attention.for_layer(), QueryLatents(latents, TaskMaker([up], queries_of, down))
-    query = layer.start(queries_of(latents, [up], at(case, attention.chunks)), keys, values, None, made_of)
+    inputs = queries_of(latents, [up], at(case, attention.chunks)), keys, values
+    query = started(layer, *inputs, of_queries=made_of)
     out = layer.with_returned(query, layer.finish(query).flatten(1) @ down)
     out.backward(gradient)
     gradients = [cast(torch.Tensor, x.grad) for x in (latents, keys, values, up, down)]

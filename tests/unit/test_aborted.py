@@ -11,7 +11,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.messages import EvaluationReport, StepReport
 from boost_core.train import Membership, checkpoint_manager, loop, train
-from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.state import TrainState
 from service.gang.assignment import End
 from service.gang.worker import worker as worker_module
@@ -62,7 +61,10 @@ def test_nothing_counts_that_was_read_after_the_abort(
         monkeypatch.setattr(loop, "evaluate", aborting(loop.evaluate))
     if when == "copy":
         monkeypatch.setattr(checkpoint_manager.HostCopies, "take", aborting(checkpoint_manager.HostCopies.take))
-    with patch.object(CheckpointManager, "make_way"), pytest.raises(dist.DistError, match="aborted") as raised:
+    with (
+        patch.object(checkpoint_manager.Saver, "make_way", return_value=False),
+        pytest.raises(dist.DistError, match="aborted") as raised,
+    ):
         train(spec, recorder, membership)
     assert end_of(raised.value).how is End.CONNECTION
     steps = [report.step for report in recorder.reports if isinstance(report, StepReport)]

@@ -107,7 +107,7 @@ def test_garbage_is_collected_between_steps_alone() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("broken", [(Gradients, "_has_come"), (Gradients, "_unscale"), (step, "_reduce"), None])
+@pytest.mark.parametrize("broken", [(Gradients, "_has_come"), (Gradients, "_unscale"), (step, "_reduced"), None])
 def test_nothing_holds_a_state_that_is_let_go(tmp_path: Path, broken: tuple[object, str] | None) -> None:
     """Or its memory would be missing, and its connections open: others would wait for one that waits no more."""
     corpus = write_corpus(tmp_path / "corpus")

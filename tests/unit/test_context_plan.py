@@ -151,16 +151,16 @@ def test_each_rank_has_as_many_chunks_and_heap_and_near_are_even(given_: tuple[i
 @given(st.integers(2, 6).flatmap(lambda ranks: st.tuples(st.just(ranks), windows(ranks))))
 def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(given_: tuple[int, Window]) -> None:
     ranks, window = given_
-    dealt = _Partition(window, ranks, even=100)
+    partition = _Partition(window, ranks, even=100)
     for chunk in range(window.chunks):
-        dealt.put(chunk, dealt.best(chunk, 100))
+        partition.place(chunk, 100)
     exchanged = True
     while exchanged:
-        sent = key_transfers(local_tasks(window, dealt.placement), dealt.placement)
+        sent = key_transfers(local_tasks(window, partition.placement), partition.placement)
         degrees = Counter(each.sender for each in sent), Counter(each.receiver for each in sent)
-        assert [dealt._sends, dealt._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
-        assert dealt.load == list(areas(window, local_tasks(window, dealt.placement), ranks))
-        exchanged = dealt.exchange()
+        assert [partition._sends, partition._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
+        assert partition.load == list(areas(window, local_tasks(window, partition.placement), ranks))
+        exchanged = partition.exchange()
 
 
 @given(plans())

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint import saver
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies
+from boost_core.checkpoint.shards import Chunk
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.parallel.offload import locked_like
 from boost_core.train import Membership, train

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from boost_core.checkpoint import snapshot_store
-from boost_core.checkpoint.reshard import Chunk
 from boost_core.checkpoint.saver import HostCopies
+from boost_core.checkpoint.shards import Chunk
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, newest_whole_state
 from service.gang.worker import spare_copy
