@@ -57,11 +57,6 @@ class Gang:
     near: Labels = ()
 
     @property
-    def own(self) -> Layout | None:
-        """The layout for which it has, or is about to have, its place on nodes."""
-        return self.layout or (None if self.waiting else self.target)
-
-    @property
     def allocated(self) -> int:
         """Ranks that it has or that are reserved for it."""
         return 0 if self.waiting else self.claimed

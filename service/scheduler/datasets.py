@@ -69,7 +69,27 @@ class DatasetReconciler:
             self._builds.end(build_id)
         current = [build for build in waiting if build.id in alive]
         for build in current:
-            self._follow(build)
+            status = self._builds.poll(build.id)
+            if status is None:
+                continue  # gone; the next pass handles it
+            progress = status.progress or build.progress
+            values = {"progress": progress.model_dump() if progress else None}
+            if status.problem is not None:
+                self._finish(build, DatasetState.FAILED, status.problem, **values)
+            elif (lineage := status.lineage) is not None:
+                values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
+                message = f"holds {counted(lineage['counts']['kept'], 'document')}"
+                self._finish(build, DatasetState.READY, message, **values)
+            elif (job := self._in_need(self._cpus_of(build))) is not None:
+                # It is resumed later, which does not count as a death.
+                logger.info("%s: makes room for %s", build.id, job.id)
+                without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
+                message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
+                self._record.update(build, launches=build.launches - 1, message=message, progress=without)
+                self._builds.end(build.id)
+                self._aside_until = self._now() + ASIDE_SECONDS
+            elif progress != build.progress:
+                self._record.update(build, message="is being built", **values)
         # Two builds must never write to the same folder at once.
         if current or unwanted or self._now() < self._aside_until:
             return
@@ -82,48 +102,22 @@ class DatasetReconciler:
                 self._finish(build, DatasetState.FAILED, problem)
                 continue
             pause = LAUNCH_PAUSE * (1 << (build.launches - 1)) if build.launches else timedelta(0)
-            if build.launched_at is None or not build.launches or self._now() >= build.launched_at + pause:
-                self._launch(build)
-                return
-
-    def _follow(self, build: DatasetBuild) -> None:
-        status = self._builds.poll(build.id)
-        if status is None:
-            return  # gone; the next pass handles it
-        progress = status.progress or build.progress
-        values = {"progress": progress.model_dump() if progress else None}
-        if status.problem is not None:
-            self._finish(build, DatasetState.FAILED, status.problem, **values)
-        elif (lineage := status.lineage) is not None:
-            values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
-            self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **values)
-        elif (job := self._in_need(self._cpus_of(build))) is not None:
-            # It is resumed later, which does not count as a death.
-            logger.info("%s: makes room for %s", build.id, job.id)
-            without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
-            message = f"has made room for {job.id}, and continues when no job waits for its CPUs"
-            self._record.update(build, launches=build.launches - 1, message=message, progress=without)
-            self._builds.end(build.id)
-            self._aside_until = self._now() + ASIDE_SECONDS
-        elif progress != build.progress:
-            self._record.update(build, message="is being built", **values)
+            if build.launched_at is not None and build.launches and self._now() < build.launched_at + pause:
+                continue
+            cpus = self._cpus_of(build)
+            started = {"launches": build.launches + 1, "launched_at": self._now(), "message": "is being built"}
+            if cpus < 1:
+                problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
+                self._finish(build, DatasetState.FAILED, problem)
+            elif self._record.update(build, **started):  # else cancelled in the meantime
+                who = build.id, build.name, build.tenant
+                logger.info("%s: dataset %r of %s is being built with %g CPUs", *who, cpus)
+                spec = build.spec
+                self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
+            return
 
     def _cpus_of(self, build: DatasetBuild) -> float:
         return min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
-
-    def _launch(self, build: DatasetBuild) -> None:
-        cpus = self._cpus_of(build)
-        if cpus < 1:
-            problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
-            self._finish(build, DatasetState.FAILED, problem)
-            return
-        if not self._record.update(
-            build, launches=build.launches + 1, launched_at=self._now(), message="is being built"
-        ):
-            return  # cancelled in the meantime
-        logger.info("%s: dataset %r of %s is being built with %g CPUs", build.id, build.name, build.tenant, cpus)
-        spec = build.spec
-        self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
 
     def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **values: Any) -> None:
         logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)

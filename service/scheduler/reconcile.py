@@ -7,7 +7,7 @@ next pass finds what to do: a gang unknown to the record is ended, and a missing
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import RecurringFaults, about
 from service.scheduler.actions import (
-    Action,
     Admit,
     CapacityObserved,
     Explain,
@@ -36,6 +35,7 @@ from service.scheduler.actions import (
 from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.decisions import decide
 from service.scheduler.memory import GangMemory
+from service.scheduler.messages import GAVE_WAY
 from service.scheduler.quotas import Limits
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Reconciler:
         self._clock = clock
         self._shown: list[dict[str, Any]] | None = None  # the nodes as they were published last
         self._shown_at = self._cleared_at = clock()
+        self._room_since: dict[str, float] = {}  # by job, since when there has been room for it
         self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
@@ -112,15 +113,16 @@ class Reconciler:
             jobs = self._store.active()
         # Gangs that outlived their jobs, as when the service died between a change and carrying it out.
         for job_id, attempt in self._gangs.alive() - {(job.id, job.attempt) for job in jobs if job.has_gang}:
-            with self._alone(job_id, attempt), suppress(JobNotFound):  # of another service on the same cluster
+            with self._apart(job_id, attempt), suppress(JobNotFound):  # of another service on the same cluster
                 job = self._store.get(job_id)
                 if not (job.has_gang and job.attempt == attempt):
                     self._gangs.end(job_id, attempt)
 
-        self._memory.forget_others({job.id for job in jobs if job.has_gang})
+        with_gangs, entries = {job.id for job in jobs if job.has_gang}, self._memory.entries
+        self._memory.entries = {job_id: entry for job_id, entry in entries.items() if job_id in with_gangs}
         jobs = [job for job in jobs if self._memory.takes_part(job)]
         gangs, nodes = self._memory.gangs([job for job in jobs if job.has_gang]), self._gangs.nodes()
-        self._memory.saw_nodes(nodes)
+        self._memory.unusable = tuple(sorted(node.node_id for node in nodes if node.unusable is not None))
         # The nodes for other processes to show, and old requests, each when it is due.
         now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
         if shown != self._shown or now >= self._shown_at + SHOW_SECONDS:
@@ -130,12 +132,29 @@ class Reconciler:
             self._store.forget_old_requests()
             self._cleared_at = now
 
-        room_seconds = self._memory.room_seconds()
+        now = self._clock()
+        room_seconds = {job_id: now - since for job_id, since in self._room_since.items()}
         actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
-        self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
+        now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
+        self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
         for action in actions:
-            with self._apart(action.job):
-                self._act(action)
+            job = action.job
+            with self._apart(job.id, job.attempt, job.traceparent):
+                match action:
+                    case Admit():
+                        self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
+                    case Wait(message=message):
+                        self._change(job, Reason.WAITING_FOR_RESOURCES, message)
+                    case Launch(layout=layout, message=message, limit=limit, near=near):
+                        attempt = job.attempt + 1
+                        self._change(job, Reason.GANG_STARTING, message, attempt)
+                        self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
+                    case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
+                        logger.info("%s: %s", job.id, message)
+                        self._memory.order(job.id, layout, cause, limit, near)
+                    case Pause(message=message, why=why):
+                        logger.info("%s: %s", job.id, message)
+                        self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
         # What queued jobs wait for, if it has changed.
         explained = [action for action in actions if isinstance(action, Explain)]
         if news := {each.job.id: each.message for each in explained if each.message != each.job.waiting_for}:
@@ -147,10 +166,11 @@ class Reconciler:
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
         """By job, gangs silent for so many seconds, and when they last answered; ``None``: unknown to this service."""
-        now = datetime.now(UTC)
+        now, time_now = self._clock(), datetime.now(UTC)
         return {
-            job_id: None if age is None else now - timedelta(seconds=age)
-            for job_id, age in self._memory.unseen(seconds).items()
+            job_id: None if entry.seen_at is None else time_now - timedelta(seconds=now - entry.seen_at)
+            for job_id, entry in self._memory.entries.items()
+            if now - (entry.begun_at if entry.seen_at is None else entry.seen_at) >= seconds
         }
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
@@ -166,15 +186,16 @@ class Reconciler:
     def _follow(self, jobs: Sequence[JobRecord]) -> None:
         """Carry out users' requests, poll the gangs of all other jobs at once, and store their reports."""
         # Adopt gangs that were started before this service; some have never reported.
-        unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
+        attempts = {job_id: entry.attempt for job_id, entry in self._memory.entries.items()}
+        unknown = [job for job in jobs if job.has_gang and attempts.get(job.id) != job.attempt]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 self._memory.recall(job, stored[job.id])
 
         polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if job.cancel_requested:
                     if job.has_gang:
                         self._gangs.end(job.id, job.attempt)
@@ -183,14 +204,14 @@ class Reconciler:
                     if job.commands:
                         for command in self._store.take_commands(job.id):
                             self._gangs.ask(job.id, job.attempt, command)
-                    orders = self._memory.orders(job)
-                    polled.append((job, PollRequest((job.id, job.attempt), self._memory.stored(job), orders)))
+                    orders, stored_up_to = self._memory.orders(job), self._memory.entries[job.id].stored
+                    polled.append((job, PollRequest((job.id, job.attempt), stored_up_to, orders)))
                 elif job.pause_requested and job.state is not JobState.PAUSED:
                     self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
         answered: list[tuple[JobRecord, GangStatus]] = []
         for (job, _), result in zip(polled, self._gangs.poll([request for _, request in polled]), strict=True):
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if isinstance(result, Exception):
                     raise result
                 starting = job.state is JobState.SCHEDULING
@@ -227,22 +248,36 @@ class Reconciler:
             except Exception as error:
                 logger.info("the reports of %d jobs are stored one by one: %s", len(together), error)
         for job, status in answered:
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if status.reports:
                     if job.id not in stored:
                         self._store.append_reports(job.id, job.attempt, numbered[job.id])
-                    self._memory.saw_stored(job, status.reports[-1].sequence)
+                    self._memory.entries[job.id].stored = status.reports[-1].sequence
                     for each in status.reports:
                         if self._tracing and isinstance(each.report, RestartReport):
                             self._tracing.restarted(job, each.time, each.report)
-                if reason := _progress(job, status):
-                    job = self._change(job, reason, status.message)
-                ended = _ENDS.get(status.phase)
-                message = status.message
-                if status.phase is GangPhase.PAUSED and job.pause_requested:
+                # The change of state that a continuing gang's status brings, if it is new.
+                phase, message = status.phase, status.message
+                reason: Reason | None = None
+                if job.state is JobState.SCHEDULING:
+                    paused_for_others = phase is GangPhase.PAUSED and not job.pause_requested
+                    if paused_for_others or phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED):
+                        reason = Reason.GANG_STARTED
+                    elif phase in _BEFORE_TRAINING:
+                        reason = Reason.GANG_STARTING
+                elif phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
+                    reason = Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
+                elif (job.reason, job.message) != (_INTERRUPTED.get(phase), message):
+                    reason = _INTERRUPTED.get(phase)
+                if reason:
+                    job = self._change(job, reason, message)
+                ended = _ENDS.get(phase)
+                if phase is GangPhase.PAUSED and job.pause_requested:
                     ended = Reason.PAUSED_BY_USER
-                elif status.phase is GangPhase.PAUSED:
-                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {self._memory.why_paused(job)}"
+                elif phase is GangPhase.PAUSED:
+                    entry = self._memory.entries.get(job.id)
+                    why = (entry and entry.why) or GAVE_WAY
+                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {why}"
                 if ended:
                     self._change(job, ended, message)
                     self._gangs.end(job.id, job.attempt)
@@ -268,34 +303,13 @@ class Reconciler:
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
-    def _act(self, action: Action) -> None:
-        job = action.job
-        match action:
-            case Admit():
-                self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
-            case Wait(message=message):
-                self._change(job, Reason.WAITING_FOR_RESOURCES, message)
-            case Launch(layout=layout, message=message, limit=limit, near=near):
-                attempt = job.attempt + 1
-                self._change(job, Reason.GANG_STARTING, message, attempt)
-                self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
-            case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
-                logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, layout, cause, limit, near)
-            case Pause(message=message, why=why):
-                logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
-
     def _start_gang(self, job: JobRecord, attempt: int, orders: Orders) -> None:
         checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
         tag = JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
         self._gangs.launch(tag, job.spec.model_copy(update={"checkpoint": checkpoint}), orders, job.basis)
 
-    def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
-        return self._alone(job.id, job.attempt, job.traceparent)
-
     @contextmanager
-    def _alone(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+    def _apart(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
         """Keep errors with one job from the others."""
         with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
             try:
@@ -316,17 +330,3 @@ class Reconciler:
             changes = EventFilter(kinds=("state",), since=job.waiting_since)
             self._tracing.left_queue(after, self._store.events(job.id, limit=_MOST_CHANGES, wanted=changes))
         return after
-
-
-def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
-    """The change of state that a continuing gang's status brings, if it is new."""
-    trains = status.phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED)
-    if job.state is JobState.SCHEDULING:
-        if trains or (status.phase is GangPhase.PAUSED and not job.pause_requested):
-            return Reason.GANG_STARTED
-        return Reason.GANG_STARTING if status.phase in _BEFORE_TRAINING else None
-    if status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
-        return Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
-    reason = _INTERRUPTED.get(status.phase)
-    repeated = job.reason is reason and job.message == status.message
-    return None if repeated else reason

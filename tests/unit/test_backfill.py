@@ -152,7 +152,7 @@ class World:
         cluster = ClusterSnapshot(
             [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits()
         )  # fmt: skip
-        waits = cluster.possible(self.head) and not cluster.fitting(self.head, cluster.room)
+        waits = cluster.possible(cluster.demands[self.head.id]) and not cluster.fitting(self.head, cluster.room)
         if not (waits and cluster.fitting(self.other, cluster.room)) or not cluster.nodes(self.head) & cluster.nodes(
             self.other
         ):
