@@ -208,7 +208,7 @@ class Feeds:
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
-        store.notifications.subscribe(self._on_write)
+        store.notifications.subscribers.append(self._on_write)
 
     @contextmanager
     def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:

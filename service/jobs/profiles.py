@@ -40,7 +40,7 @@ class ProfileStore:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
         """
         kind = kind_of_gpu(spec.resources) if spec.resources.gpus_per_worker else None
-        profiles = [] if kind is None else self._find(kind, computed_in(spec.training.precision))
+        profiles = [] if kind is None else self.list(kind, computed_in(spec.training.precision))
         return next(iter(profiles), None)
 
     def get(self, kind: str, precision: str | None = None) -> StoredProfile:
@@ -53,14 +53,17 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        profiles = self._find(kind, precision)
+        profiles = self.list(kind, precision)
         if not profiles:
             raise ProfileNotFound(kind, precision)
         return profiles[0]
 
-    def list(self) -> Sequence[StoredProfile]:
-        """All profiles by kind and precision."""
-        return self._find()
+    def list(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
+        """The profiles of a kind at a precision, or of all, by kind and precision."""
+        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
@@ -84,12 +87,6 @@ class ProfileStore:
         with self.engine.begin() as connection:
             if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
-
-    def _find(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
-        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
-        with self.engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def _write(self, stored: StoredProfile) -> None:
         key = {"kind": stored.kind, "precision": stored.profile.precision}

@@ -28,6 +28,10 @@ UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
 )
 FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
+_COUNTED_BY = {
+    column.key: select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    for column in (JobRow.queue, JobRow.tenant)
+}
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),
     "tenant": JobRow.tenant == bindparam("tenant"),
@@ -197,23 +201,12 @@ def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) ->
     return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
-def last_sequence(session: Session, job_id: str, attempt: int) -> int:
-    """Sequence number of the newest stored report of a gang; 0 if there is none."""
-    query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
-    return session.scalar(query) or 0
-
-
 def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """Number of jobs by a column's value and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in connection.execute(_counted_by(column)):
+    for value, state, number in connection.execute(_COUNTED_BY[column.key]):
         counts[value][state] = number
     return counts
-
-
-@cache
-def _counted_by(column: InstrumentedAttribute[str]) -> Select[str, str, int]:
-    return select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
 
 
 def find(session: Session | Connection, request: Request) -> str | None:

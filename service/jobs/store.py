@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Self
@@ -59,20 +60,20 @@ _CHANNEL = "boost_jobs"
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
 
 
+@dataclass(frozen=True)
 class Notifications:
-    """Calls all subscribers after each write of this process to a job. Threads may share it."""
+    """Calls all subscribers after each write of this process to a job. Threads may share it.
 
-    def __init__(self) -> None:
-        self._subscribers: list[Subscriber] = []
+    Attributes:
+        subscribers: Functions to be called in the thread that has written; they must not raise or block.
+    """
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Register a function to be called in the thread that has written; it must not raise or block."""
-        self._subscribers.append(subscriber)
+    subscribers: list[Subscriber] = field(default_factory=list)
 
     def publish(self, versions: Mapping[str, int]) -> None:
         """Announce that writes to jobs have been committed."""
         for job_id, version in versions.items():
-            for subscriber in self._subscribers:
+            for subscriber in self.subscribers:
                 subscriber(job_id, version)
 
 
@@ -467,7 +468,11 @@ class JobStore:
             JobNotFound: There is no such job.
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        return self._write_requested(job_id, request, lambda record: writes.scored(record, scores))
+        return self._write_requested(
+            job_id,
+            request,
+            lambda record: Write({}, [writes.event(record, "scores", scores.model_dump(mode="json"))]),
+        )
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
         """Store a fault of a job that was found by others than its gang.
@@ -508,7 +513,8 @@ class JobStore:
         """
 
         def plan(session: Session, record: JobRecord) -> Write | None:
-            stored = queries.last_sequence(session, job_id, attempt)
+            newest = select(func.max(EventRow.sequence))
+            stored = session.scalar(newest.where(EventRow.job_id == job_id, EventRow.attempt == attempt)) or 0
             fresh = [report for report in reports if report[0] > stored]
             if not fresh or attempt < record.attempt:
                 return None

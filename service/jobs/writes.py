@@ -17,7 +17,6 @@ from boost_core.messages import (
     FaultReport,
     Report,
     RestartReport,
-    Scores,
     WorkerCommand,
 )
 from boost_core.plan.resolve import ChosenLayouts
@@ -224,8 +223,8 @@ def patched(
     if not differences:
         return None
     values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
-    layouts = [_event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
-    return Write(values, [_event(record, "patch", differences), *layouts])
+    layouts = [event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
+    return Write(values, [event(record, "patch", differences), *layouts])
 
 
 def commanded(record: JobRecord, command: WorkerCommand) -> Write:
@@ -244,13 +243,8 @@ def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     raise_problems(type(command).__name__, wrong)
     waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # A drill is stored as an event now; a profile is reported once it is ready.
-    events = [_event(record, "drill", command.model_dump())] if drill else []
+    events = [event(record, "drill", command.model_dump())] if drill else []
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
-
-
-def scored(record: JobRecord, scores: Scores) -> Write:
-    """Store a checkpoint's scores on tasks; possible even after the job has ended."""
-    return Write({}, [_event(record, "scores", scores.model_dump(mode="json"))])
 
 
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
@@ -286,7 +280,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         changes["fault_counts"] = dict(Counter(record.fault_counts) + faults)
     values = {
         **changes,
-        **{event["kind"]: event["data"] for event in events if event["kind"] in _NEWEST},
+        **{each["kind"]: each["data"] for each in events if each["kind"] in _NEWEST},
         "goodput": goodput.model_dump(mode="json"),
     }
     if "restarts" in changes:
@@ -301,7 +295,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
 def add_fault(record: JobRecord, fault: FaultReport) -> Write:
     """Store a fault that was not reported by a gang."""
     counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
-    return Write({"fault_counts": counts}, [_event(record, fault.kind, _plain(fault))])
+    return Write({"fault_counts": counts}, [event(record, fault.kind, _plain(fault))])
 
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
@@ -309,7 +303,8 @@ def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, 
     return write and Write(write.values | values, write.rows)
 
 
-def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
+def event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
+    """An event of a job's newest gang, now."""
     return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
 
 

@@ -17,8 +17,8 @@ from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.models.cluster import TargetGroup, TargetLabels
-from service.telemetry.families import family
-from service.telemetry.jobs import LABELS, Seen, failed_family, job_families
+from service.telemetry.families import families, family
+from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Seen
 from service.telemetry.process import ProcessMetrics
 
 _RESOURCES = ("CPU", "GPU")
@@ -95,9 +95,22 @@ def record_families(store: JobStore, quotas: QuotaStore, tenant: str | None = No
     for state, count in store.counts(tenant).items():
         states.add_metric((state,), count)
     yield states
-    failed = store.failed_since(now - FAILED_FOR, MOST_FAILED)
-    yield failed_family([job for job in failed if tenant in (None, job.tenant)])
-    yield from job_families(jobs)
+    reason_labels = (*LABELS, "reason")
+    failed = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", reason_labels)
+    for job in store.failed_since(now - FAILED_FOR, MOST_FAILED):
+        if tenant in (None, job.tenant) and job.finished_at is not None:
+            failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
+    yield failed
+
+    # Active jobs.
+    labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
+    info_labels = (*LABELS, "queue", "family", "state")
+    infos = family("boost_job_info", "A job that has not ended; always 1.", info_labels)
+    for of_job, seen in labelled:
+        infos.add_metric((*of_job, seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
+    yield infos
+    yield from families(OF_ALL, LABELS, labelled)
+    yield from families(OF_STARTED, LABELS, [(of_job, seen) for of_job, seen in labelled if seen.job.attempt])
 
     # Trackers' progress with each active job.
     labels = (*LABELS, "tracker")

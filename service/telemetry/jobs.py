@@ -1,22 +1,19 @@
 """The metrics of each active job, all read from its record."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
-
-from prometheus_client.metrics_core import Metric
 
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import PLANNED_CAUSES, Cause, ComparisonReport, Fault, StepReport
 from service.jobs.ledger import Phase, as_of
 from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
-from service.telemetry.families import Parts, Value, Values, families, family
+from service.telemetry.families import Parts, Value, Values
 
 LABELS = ("job_id", "job_name", "tenant")
 
-_INFO = ("boost_job_info", "A job that has not ended; always 1.")
 _OWN_FAULT, _LOST_NODE = "fault", "node_lost"
 _STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
 
@@ -43,14 +40,11 @@ def _rate(
     read: Callable[[StepReport], float | None], per: Callable[[JobRecord], float] = lambda _job: 1
 ) -> Callable[[Seen], float | None]:
     """A rate of the newest step, which is zero while the gang does not step, per something of the job."""
-
-    def rate(seen: Seen) -> float | None:
-        value = read(seen.job.progress) if seen.job.progress else None
-        if value is None:
-            return None
-        return (value if seen.job.goodput.phase in _STEPPING else 0.0) / per(seen.job)
-
-    return rate
+    return lambda seen: (
+        (value if seen.job.goodput.phase in _STEPPING else 0.0) / per(seen.job)
+        if seen.job.progress and (value := read(seen.job.progress)) is not None
+        else None
+    )
 
 
 def _of_report(report: Literal["evaluation", "checkpoint", "shape"], field: str) -> Callable[[Seen], float | None]:
@@ -80,7 +74,7 @@ def _recent_restarts(seen: Seen) -> Values:
 
 
 # For every job, from its submission on.
-_OF_ALL: tuple[Value[Seen], ...] = (
+OF_ALL: tuple[Value[Seen], ...] = (
     Value(
         "boost_job_waiting_seconds",
         "How long the job has been QUEUED or SCHEDULING, since it last entered one of these states.",
@@ -90,7 +84,7 @@ _OF_ALL: tuple[Value[Seen], ...] = (
 
 # For jobs that have had a gang. Counts have their zeros: Prometheus does not see the first increase of a series that
 # begins with it.
-_OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
+OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
     Value(
         "boost_job_workers",
@@ -313,23 +307,3 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         lambda seen: ((what, seen.job.fault_counts.get(what, 0)) for what in (*Fault, GANG_LOST)),
     ),
 )
-
-
-def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
-    """Yield the metrics of active jobs."""
-    labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
-    infos = family(*_INFO, (*LABELS, "queue", "family", "state"))
-    for labels, seen in labelled:
-        infos.add_metric((*labels, seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
-    yield infos
-    yield from families(_OF_ALL, LABELS, labelled)
-    yield from families(_OF_STARTED, LABELS, [(labels, seen) for labels, seen in labelled if seen.job.attempt])
-
-
-def failed_family(jobs: Sequence[JobRecord]) -> Metric:
-    """Return when jobs have failed, of those that have lately."""
-    failed = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", (*LABELS, "reason"))
-    for job in jobs:
-        if job.finished_at is not None:
-            failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-    return failed

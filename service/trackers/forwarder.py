@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -129,25 +129,25 @@ class Forwarder:
             try:
                 self._lease = self._leases.take(LEASE, LEASE_SECONDS)
                 if self._lease is not None:
-                    self._begin(TrackerStore(self._store.engine, self._lease).pending())
+                    pending = TrackerStore(self._store.engine, self._lease).pending()
+                    now = time.monotonic()
+                    with self._lock:
+                        for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
+                            self._not_before.pop(key, None)
+                        for tenant, kind, job_id in sorted(pending):
+                            key, lane = (job_id, kind), self._lanes[tenant, kind]
+                            if key not in self._not_before and key not in lane.under_way:
+                                lane.waiting.setdefault(key)
+                        for (_, kind), lane in self._lanes.items():
+                            missing = max(0, min(THREADS_PER_TENANT - lane.threads, len(lane.waiting)))
+                            for _ in range(min(missing, THREADS - self._threads)):
+                                self._threads, lane.threads = self._threads + 1, lane.threads + 1
+                                name = f"tracker {kind}"
+                                threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
                 self._faults.over(_FAILED)
             except Exception as error:
                 self._faults.occurred(_FAILED, error)
             self._stop.wait(self._interval)
-
-    def _begin(self, pending: Iterable[tuple[str, str, str]]) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
-                self._not_before.pop(key, None)
-            for tenant, kind, job_id in sorted(pending):
-                if (key := (job_id, kind)) not in self._not_before and key not in self._lanes[tenant, kind].under_way:
-                    self._lanes[tenant, kind].waiting.setdefault(key)
-            for (_, kind), lane in self._lanes.items():
-                missing = max(0, min(THREADS_PER_TENANT - lane.threads, len(lane.waiting)))
-                for _ in range(min(missing, THREADS - self._threads)):
-                    self._threads, lane.threads = self._threads + 1, lane.threads + 1
-                    threading.Thread(target=self._work, args=(lane,), name=f"tracker {kind}", daemon=True).start()
 
     def _work(self, lane: _Lane) -> None:
         """Deliver until nothing waits."""
