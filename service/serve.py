@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+from functools import partial
 
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -16,7 +17,6 @@ from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
 from service.jobs.datasets import DatasetBuilds
 from service.jobs.leases import Lease, Leases
-from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
@@ -95,32 +95,32 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         from service.telemetry.tracing import Tracing  # not imported where tracing is off
 
         tracing = Tracing.to(settings.otlp_endpoint)
-    policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def limits() -> Limits:
         return Limits(*quotas.limits())
 
-    def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(
-            record,
-            gangs,
-            policy,
-            limits=limits,
-            tracing=tracing,
-            autoscales=settings.autoscaling,
-            topology=settings.topology_labels,
-            silent_seconds=settings.supervisor_seconds,
-        )
+    reconciler = partial(
+        Reconciler,
+        gangs=gangs,
+        policy=ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds),
+        limits=limits,
+        tracing=tracing,
+        autoscales=settings.autoscaling,
+        topology=settings.topology_labels,
+        silent_seconds=settings.supervisor_seconds,
+    )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
-
-        def in_need(cpus: float) -> JobRecord | None:
-            return job_in_need(cpus, record.active(), gangs.nodes(), limits())
-
-        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
+        return DatasetReconciler(
+            DatasetBuilds(record, lease),
+            builds,
+            settings.dataset_cpus,
+            limits,
+            lambda cpus: job_in_need(cpus, record.active(), gangs.nodes(), limits()),
+        )
 
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))

@@ -116,7 +116,6 @@ class TensorBoard:
             raise NotYet
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         records = b""
         for entry in batch.entries:
@@ -128,14 +127,15 @@ class TensorBoard:
                 records += _record(event)
         first, job = batch.entries[0], batch.job
         name, written = previous.get("file"), previous.get("bytes", 0)
-        if name is not None and written < _FILE_BYTES:
-            if self._folder.write(name, written, records):
-                return {"file": name, "bytes": written + len(records)}
+        if name is not None and written < _FILE_BYTES and self._folder.write(name, written, records):
+            return {"file": name, "bytes": written + len(records)}
         # Readers take files in order of their names, which begin with ten digits of seconds.
         time = first.time.timestamp()
         name = f"events.out.tfevents.{int(time)}.{job.id}.{first.event_id:012d}"
         head = _record(Event(wall_time=time, file_version=_VERSION))
         if not previous:  # the first file describes the job, so that jobs can be compared
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
             begun = job.submitted_at.timestamp()
             settings = hparams_pb(settings_of(job.spec), trial_id=job.id, start_time_secs=begun)
             head += _record(Event(wall_time=time, summary=settings))
