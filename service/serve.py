@@ -19,10 +19,10 @@ from service.jobs.datasets import DatasetBuilds
 from service.jobs.leases import Lease, Leases
 from service.jobs.store import JobStore
 from service.logs import write_logs
-from service.scheduler.actions import ResizePolicy
+from service.scheduler.cluster_snapshot import ResizePolicy
 from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 from service.scheduler.reconcile import Reconciler
 from service.security.access import AccessRules
 from service.security.network import UnsafeExposure, check_exposure

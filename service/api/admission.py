@@ -23,7 +23,7 @@ from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
-from service.jobs.seen_nodes import NodeSize, size_of_a_node
+from service.jobs.outlook import NodeSize, size_of_a_node
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError

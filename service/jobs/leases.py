@@ -37,11 +37,7 @@ class Lease:
 
     def holds(self) -> ColumnElement[bool]:
         """A condition for writes."""
-        return exists().where(self.is_newest())
-
-    def is_newest(self) -> ColumnElement[bool]:
-        """The condition that a row of leases is this one's."""
-        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
+        return exists().where((LeaseRow.name == self.name) & (LeaseRow.token == self.token))
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,8 @@ class Leases:
         """Let a lease end so many seconds from now; return whether it was still valid."""
         with Session(self.engine) as session, session.begin():
             expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
-            statement = update(LeaseRow).where(lease.is_newest()).values(expiry)
+            newest = (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
+            statement = update(LeaseRow).where(newest).values(expiry)
             result = session.execute(statement.execution_options(synchronize_session=False))
             assert isinstance(result, CursorResult)
             return result.rowcount == 1

@@ -2,7 +2,7 @@
 
 Higher priorities come first, then jobs that have been in the queue for longer. A job starts at the best of its layouts
 that fit now, on nodes and in quotas. A job that waits for others to make room blocks those behind it from anything that
-could delay it, so that it cannot starve (``backfill``; ``quotas``); one that is too large for the whole cluster or its
+could delay it, so that it cannot starve (``backfill``; ``Quotas``); one that is too large for the whole cluster or its
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
@@ -20,11 +20,9 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES, JobState
 from service.scheduler import messages
-from service.scheduler.actions import Action, CapacityObserved, Gang, ResizePolicy
 from service.scheduler.backfill import Head
-from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.placement import ROUNDING, Nodes
-from service.scheduler.quotas import Limits
+from service.scheduler.cluster_snapshot import Action, CapacityObserved, ClusterSnapshot, Gang, ResizePolicy
+from service.scheduler.placement import ROUNDING, Limits, Nodes
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 

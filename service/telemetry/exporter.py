@@ -17,8 +17,7 @@ from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.models.cluster import TargetGroup, TargetLabels
-from service.telemetry.families import families, family
-from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Seen
+from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Seen, families, family
 from service.telemetry.process import ProcessMetrics
 
 _RESOURCES = ("CPU", "GPU")

@@ -10,11 +10,10 @@ from boost_core.config import Layout
 from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Gang, ResizePolicy
 from service.scheduler.backfill import Head
-from service.scheduler.cluster_snapshot import ClusterSnapshot
+from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy
 from service.scheduler.decisions import decide
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 from tests import brute_force
 from tests.scheduling import WAITING, job, nodes, running, summary, trains
 
