@@ -44,9 +44,15 @@ class QuotaStore:
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """Return the limits of tenants and of queues, by name."""
         with Session(self.store.engine) as session:
-            tenants = {row.name: _limit(row) for row in session.scalars(select(TenantRow))}
-            queues = {row.name: _limit(row) for row in session.scalars(select(QueueRow))}
-        return tenants, queues
+            tenants, queues = session.scalars(select(TenantRow)).all(), session.scalars(select(QueueRow)).all()
+        of_tenants, of_queues = (
+            {
+                row.name: {name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None}
+                for row in rows
+            }
+            for rows in (tenants, queues)
+        )
+        return of_tenants, of_queues
 
     def refuse_unknown_queue(self, name: str) -> None:
         """Check that a queue exists.
@@ -152,8 +158,3 @@ class QuotaStore:
 def _queue_not_found(session: Session, name: str) -> QueueNotFound:
     names = session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all()
     return QueueNotFound(f"there is no queue {name!r}; there are: {', '.join(names)}")
-
-
-def _limit(row: TenantRow | QueueRow) -> Limit:
-    limits = {"GPU": row.gpus, "CPU": row.cpus}
-    return {name: limit for name, limit in limits.items() if limit is not None}

@@ -16,18 +16,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    Select,
-    bindparam,
-    delete,
-    func,
-    insert,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Connection, Engine, Select, bindparam, delete, func, insert, select, union_all
 
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout

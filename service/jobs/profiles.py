@@ -68,10 +68,19 @@ class ProfileStore:
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
-        try:
-            self._write(stored)
-        except IntegrityError:  # another request has just stored the first of this kind
-            self._write(stored)
+        key = {"kind": kind, "precision": profile.precision}
+        values = stored.model_dump() | key | {"profile": profile.model_dump(mode="json")}
+        for last in (False, True):
+            try:
+                with self.engine.begin() as connection:
+                    changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
+                    if changed.rowcount == 0:
+                        connection.execute(insert(ProfileRow).values(values))
+            except IntegrityError:  # another request has just stored the first of this kind
+                if last:
+                    raise
+            else:
+                break
         return stored
 
     def delete(self, kind: str, precision: str | None = None) -> None:
@@ -87,14 +96,6 @@ class ProfileStore:
         with self.engine.begin() as connection:
             if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
-
-    def _write(self, stored: StoredProfile) -> None:
-        key = {"kind": stored.kind, "precision": stored.profile.precision}
-        values = stored.model_dump() | key | {"profile": stored.profile.model_dump(mode="json")}
-        with self.engine.begin() as connection:
-            changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
-            if changed.rowcount == 0:
-                connection.execute(insert(ProfileRow).values(values))
 
 
 def _matching(kind: str | None, precision: str | None) -> list[ColumnElement[bool]]:

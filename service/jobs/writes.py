@@ -10,15 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.messages import (
-    Cause,
-    ComparisonReport,
-    Drill,
-    FaultReport,
-    Report,
-    RestartReport,
-    WorkerCommand,
-)
+from boost_core.messages import Cause, ComparisonReport, Drill, FaultReport, Report, RestartReport, WorkerCommand
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
@@ -96,14 +88,6 @@ class Reported:
     observed: Sequence[dict[str, Any]] = ()
 
 
-def state_values(
-    job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str
-) -> dict[str, Any]:
-    """The event of a change of state, by columns."""
-    data = {"state": state, "reason": reason, "message": message}
-    return {"job_id": job_id, "attempt": attempt, "kind": "state", "time": time, "data": data}
-
-
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
     """Move a job to the state that a reason leads to; ``None`` if nothing changes.
 
@@ -134,7 +118,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["finished_at"] = now
     if reason is Reason.GANG_LOST:
         values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
-    return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
+    data = {"state": state, "reason": reason, "message": message}
+    return Write(values, [EventRow(job_id=record.id, attempt=attempt, kind="state", time=now, data=data)])
 
 
 def cancelled(record: JobRecord) -> Write | None:

@@ -40,11 +40,6 @@ from service.scheduler.placement import ROUNDING, copies
 # Counting in units: amounts that must be free together on one node.
 
 
-def units_in(amounts: Amounts, unit: Amounts) -> int:
-    """The number of units that there is room for; 0 if no resource decides."""
-    return copies(amounts, unit) if unit else 0
-
-
 def units_allocated(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
     """The fewest and the most units for which a gang leaves no room."""
     size, count = demand.groups(layout)
@@ -128,7 +123,7 @@ class Scarcity:
                 key = size, one, other
                 if key not in self._enough:
                     unit = {other: self._each[other] * size}
-                    units = [(node, units_in(node.total, unit)) for node in self._nodes]
+                    units = [(node, copies(node.total, unit)) for node in self._nodes]
                     beyond = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
                     self._enough[key] = min(beyond, default=math.inf)
                 known = one in self._known and other in self._known
@@ -219,14 +214,14 @@ class Head:
             deciding = self._scarcity.deciding(size, demand.amounts(layout.world_size))
             if (size, deciding) not in self._allocated:
                 unit = {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
-                allocated = AllocatedUnits(
-                    sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size]
-                )
+                # Units of the nodes in all, and of what is free; none if no resource decides.
+                nodes = self._capacities if unit else []
+                units = [(copies(node.total, unit), copies(node.free, unit)) for node in nodes]
+                allocated = AllocatedUnits(sum(total for total, _ in units) - self._fewest[size])
                 for stay in self._stays:
                     allocated.add(*stay.units(unit))
                 if any(self._of_others[name] > ROUNDING for name in unit):
-                    used = (units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities)
-                    allocated.add(0, sum(used))
+                    allocated.add(0, sum(total - free for total, free in units))
                 self._allocated[size, deciding] = unit, allocated
             unit, allocated = self._allocated[size, deciding]
             _, most = units_allocated(demand, layout, unit)

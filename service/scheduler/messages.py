@@ -27,7 +27,8 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
-    has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
+    total = cluster.whole.total(cluster.whole.nodes_for(demand))
+    has = ", ".join(f"{total.get(name, 0):g} {name}" for name in demand.each)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))
     kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & demand.avoid
     where = "the cluster has"
@@ -87,7 +88,8 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
 
 def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
     demand, room = cluster.demands[job.id], cluster.room
-    return ", ".join(f"{room.free(demand, name):g} of {room.total(demand, name):g} {name} free" for name in demand.each)
+    total = room.total(room.nodes_for(demand))
+    return ", ".join(f"{room.free(demand, name):g} of {total.get(name, 0):g} {name} free" for name in demand.each)
 
 
 def _unusable_room(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:

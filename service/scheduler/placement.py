@@ -212,10 +212,6 @@ class Room:
         other._allocated = {nodes: defaultdict(float, amounts) for nodes, amounts in self._allocated.items()}
         return other
 
-    def total(self, demand: Demand, resource: str) -> float:
-        """Total amount of a resource on the nodes that a job can use."""
-        return self._total(self.nodes_for(demand)).get(resource, 0)
-
     def free(self, demand: Demand, resource: str) -> float:
         """Free amount of a resource on the nodes that a job can use."""
         usable = self.nodes_for(demand)
@@ -236,13 +232,14 @@ class Room:
 
     def _left(self, nodes: Nodes) -> dict[str, float]:
         """Total resources of some nodes, less what is held by gangs that cannot be elsewhere."""
-        left = dict(self._total(nodes))
+        left = dict(self.total(nodes))
         for within, amounts in self._allocated.items():
             if within & nodes == within:
                 _subtract(left, amounts, 1)
         return left
 
-    def _total(self, nodes: Nodes) -> dict[str, float]:
+    def total(self, nodes: Nodes) -> dict[str, float]:
+        """Total resources of some nodes."""
         if nodes not in self._totals:
             total: dict[str, float] = defaultdict(float)
             for number, node in enumerate(self._nodes):

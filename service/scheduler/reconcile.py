@@ -139,11 +139,6 @@ class GangMemory:
         entry = self.entries.get(job.id)
         return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
 
-    def hold(self, job: JobRecord, seconds: float) -> None:
-        """Let a job take no part for some time."""
-        now = self.clock()
-        self.held = {job_id: until for job_id, until in self.held.items() if until > now} | {job.id: now + seconds}
-
     def orders(self, job: JobRecord) -> Orders:
         """Orders for a job's gang."""
         entry = self.entries[job.id]
@@ -440,14 +435,16 @@ class Reconciler:
     def _lost(self, job: JobRecord, what: str) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
-        now = datetime.now(UTC)
-        since = now - timedelta(seconds=window)
+        present = datetime.now(UTC)
+        since = present - timedelta(seconds=window)
         # Losses with checkpoints in between do not stop a job. Later times are from before a clock was set back.
-        since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= now)])
+        since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= present)])
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
-            self._memory.hold(job, pause)
+            now = self._clock()
+            held = {job_id: until for job_id, until in self._memory.held.items() if until > now}
+            self._memory.held = held | {job.id: now + pause}
             later = f" in {pause:g} s" if pause else ""
             message = f"{what}, through no fault of the job, which gets a new one{later}"
             self._change(job, Reason.GANG_LOST, message)

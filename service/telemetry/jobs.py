@@ -175,11 +175,7 @@ OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "Data parallel ranks of the newest gang.",
         _of_report("shape", "data_parallel_size"),
     ),
-    Value(
-        "boost_job_target_steps",
-        "Total optimizer steps of the job.",
-        lambda seen: seen.job.spec.training.steps,
-    ),
+    Value("boost_job_target_steps", "Total optimizer steps of the job.", lambda seen: seen.job.spec.training.steps),
     Value("boost_job_step", "Optimizer steps done.", _of_report("progress", "step")),
     Value("boost_job_loss_nats", "Training loss of the newest step, per token.", _of_report("progress", "loss")),
     Value("boost_job_validation_loss_nats", "Loss on validation text, per token.", _of_report("evaluation", "loss")),

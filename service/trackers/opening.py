@@ -17,10 +17,7 @@ from service.trackers.wandb import OfflineWandb, Wandb, has_wandb
 
 TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
 # The files of a secret for a kind of tracker: those that it must have, and those that it may have.
-_SECRET_FILES = {
-    MLFLOW: (("tracking_uri",), ("token", "username", "password")),
-    WANDB: (("api_key",), ("base_url",)),
-}
+_SECRET_FILES = {MLFLOW: (("tracking_uri",), ("token", "username", "password")), WANDB: (("api_key",), ("base_url",))}
 
 
 def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
