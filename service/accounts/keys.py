@@ -126,10 +126,30 @@ class KeyStore:
             created_at=datetime.now(UTC),
             expires_at=expires_at,
         )
-        try:
-            return self._insert(row, request)
-        except IntegrityError:  # the same request, or one that created the tenant, was faster
-            return self._insert(row, request)
+        for last in (False, True):
+            try:
+                with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                    # A new key, or a new secret for the one that the request created.
+                    earlier = queries.find(session, request) if request is not None else None
+                    stored = row if earlier is None else session.get_one(KeyRow, earlier)
+                    if stored.revoked_at is not None:
+                        remedy = "send another Idempotency-Key for a new one"
+                        raise KeyRevoked(f"the key {stored.id} that this request created is revoked; {remedy}")
+                    key = f"{_PREFIX}_{stored.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+                    stored.sha256 = _sha256(key)
+                    if earlier is None:
+                        session.add(row)
+                        if request is not None:
+                            session.add(RequestRow(**model.request_values(request, row.id)))
+                        if session.get(TenantRow, row.tenant) is None:
+                            session.add(TenantRow(name=row.tenant))
+            except IntegrityError:  # the same request, or one that created the tenant, was faster
+                if last:
+                    raise
+            else:
+                break
+        self._cached.pop(stored.id, None)
+        return NewKey(**_facts(stored), key=key)
 
     def list(self) -> Sequence[Key]:
         """Return all keys, newest first."""
@@ -190,26 +210,6 @@ class KeyStore:
         """Whether the key that a request came with is still accepted; with authentication off there was none."""
         known = self._find(principal.key_id) if principal.key_id is not None else None
         return principal.key_id is None or (known is not None and known.alive())
-
-    def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
-        """Store a key, or give the one that the request created a new secret."""
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            earlier = queries.find(session, request) if request is not None else None
-            if earlier is not None:
-                row = session.get_one(KeyRow, earlier)
-            if row.revoked_at is not None:
-                remedy = "send another Idempotency-Key for a new one"
-                raise KeyRevoked(f"the key {row.id} that this request created is revoked; {remedy}")
-            key = f"{_PREFIX}_{row.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-            row.sha256 = _sha256(key)
-            if earlier is None:
-                session.add(row)
-                if request is not None:
-                    session.add(RequestRow(**model.request_values(request, row.id)))
-                if session.get(TenantRow, row.tenant) is None:
-                    session.add(TenantRow(name=row.tenant))
-        self._cached.pop(row.id, None)
-        return NewKey(**_facts(row), key=key)
 
     def _find(self, key_id: str, *, cached_only: bool = False) -> _CachedKey | None:
         known = self._cached.get(key_id)

@@ -205,35 +205,13 @@ class JobStore:
         job_id, now = new_id("job"), datetime.now(UTC)
         folder = spec.checkpoint.url or f"{checkpoint_root.rstrip('/')}/{owner.tenant}"
         record = JobRecord(
-            id=job_id,
-            tenant=owner.tenant,
-            queue=spec.queue,
-            submitted_by=owner.name,
-            cloned_from=cloned_from,
-            name=spec.name,
-            spec=spec,
-            state=JobState.QUEUED,
-            reason=Reason.SUBMITTED,
-            message="waits for its turn",
-            attempt=0,
-            cancel_requested=False,
-            checkpoint_url=f"{folder.rstrip('/')}/{job_id}",
-            submitted_at=now,
-            queued_at=now,
-            waiting_since=now,
-            started_at=None,
-            finished_at=None,
-            progress=None,
-            evaluation=None,
-            checkpoint=None,
-            profile=profile,
-            fitted=fitted,
-            node_gpus=node_gpus,
-            node_memory_bytes=node_memory_bytes,
-            goodput=Goodput.begin(now),
-            traceparent=traceparent,
-            version=1,
-        )
+            id=job_id, tenant=owner.tenant, queue=spec.queue, submitted_by=owner.name, cloned_from=cloned_from,
+            name=spec.name, spec=spec, state=JobState.QUEUED, reason=Reason.SUBMITTED, message="waits for its turn",
+            attempt=0, cancel_requested=False, checkpoint_url=f"{folder.rstrip('/')}/{job_id}", submitted_at=now,
+            queued_at=now, waiting_since=now, started_at=None, finished_at=None, progress=None, evaluation=None,
+            checkpoint=None, profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes,
+            goodput=Goodput.begin(now), traceparent=traceparent, version=1,
+        )  # fmt: skip
         job = {name: getattr(record, name) for name in record.model_fields_set}
         about = {"job_id": job_id, "attempt": 0, "time": now}
         state = {"state": record.state, "reason": record.reason, "message": record.message}

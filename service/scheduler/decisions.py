@@ -132,7 +132,10 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
         cluster.admit(job)
         cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
         return True
-    if account := quotas.obstacle(job, least):
+    # The first account where it has to wait: for room, or behind another job that does.
+    accounts = quotas.accounts(job)
+    short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
+    if account := next(short, None):
         first = account not in quotas.heads
         if first:
             cluster.admit(job)

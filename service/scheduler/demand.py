@@ -156,18 +156,13 @@ class _Key:
     spec: JobSpec = field(compare=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Same:
     """A spec compared by identity, so that it is found without comparing its fields."""
 
-    spec: JobSpec
-    basis: Basis
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.spec is other.spec and self.basis == other.basis
-
-    def __hash__(self) -> int:
-        return id(self.spec)
+    identity: int
+    basis: Basis = field(hash=False)
+    spec: JobSpec = field(compare=False)  # kept, so that no other gets its identity
 
 
 def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
@@ -177,7 +172,7 @@ def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
         spec: A job's spec.
         basis: The basis of its predictions.
     """
-    return _known(_Same(spec, basis))
+    return _known(_Same(id(spec), basis, spec))
 
 
 @lru_cache(_REMEMBERED)

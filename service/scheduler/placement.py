@@ -334,20 +334,14 @@ class Quotas:
     def allows(self, job: JobRecord, ranks: int) -> bool:
         """Whether there is room for some more ranks of a job; always for none."""
         return ranks <= 0 or all(
-            self.left(account) >= self._needs(job, account, ranks) for account in self.accounts(job)
+            self.left(account) >= self.needs(job, account, ranks) for account in self.accounts(job)
         )
 
     def too_small(self, job: JobRecord, ranks: int) -> Account | None:
         """The first account that could not hold a gang of this many ranks even if it were empty."""
         accounts = self.accounts(job)
-        return next((one for one in accounts if self.limit[one] < self._needs(job, one, ranks)), None)
+        return next((one for one in accounts if self.limit[one] < self.needs(job, one, ranks)), None)
 
-    def obstacle(self, job: JobRecord, ranks: int) -> Account | None:
-        """The first account where a gang has to wait: for room, or behind another that does."""
-        for account in self.accounts(job):
-            if account in self.heads or self.left(account) < self._needs(job, account, ranks):
-                return account
-        return None
-
-    def _needs(self, job: JobRecord, account: Account, ranks: int) -> float:
+    def needs(self, job: JobRecord, account: Account, ranks: int) -> float:
+        """How much of an account some ranks of a job need."""
         return self.demand(job).each[account.resource] * ranks - ROUNDING

@@ -111,7 +111,8 @@ class Tracing:
             job: The job's present record.
             events: Its changes of state since it began to wait.
         """
-        if parent := _parent(job):
+        if job.traceparent:
+            parent = _w3c.extract({"traceparent": job.traceparent})
             for phase in phases(events):
                 self._record(phase.name, phase.start, phase.end, parent, _about(job))
 
@@ -123,9 +124,9 @@ class Tracing:
             time: When training resumed.
             restart: The gang's report of it.
         """
-        parent = _parent(job)
-        if parent is None:
+        if not job.traceparent:
             return
+        parent = _w3c.extract({"traceparent": job.traceparent})
         begun = time - timedelta(seconds=restart.seconds)
         attributes: dict[str, str | int | float] = {
             "boost.cause": restart.cause,
@@ -188,10 +189,6 @@ class TracedRequests:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.end()
-
-
-def _parent(job: JobRecord) -> Context | None:
-    return _w3c.extract({"traceparent": job.traceparent}) if job.traceparent else None
 
 
 def _about(job: JobRecord) -> dict[str, str | int | float]:

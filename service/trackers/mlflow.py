@@ -6,7 +6,8 @@ a server with a database keeps only one of them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import accumulate
 from math import isfinite
 from typing import Any
 
@@ -15,7 +16,7 @@ import httpx
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.proxies import proxy_of
-from service.trackers.curves import Batch, Entry, settings_of
+from service.trackers.curves import Batch, settings_of
 
 _POINTS = 999  # per request; with their event's tag 1000, MLflow's limit
 _PARAMETERS = 100
@@ -85,7 +86,12 @@ class Mlflow:
             run = self._run(batch.job, previous)
             run_id = run["info"]["run_id"]
             known = next((int(tag["value"]) for tag in run["data"].get("tags", []) if tag["key"] == _EVENT), 0)
-            for part in _parts([entry for entry in batch.entries if entry.event_id > known]):
+            left = [entry for entry in batch.entries if entry.event_id > known]
+            while left:
+                # In order, as many as have points that fit into a request.
+                points = accumulate(len(entry.values) for entry in left)
+                fitting = max(1, sum(total <= _POINTS for total in points))
+                part, left = left[:fitting], left[fitting:]
                 # JSON has no such numbers; MLflow spells them out.
                 spelled = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
                 metrics = [
@@ -183,17 +189,3 @@ class Mlflow:
         if absent is not None and code == absent:
             return None
         raise MlflowRefused(f"{self._uri} answers {path} with {response.status_code} {code} {message}".rstrip())
-
-
-def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Yield entries in order, in groups whose points fit into a request."""
-    part: list[Entry] = []
-    points = 0
-    for entry in entries:
-        if part and points + len(entry.values) > _POINTS:
-            yield part
-            part, points = [], 0
-        part.append(entry)
-        points += len(entry.values)
-    if part:
-        yield part
