@@ -94,7 +94,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     else:
         from service.telemetry.tracing import Tracing  # not imported where tracing is off
 
-        tracing = Tracing.to(settings.otlp_endpoint)
+        tracing = Tracing(settings.otlp_endpoint)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 

@@ -37,17 +37,6 @@ from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING, copies
 
-# Counting in units: amounts that must be free together on one node.
-
-
-def units_allocated(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
-    """The fewest and the most units for which a gang leaves no room."""
-    size, count = demand.groups(layout)
-    parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
-    if not parts:
-        return 0, 0
-    return count * math.floor(min(parts) + ROUNDING), count * math.ceil(max(parts) - ROUNDING)
-
 
 class AllocatedUnits:
     """The possible total numbers of units taken: every sum of one number from each of some ranges.
@@ -149,9 +138,14 @@ class _Stay:
     inside: bool
 
     def units(self, unit: Amounts) -> tuple[int, int]:
-        """The fewest and the most units that it takes."""
-        ranges = [units_allocated(self.demand, layout, unit) for layout in self.layouts]
-        return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
+        """The fewest and the most units for which it leaves no room: amounts that must be free together on one node."""
+        low, high = [], []
+        for layout in self.layouts:
+            size, count = self.demand.groups(layout)
+            parts = [size * self.demand.each.get(name, 0) / amount for name, amount in unit.items()] or [0.0]
+            low.append(count * math.floor(min(parts) + ROUNDING))
+            high.append(count * math.ceil(max(parts) - ROUNDING))
+        return min(low) if self.inside else 0, max(high)
 
 
 class Head:
@@ -224,7 +218,7 @@ class Head:
                     allocated.add(0, sum(total - free for total, free in units))
                 self._allocated[size, deciding] = unit, allocated
             unit, allocated = self._allocated[size, deciding]
-            _, most = units_allocated(demand, layout, unit)
+            _, most = _Stay(demand, frozenset({layout}), inside=False).units(unit)
             # Is some sum within the maximum, but not with these added?
             if most > 0 and allocated.sums >> max(0, allocated.spare - most + 1) != 0:
                 return True

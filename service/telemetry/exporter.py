@@ -4,14 +4,14 @@ None of them is counted separately, so a restart loses nothing, and a job's seri
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service.accounts.quotas import Limit, QuotaStore
+from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES, JobRecord
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
@@ -99,10 +99,24 @@ class TenantCollector(Collector):
             oldest.add_metric((queue,), seconds)
         yield oldest
 
-        if tenant is None:
-            yield from gpu_families("queue", queues, jobs, lambda job: job.queue)
-        limits = tenants if tenant is None else {tenant: tenants.get(tenant, {})}
-        yield from gpu_families("tenant", limits, jobs, lambda job: job.tenant)
+        # The GPUs that the gangs of each queue and tenant hold, and how many they may hold.
+        limited = (
+            {"queue": queues, "tenant": tenants} if tenant is None else {"tenant": {tenant: tenants.get(tenant, {})}}
+        )
+        for what, limits in limited.items():
+            allocated: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
+            for seen in jobs:
+                allocated[getattr(seen.job, what)] += seen.job.allocated.get("GPU", 0)
+            holding = family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,))
+            for name, gpus in allocated.items():
+                holding.add_metric((name,), gpus)
+            yield holding
+            limit_help = f"GPUs that the gangs of each {what} may hold, if limited."
+            limit = family(f"boost_{what}_gpus_limit", limit_help, (what,))
+            for name, amounts in limits.items():
+                if "GPU" in amounts:
+                    limit.add_metric((name,), amounts["GPU"])
+            yield limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,31 +156,6 @@ class ServiceCollector(Collector):
         yield from (seen_at, alive, resources)
 
         yield from self.process.collect()
-
-
-def gpu_families(
-    what: str, limits: Mapping[str, Limit], jobs: Sequence[Seen], of: Callable[[JobRecord], str]
-) -> Iterator[Metric]:
-    """Yield the GPUs that the gangs of each queue or tenant hold, and how many they may hold.
-
-    Args:
-        what: ``queue`` or ``tenant``.
-        limits: Limits by name; empty for those without any.
-        jobs: All active jobs.
-        of: Returns the name that a job counts towards.
-    """
-    allocated: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
-    for seen in jobs:
-        allocated[of(seen.job)] += seen.job.allocated.get("GPU", 0)
-    holding = family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,))
-    for name, gpus in allocated.items():
-        holding.add_metric((name,), gpus)
-    yield holding
-    limit = family(f"boost_{what}_gpus_limit", f"GPUs that the gangs of each {what} may hold, if limited.", (what,))
-    for name, limited in limits.items():
-        if "GPU" in limited:
-            limit.add_metric((name,), limited["GPU"])
-    yield limit
 
 
 def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:

@@ -227,12 +227,12 @@ OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value(
         "boost_job_peak_memory_bytes",
         "Peak memory up to the gang's second step, of the rank with the highest peak.",
-        lambda seen: (report := seen.job.comparison) and report.peak_bytes[report.fullest],
+        lambda seen: report.peak_bytes[report.fullest] if (report := seen.job.comparison) else None,
     ),
     Value(
         "boost_job_planned_memory_bytes",
         "The plan's prediction for that rank.",
-        lambda seen: (report := seen.job.comparison) and report.planned_bytes[report.fullest],
+        lambda seen: report.planned_bytes[report.fullest] if (report := seen.job.comparison) else None,
     ),
     Value(
         "boost_job_data_seconds",

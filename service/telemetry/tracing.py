@@ -76,23 +76,16 @@ class Tracing:
     """Creates spans and sends them from its own thread; an unavailable collector blocks nothing.
 
     Args:
-        exporter: Where spans are sent.
+        exporter: Where spans are sent, or a collector's URL for OTLP over HTTP, such as ``http://collector:4318``.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter | str) -> None:
+        if isinstance(exporter, str):
+            exporter = OTLPSpanExporter(f"{exporter.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS)
         about_us = {"service.name": "boost", "service.version": __version__, "host.name": socket.gethostname()}
         self._provider = TracerProvider(resource=Resource.create(about_us), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("boost", __version__)
-
-    @classmethod
-    def to(cls, endpoint: str) -> "Tracing":
-        """Create a tracing that sends to a collector.
-
-        Args:
-            endpoint: Its URL for OTLP over HTTP, for example ``http://collector:4318``.
-        """
-        return cls(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most."""

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -92,16 +93,15 @@ def has_tensorboard() -> bool:
     return find_spec("tensorboard") is not None
 
 
+@dataclass(frozen=True)
 class TensorBoard:
     """Writes a job's event files.
 
-    Args:
-        checkpoint_url: Folder of the job's checkpoints.
-        storage_options: Credentials for ``s3://``; default: those of the process.
+    Attributes:
+        folder: Where they are.
     """
 
-    def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
-        self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
+    folder: TrackerFolder
 
     def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a batch to the newest file, or to a new one if that is large or gone.
@@ -110,7 +110,7 @@ class TensorBoard:
             NotYet: The job has no folder and no step yet.
             OSError: The store or the disk refused it, for example because it is full.
         """
-        if not previous and not self._folder.may_begin(batch.job):
+        if not previous and not self.folder.may_begin(batch.job):
             if batch.job.finished:  # without a step: there is nothing to show
                 return {}
             raise NotYet
@@ -127,7 +127,7 @@ class TensorBoard:
                 records += _record(event)
         first, job = batch.entries[0], batch.job
         name, written = previous.get("file"), previous.get("bytes", 0)
-        if name is not None and written < _FILE_BYTES and self._folder.write(name, written, records):
+        if name is not None and written < _FILE_BYTES and self.folder.write(name, written, records):
             return {"file": name, "bytes": written + len(records)}
         # Readers take files in order of their names, which begin with ten digits of seconds.
         time = first.time.timestamp()
@@ -144,7 +144,7 @@ class TensorBoard:
             text = _text("job", f"{about}\n\n```json\n{spec}\n```")
             head += _record(Event(wall_time=time, summary={"value": [text]}))
         records = head + records
-        self._folder.write(name, 0, records)
+        self.folder.write(name, 0, records)
         return {"file": name, "bytes": len(records)}
 
 
