@@ -44,15 +44,16 @@ class QuotaStore:
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """Return the limits of tenants and of queues, by name."""
         with Session(self.store.engine) as session:
-            tenants, queues = session.scalars(select(TenantRow)).all(), session.scalars(select(QueueRow)).all()
-        of_tenants, of_queues = (
-            {
-                row.name: {name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None}
-                for row in rows
-            }
-            for rows in (tenants, queues)
-        )
-        return of_tenants, of_queues
+            tenants, queues = (
+                {
+                    row.name: {
+                        name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None
+                    }
+                    for row in session.scalars(select(table))
+                }
+                for table in (TenantRow, QueueRow)
+            )
+        return tenants, queues
 
     def refuse_unknown_queue(self, name: str) -> None:
         """Check that a queue exists.

@@ -186,14 +186,10 @@ def load(session: Session, job_id: str) -> JobRecord:
 
 def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
     """The query for jobs, newest first, and its parameters."""
-    filters: dict[str, Any] = {
-        "states": None if jobs.states is None else list(jobs.states),
-        "tenant": jobs.tenant,
-        "queue": jobs.queue,
-        "submitted_by": jobs.submitted_by,
-        "cursor": cursor,
-    }
-    parameters = {name: value for name, value in filters.items() if value is not None}
+    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by")} | {"cursor": cursor}
+    parameters: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if jobs.states is not None:
+        parameters["states"] = list(jobs.states)
     query = _listed(frozenset(parameters))
     if jobs.name is not None:
         query = query.where(JobRow.name.icontains(jobs.name, autoescape=True))

@@ -122,13 +122,9 @@ class Tracing:
         parent = _w3c.extract({"traceparent": job.traceparent})
         begun = time - timedelta(seconds=restart.seconds)
         attributes: dict[str, str | int | float] = {
-            "boost.cause": restart.cause,
-            "boost.message": redact(restart.message),
-            "boost.step": restart.step,
-            "boost.resumed_step": restart.resumed_step,
-            "boost.recovered_from": restart.recovered_from,
-            "boost.waiting_seconds": restart.waiting_seconds,
-        }
+            f"boost.{name}": getattr(restart, name)
+            for name in ("cause", "step", "resumed_step", "recovered_from", "waiting_seconds")
+        } | {"boost.message": redact(restart.message)}
         span = self._record("restart", begun, time, parent, _about(job) | attributes)
         for part, seconds in restart.parts.items():
             ended = begun + timedelta(seconds=seconds)
