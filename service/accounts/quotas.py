@@ -49,7 +49,7 @@ class QuotaStore:
                     row.name: {
                         name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None
                     }
-                    for row in session.scalars(select(table))
+                    for row in session.execute(select(table.__table__))
                 }
                 for table in (TenantRow, QueueRow)
             )
