@@ -578,10 +578,10 @@ class JobStore:
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         queued = (JobRow.id == bindparam("job_id")) & (JobRow.state == JobState.QUEUED)
-        new = JobRow.waiting_for.is_distinct_from(bindparam("message"))
-        statement = update(JobRow).where(queued, new, self._permitted()).values(waiting_for=bindparam("message"))
+        new = JobRow.waiting_for.is_distinct_from(bindparam("why"))
+        statement = update(JobRow).where(queued, new, self._permitted()).values(waiting_for=bindparam("why"))
         # All processes lock rows in the same order.
-        parameters = [{"job_id": job_id, "message": message} for job_id, message in sorted(messages.items())]
+        parameters = [{"job_id": job_id, "why": message} for job_id, message in sorted(messages.items())]
         with self.engine.begin() as connection:
             if parameters:
                 connection.execute(statement, parameters)
