@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -58,19 +58,29 @@ class JsonLines(logging.Formatter):
         return json.dumps({name: value for name, value in line.items() if value is not None}, default=str)
 
 
+@dataclass
+class _Fault:
+    since: float
+    logged_at: float
+    why: str
+    count: int = 1
+
+
+@dataclass
 class RecurringFaults:
     """Logs what fails again and again in a loop: first with its traceback, then in a line when it changes or goes on.
 
     Used by one thread.
 
-    Args:
+    Attributes:
         logger: Where to log.
+        faults: By what failed, those that go on.
+        since_settled: What has failed since the last call of ``settle``.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._faults: dict[str, _Fault] = {}
-        self._since_settled: set[str] = set()
+    logger: logging.Logger
+    faults: dict[str, _Fault] = field(default_factory=dict, init=False)
+    since_settled: set[str] = field(default_factory=set, init=False)
 
     def occurred(self, what: str, error: Exception) -> None:
         """Log a fault, unless that has just been done.
@@ -80,37 +90,29 @@ class RecurringFaults:
             error: Why.
         """
         now, why = time.monotonic(), f"{type(error).__name__}: {error}"
-        self._since_settled.add(what)
-        fault = self._faults.get(what)
+        self.since_settled.add(what)
+        fault = self.faults.get(what)
         if fault is None:
-            self._faults[what] = _Fault(now, now, why)
-            self._logger.error("%s; tries go on", what, exc_info=error)
+            self.faults[what] = _Fault(now, now, why)
+            self.logger.error("%s; tries go on", what, exc_info=error)
             return
         fault.count += 1
         changed = why != fault.why
         if now - fault.logged_at >= (CHANGED_SECONDS if changed else REPEATED_SECONDS):
-            self._logger.error("%s, for %.0f s now, %d times: %s", what, now - fault.since, fault.count, why)
+            self.logger.error("%s, for %.0f s now, %d times: %s", what, now - fault.since, fault.count, why)
             fault.logged_at, fault.why = now, why
 
     def over(self, what: str) -> None:
         """Log that a fault is over, if there was one."""
-        if fault := self._faults.pop(what, None):
+        if fault := self.faults.pop(what, None):
             seconds = time.monotonic() - fault.since
-            self._logger.info("no longer: %s (%.0f s, %d times)", what, seconds, fault.count)
+            self.logger.info("no longer: %s (%.0f s, %d times)", what, seconds, fault.count)
 
     def settle(self) -> None:
         """End the faults that have not occurred since the last call."""
-        for what in self._faults.keys() - self._since_settled:
+        for what in self.faults.keys() - self.since_settled:
             self.over(what)
-        self._since_settled.clear()
-
-
-@dataclass
-class _Fault:
-    since: float
-    logged_at: float
-    why: str
-    count: int = 1
+        self.since_settled.clear()
 
 
 @contextmanager

@@ -21,7 +21,18 @@ def proxy_of(url: str) -> httpx.Proxy | None:
     target, named = httpx.URL(url), getproxies()
     variable = f"{target.scheme}_proxy" if named.get(target.scheme) else "all_proxy"
     address = named.get(variable.removesuffix("_proxy"))
-    if not address or _bypasses_proxies(target.host, named):
+    if not address:
+        return None
+    # Never for this machine, nor for what NO_PROXY excludes: by name, as a parent domain, or in a network.
+    with suppress(ValueError):
+        host = ip_address(target.host)
+        if host.is_loopback:
+            return None
+        for excluded in named.get("no", "").split(","):
+            with suppress(ValueError):
+                if host in ip_network(excluded.strip().strip("[]"), strict=False):
+                    return None
+    if target.host == "localhost" or proxy_bypass(target.host):
         return None
     try:
         proxy = httpx.Proxy(address if "://" in address else f"http://{address}")
@@ -33,16 +44,3 @@ def proxy_of(url: str) -> httpx.Proxy | None:
         )
         raise ValueError(f"{problem}; correct it, or add {target.host} to NO_PROXY") from error
     return proxy
-
-
-def _bypasses_proxies(host: str, named: dict[str, str]) -> bool:
-    """Whether a host is this machine, or excluded by NO_PROXY: by name, as a parent domain, or in a network."""
-    with suppress(ValueError):
-        address = ip_address(host)
-        if address.is_loopback:
-            return True
-        for excluded in named.get("no", "").split(","):
-            with suppress(ValueError):
-                if address in ip_network(excluded.strip().strip("[]"), strict=False):
-                    return True
-    return host == "localhost" or bool(proxy_bypass(host))

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+from functools import partial
 
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -19,10 +20,10 @@ from service.jobs.leases import Lease, Leases
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
 from service.logs import write_logs
-from service.scheduler.actions import ResizePolicy
+from service.scheduler.cluster_snapshot import ResizePolicy
 from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 from service.scheduler.reconcile import Reconciler
 from service.security.access import AccessRules
 from service.security.network import UnsafeExposure, check_exposure
@@ -94,25 +95,23 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     else:
         from service.telemetry.tracing import Tracing  # not imported where tracing is off
 
-        tracing = Tracing.to(settings.otlp_endpoint)
-    policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
+        tracing = Tracing(settings.otlp_endpoint)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def limits() -> Limits:
         return Limits(*quotas.limits())
 
-    def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(
-            record,
-            gangs,
-            policy,
-            limits=limits,
-            tracing=tracing,
-            autoscales=settings.autoscaling,
-            topology=settings.topology_labels,
-            silent_seconds=settings.supervisor_seconds,
-        )
+    reconciler = partial(
+        Reconciler,
+        gangs=gangs,
+        policy=ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds),
+        limits=limits,
+        tracing=tracing,
+        autoscales=settings.autoscaling,
+        topology=settings.topology_labels,
+        silent_seconds=settings.supervisor_seconds,
+    )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from boost_core.config.storage import refuse_unserved
@@ -166,22 +166,16 @@ class Settings(BaseSettings):
         3.0, ge=0, description="How long the command line retries when the service does not answer or is too busy."
     )
 
-    @field_validator("trusted_proxies", "cors_origins", "topology_labels", mode="before")
+    @field_validator(
+        "trusted_proxies", "cors_origins", "topology_labels", "allowed_prefixes", "tracking_uris", mode="before"
+    )
     @classmethod
-    def _listed(cls, value: object) -> object:
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
-
-    @field_validator("allowed_prefixes", mode="before")
-    @classmethod
-    def _listed_or_json(cls, value: object) -> object:
-        if isinstance(value, str) and value.lstrip().startswith("["):
-            return json.loads(value)
-        return cls._listed(value) or None
-
-    @field_validator("tracking_uris", mode="before")
-    @classmethod
-    def _listed_or_none(cls, value: object) -> object:
-        return cls._listed(value) or None
+    def _listed(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str):
+            if info.field_name == "allowed_prefixes" and value.lstrip().startswith("["):
+                return json.loads(value)
+            value = tuple(filter(None, map(str.strip, value.split(","))))
+        return value or None if info.field_name in ("allowed_prefixes", "tracking_uris") else value
 
     @field_validator("home", "secrets_dir", "config")
     @classmethod

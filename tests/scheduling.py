@@ -7,7 +7,7 @@ from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
-from service.scheduler.actions import Action, Gang, Launch, Resize
+from service.scheduler.cluster_snapshot import Action, Gang, Launch, Resize
 from tests.jobs import tiny_job
 
 WAITING = (JobState.SCHEDULING, Reason.WAITING_FOR_RESOURCES)

@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from service.accounts.keys import Principal
 from service.accounts.tables import AuditRow
-from service.jobs.database import open_engine
 from service.models.access import AuditEntry, AuditPage
 
 LOCAL = "local"  # the address recorded for direct changes to the database
@@ -39,15 +38,15 @@ class AuditEvent:
     request_id: str
 
 
+@dataclass
 class AuditLog:
     """Audit events in an SQL database whose tables are up to date; events are never changed or removed here.
 
-    Args:
-        database: An SQLAlchemy URL or engine.
+    Attributes:
+        engine: Engine of that database.
     """
 
-    def __init__(self, database: str | Engine) -> None:
-        self._engine = open_engine(database) if isinstance(database, str) else database
+    engine: Engine
 
     def record(self, deed: AuditEvent) -> None:
         """Store an event.
@@ -55,7 +54,7 @@ class AuditLog:
         Raises:
             sqlalchemy.exc.SQLAlchemyError: The database is unavailable.
         """
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             self.write(connection, deed)
 
     def write(self, connection: Connection, deed: AuditEvent) -> None:
@@ -89,7 +88,7 @@ class AuditLog:
         query = select(AuditRow).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)
         if tenant is not None:
             query = query.where(AuditRow.tenant == tenant)
-        with Session(self._engine) as session:
+        with Session(self.engine) as session:
             entries = [AuditEntry.model_validate(row, from_attributes=True) for row in session.scalars(query)]
         more = len(entries) > limit
         entries = entries[:limit]

@@ -82,10 +82,6 @@ class _CachedKey:
     def alive(self) -> bool:
         return self.expires_at is None or datetime.now(UTC) < self.expires_at
 
-    def use_is_due(self) -> bool:
-        """Whether the key's use has not been recorded recently."""
-        return self.used_at is None or datetime.now(UTC) - self.used_at >= USE_NOTED_EVERY
-
 
 class KeyStore:
     """Keys in an SQL database whose tables are up to date. Threads may share a store, and processes a database.
@@ -130,10 +126,30 @@ class KeyStore:
             created_at=datetime.now(UTC),
             expires_at=expires_at,
         )
-        try:
-            return self._insert(row, request)
-        except IntegrityError:  # the same request, or one that created the tenant, was faster
-            return self._insert(row, request)
+        for last in (False, True):
+            try:
+                with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                    # A new key, or a new secret for the one that the request created.
+                    earlier = queries.find(session, request) if request is not None else None
+                    stored = row if earlier is None else session.get_one(KeyRow, earlier)
+                    if stored.revoked_at is not None:
+                        remedy = "send another Idempotency-Key for a new one"
+                        raise KeyRevoked(f"the key {stored.id} that this request created is revoked; {remedy}")
+                    key = f"{_PREFIX}_{stored.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+                    stored.sha256 = _sha256(key)
+                    if earlier is None:
+                        session.add(row)
+                        if request is not None:
+                            session.add(RequestRow(**model.request_values(request, row.id)))
+                        if session.get(TenantRow, row.tenant) is None:
+                            session.add(TenantRow(name=row.tenant))
+            except IntegrityError:  # the same request, or one that created the tenant, was faster
+                if last:
+                    raise
+            else:
+                break
+        self._cached.pop(stored.id, None)
+        return NewKey(**_facts(stored), key=key)
 
     def list(self) -> Sequence[Key]:
         """Return all keys, newest first."""
@@ -164,18 +180,26 @@ class KeyStore:
 
         For a cached key, the result is that of ``verify``.
         """
-        known = self._lookup(_id_in(presented))
-        fits = known is not None and not known.use_is_due() and _is_right(presented, known)
-        return known.principal if known and fits else None
+        return self._verify(presented, cached_only=True)
 
     def verify(self, presented: str) -> Principal | None:
         """Return whose key this is; ``None`` if it is invalid, revoked or expired."""
-        key_id = _id_in(presented)
-        known = self._find(key_id) if key_id is not None else None
-        if not _is_right(presented, known) or known is None or key_id is None:
+        return self._verify(presented, cached_only=False)
+
+    def _verify(self, presented: str, *, cached_only: bool) -> Principal | None:
+        prefix, _, rest = presented.partition("_")
+        key_id, _, secret = rest.partition("_")
+        well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
+        known = self._find(key_id, cached_only=cached_only) if well_formed else None
+        if known is None and cached_only:
             return None
-        if known.use_is_due():
-            now = datetime.now(UTC)
+        same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
+        if not same or known is None or not known.alive():
+            return None
+        now = datetime.now(UTC)
+        if known.used_at is None or now - known.used_at >= USE_NOTED_EVERY:
+            if cached_only:
+                return None
             self._cached[key_id] = replace(known, used_at=now)
             # This is recorded for housekeeping, and a failure is no reason to refuse the request.
             with suppress(SQLAlchemyError), self._engine.begin() as connection:
@@ -187,33 +211,12 @@ class KeyStore:
         known = self._find(principal.key_id) if principal.key_id is not None else None
         return principal.key_id is None or (known is not None and known.alive())
 
-    def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
-        """Store a key, or give the one that the request created a new secret."""
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            earlier = queries.find(session, request) if request is not None else None
-            if earlier is not None:
-                row = session.get_one(KeyRow, earlier)
-            if row.revoked_at is not None:
-                remedy = "send another Idempotency-Key for a new one"
-                raise KeyRevoked(f"the key {row.id} that this request created is revoked; {remedy}")
-            key = f"{_PREFIX}_{row.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-            row.sha256 = _sha256(key)
-            if earlier is None:
-                session.add(row)
-                if request is not None:
-                    session.add(RequestRow(**model.request_values(request, row.id)))
-                if session.get(TenantRow, row.tenant) is None:
-                    session.add(TenantRow(name=row.tenant))
-        self._cached.pop(row.id, None)
-        return NewKey(**_facts(row), key=key)
-
-    def _lookup(self, key_id: str | None) -> _CachedKey | None:
-        known = self._cached.get(key_id) if key_id is not None else None
-        return known if known is not None and time.monotonic() <= known.until else None
-
-    def _find(self, key_id: str) -> _CachedKey | None:
-        if (known := self._lookup(key_id)) is not None:
+    def _find(self, key_id: str, *, cached_only: bool = False) -> _CachedKey | None:
+        known = self._cached.get(key_id)
+        if known is not None and time.monotonic() <= known.until:
             return known
+        if cached_only:
+            return None
         until = time.monotonic() + REMEMBERED_SECONDS
         with Session(self._engine) as session:
             row = session.get(KeyRow, key_id)
@@ -224,20 +227,6 @@ class KeyStore:
         principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
         self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
         return known
-
-
-def _id_in(presented: str) -> str | None:
-    """Return the ID in a presented key; ``None`` if it does not have the form of a key."""
-    prefix, _, rest = presented.partition("_")
-    key_id, _, secret = rest.partition("_")
-    well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
-    return key_id if well_formed else None
-
-
-def _is_right(presented: str, known: _CachedKey | None) -> bool:
-    """Whether a presented key matches the known one and has not expired."""
-    same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
-    return same and known is not None and known.alive()
 
 
 def _sha256(key: str) -> str:

@@ -25,7 +25,7 @@ class LocalKeys:
     def create_key(self, request: KeyRequest) -> NewKey:
         """Create a key, and its tenant if it does not exist."""
         key = self._keys.create(request.name, request.tenant, request.scopes, request.expires_at)
-        self._record("key.create", key.id, 201)
+        self._audit.record(AuditEvent(None, "key.create", f"/v1/keys/{key.id}", 201, LOCAL, uuid.uuid4().hex))
         return key
 
     def keys(self) -> KeyList:
@@ -39,7 +39,4 @@ class LocalKeys:
             KeyNotFound: The key does not exist.
         """
         self._keys.revoke(key_id)
-        self._record("key.revoke", key_id, 204)
-
-    def _record(self, action: str, key_id: str, status: int) -> None:
-        self._audit.record(AuditEvent(None, action, f"/v1/keys/{key_id}", status, LOCAL, uuid.uuid4().hex))
+        self._audit.record(AuditEvent(None, "key.revoke", f"/v1/keys/{key_id}", 204, LOCAL, uuid.uuid4().hex))

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select
 from sqlalchemy.orm import Session
@@ -30,21 +31,28 @@ class QueueInUse(ValueError):
     """A queue cannot be deleted."""
 
 
+@dataclass(frozen=True)
 class QuotaStore:
     """Queues and tenants with their limits.
 
-    Args:
+    Attributes:
         store: The record, whose jobs draw on the quotas and whose database holds them.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        self._store, self._engine = store, store.engine
+    store: JobStore
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """Return the limits of tenants and of queues, by name."""
-        with Session(self._engine) as session:
-            tenants = {row.name: _limit(row) for row in session.scalars(select(TenantRow))}
-            queues = {row.name: _limit(row) for row in session.scalars(select(QueueRow))}
+        with Session(self.store.engine) as session:
+            tenants, queues = (
+                {
+                    row.name: {
+                        name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None
+                    }
+                    for row in session.execute(select(table.__table__))
+                }
+                for table in (TenantRow, QueueRow)
+            )
         return tenants, queues
 
     def refuse_unknown_queue(self, name: str) -> None:
@@ -55,14 +63,14 @@ class QuotaStore:
         """
         if name == DEFAULT_QUEUE:
             return  # it cannot be deleted
-        with self._engine.connect() as connection:
+        with self.store.engine.connect() as connection:
             if connection.scalar(_QUEUE, {"name": name}) is None:
                 with Session(connection) as session:
                     raise _queue_not_found(session, name)
 
     def queues(self) -> list[Queue]:
         """Return all queues by name, with what their jobs hold."""
-        with self._engine.connect() as connection:
+        with self.store.engine.connect() as connection:
             rows = connection.execute(_QUEUES).all()
             counts = count_by(connection, JobRow.queue)
             allocated = self._allocated(connection, lambda job: job.queue)
@@ -88,12 +96,12 @@ class QuotaStore:
         for queue in self.queues():
             if queue.name == name:
                 return queue
-        with Session(self._engine) as session:
+        with Session(self.store.engine) as session:
             raise _queue_not_found(session, name)
 
     def put_queue(self, name: str, settings: QueueSettings) -> Queue:
         """Create or change a queue."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self.store.engine) as session, session.begin():
             session.merge(QueueRow(name=name, **settings.model_dump()))
         return self.queue(name)
 
@@ -104,20 +112,20 @@ class QuotaStore:
             QueueNotFound: There is no queue of this name.
             QueueInUse: It is the default queue, or has active jobs.
         """
-        with Session(self._engine) as session, session.begin():
+        with Session(self.store.engine) as session, session.begin():
             row = session.get(QueueRow, name)
             if row is None:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
                 raise QueueInUse(f"the queue {name!r} is the default for jobs that name no other; it cannot be deleted")
-            jobs = [job.id for job in self._store.active() if job.queue == name]
+            jobs = [job.id for job in self.store.active() if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {counted(len(jobs), 'active job')}, such as {jobs[0]}")
             session.delete(row)
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""
-        with self._engine.connect() as connection:
+        with self.store.engine.connect() as connection:
             rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
             counts = count_by(connection, JobRow.tenant)
             allocated = self._allocated(connection, lambda job: job.tenant)
@@ -135,14 +143,14 @@ class QuotaStore:
 
     def put_tenant(self, name: str, settings: TenantSettings) -> Tenant:
         """Set the limits of a tenant."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self.store.engine) as session, session.begin():
             session.merge(TenantRow(name=name, **settings.model_dump()))
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
     def _allocated(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
         """Return what gangs have of each resource, by the key that their jobs count towards; zero for all others."""
         allocated: dict[tuple[str, str], float] = defaultdict(float)
-        for job in self._store.with_gangs(connection):
+        for job in self.store.with_gangs(connection):
             for resource, amount in job.allocated.items():
                 allocated[of(job), resource] += amount
         return allocated
@@ -151,8 +159,3 @@ class QuotaStore:
 def _queue_not_found(session: Session, name: str) -> QueueNotFound:
     names = session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all()
     return QueueNotFound(f"there is no queue {name!r}; there are: {', '.join(names)}")
-
-
-def _limit(row: TenantRow | QueueRow) -> Limit:
-    limits = {"GPU": row.gpus, "CPU": row.cpus}
-    return {name: limit for name, limit in limits.items() if limit is not None}

@@ -23,11 +23,11 @@ from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
-from service.jobs.seen_nodes import NodeSize, size_of_a_node
+from service.jobs.outlook import NodeSize, size_of_a_node
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
-from service.security.access import named_places, prefix_errors, refused_places
+from service.security.access import named_places, refused_places
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
 from service.trackers.opening import tracker_errors
@@ -243,7 +243,7 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
 
 def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
     spec = job.spec
-    errors = prefix_errors(spec, context.settings.prefixes(), tenant)
+    errors = refused_places(named_places(spec), context.settings.prefixes(), tenant)
     errors += [
         FieldError(field=".".join(each.field), message=each.message, value=each.value)
         for each in door_problems(spec.training)

@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.accounts.keys import KeyStore, Principal
 from service.jobs.model import JobEvent
 from service.jobs.queries import EventFilter, Position
-from service.jobs.store import JobStore, can_listen, listening, send_probe
+from service.jobs.store import JobStore, listening, send_probe
 
 BATCH = 100  # events read, or passed to a stream, at once
 
@@ -208,7 +208,7 @@ class Feeds:
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
-        store.notifications.subscribe(self._on_write)
+        store.notifications.subscribers.append(self._on_write)
 
     @contextmanager
     def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:
@@ -324,7 +324,7 @@ class Feeds:
     async def _listen(self) -> None:
         """Listen for other processes' writes, if the database can notify of them."""
         is_logged = False
-        while can_listen(self._store.engine):
+        while self._store.engine.dialect.name == "postgresql":
             try:
                 probe = uuid.uuid4().hex
                 async with listening(self._store.engine) as writes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,59 +54,6 @@ class DatabaseSlow(OperationalError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(None, None, TimeoutError(f"no answer within {seconds:g} s"))
-
-
-class _File:
-    """The file of a SQLite engine, to detect when it is replaced.
-
-    Args:
-        path: Its path.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)  # made once: it is looked at whenever a connection is used
-        self._known: tuple[int, int] | None = None
-
-    def note(self, *_: object) -> None:
-        """Remember the file on first use."""
-        self._known = self._known or self._identity()
-
-    def check(self, *_: object) -> None:
-        """Make sure that the file is still the same.
-
-        Raises:
-            DatabaseGone: It is missing or was replaced.
-        """
-        if self._known is not None and self._identity() != self._known:
-            remedy = "restore it, and restart the service if it is a copy"
-            raise DatabaseGone(None, None, FileNotFoundError(f"{self._path} is missing or was replaced; {remedy}"))
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-
-class _BoundedWork:
-    """Interrupts statements once a connection has done a certain amount of work since it left the pool."""
-
-    def __init__(self) -> None:
-        self._done = 0
-
-    def set_up(self, connection: sqlite3.Connection, record: Any) -> None:
-        """Let a connection never wait, and watch its work."""
-        _set_up_sqlite(connection, record, busy_milliseconds=0)
-        connection.set_progress_handler(self._count, _INSTRUCTIONS)
-
-    def begin(self, *_: object) -> None:
-        """Begin to count."""
-        self._done = 0
-
-    def _count(self) -> bool:
-        self._done += 1
-        return self._done > _MOST_COUNTED
 
 
 def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engine:
@@ -156,9 +104,14 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     """
     if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
         return None
-    work = _BoundedWork()
-    short = _open_sqlite(engine.url, work.set_up)
-    event.listen(short, "checkout", work.begin)
+    short = _open_sqlite(engine.url, partial(_set_up_sqlite, busy_milliseconds=0))
+
+    def bound_work(connection: sqlite3.Connection, *_: object) -> None:
+        """Interrupt statements once a connection has done a certain amount of work since it left the pool."""
+        work = count(1)
+        connection.set_progress_handler(lambda: next(work) > _MOST_COUNTED, _INSTRUCTIONS)
+
+    event.listen(short, "checkout", bound_work)
     with suppress(OperationalError):  # locked for a moment; then a read opens it
         short.connect().close()  # opened now, since that takes longer than a short read, and later the file may be gone
     return short.execution_options(**{SHORT_READS: True})
@@ -170,10 +123,23 @@ def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], se
     engine = create_engine(url, json_serializer=_json, **waiting)
     event.listen(engine, "connect", set_up)
     if url.database:
-        file = _File(url.database)
-        event.listen(engine, "connect", file.note)
-        for moment in ("do_connect", "checkout", "commit"):
-            event.listen(engine, moment, file.check)
+        path = Path(url.database)  # made once: it is looked at whenever a connection is used
+        known: tuple[int, int] | None = None
+
+        def check_file(*_: object) -> None:
+            """Remember the file on first use, and refuse another in its place."""
+            nonlocal known
+            present = None
+            with suppress(OSError):
+                status = path.stat()
+                present = status.st_dev, status.st_ino
+            if known is not None and present != known:
+                remedy = "restore it, and restart the service if it is a copy"
+                raise DatabaseGone(None, None, FileNotFoundError(f"{path} is missing or was replaced; {remedy}"))
+            known = present
+
+        for moment in ("do_connect", "connect", "checkout", "commit"):
+            event.listen(engine, moment, check_file)
     return engine
 
 

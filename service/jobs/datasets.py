@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
@@ -27,23 +27,20 @@ _SUMMARY = [column for column in _DETAIL if column.name != "lineage"]  # which m
 class DatasetNotFound(LookupError):
     """The tenant has no dataset of this name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
-
 
 class DatasetConflict(ValueError):
     """A dataset is in use, or not in a state in which this can be done."""
 
 
+@dataclass(frozen=True)
 class DatasetStore:
     """Datasets in the record's database.
 
-    Args:
+    Attributes:
         jobs: The record, whose jobs name datasets.
     """
 
-    def __init__(self, jobs: JobStore) -> None:
-        self._jobs, self._engine = jobs, jobs.engine
+    jobs: JobStore
 
     def create(self, request: DatasetRequest, root: str, owner: Owner) -> Dataset:
         """Build a dataset; one that failed or was cancelled continues with the remaining files.
@@ -60,7 +57,7 @@ class DatasetStore:
         by_state = select(DatasetRow.state, func.count().label("number")).where(theirs).group_by(DatasetRow.state)
         here = _named(request.name, owner.tenant)
         try:
-            with self._engine.begin() as connection:
+            with self.jobs.engine.begin() as connection:
                 counts = {row.state: row.number for row in connection.execute(by_state)}
                 if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
                     raise DatasetConflict(
@@ -80,7 +77,7 @@ class DatasetStore:
                 ended = DatasetRow.state.not_in([DatasetState.BUILDING, DatasetState.READY])
                 if earlier is None:
                     connection.execute(insert(DatasetRow).values(values | {"created_at": datetime.now(UTC)}))
-                elif _count(connection.execute(update(DatasetRow).where(here, ended).values(values))) != 1:
+                elif connection.execute(update(DatasetRow).where(here, ended).values(values)).rowcount != 1:
                     state = connection.scalar(select(DatasetRow.state).where(here))
                     remedy = "cancel it first" if state == DatasetState.BUILDING else "delete it"
                     raise DatasetConflict(f"the dataset {request.name!r} is {state}; {remedy}, or take another name")
@@ -94,29 +91,29 @@ class DatasetStore:
         Raises:
             DatasetNotFound: The tenant has none of this name.
         """
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             row = connection.execute(select(*_DETAIL).where(_named(name, tenant))).one_or_none()
         if row is None:
-            raise DatasetNotFound(name)
+            raise DatasetNotFound(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
         return DatasetDetail.model_validate(dict(row._mapping))
 
     def some(self, names: AbstractSet[str], tenant: str) -> dict[str, Dataset]:
         """Those datasets of a tenant that have these names, by name."""
         query = select(*_SUMMARY).where(DatasetRow.tenant == tenant, DatasetRow.name.in_(names), ~DatasetRow.deleted)
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             return {row.name: Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)}
 
     def list(self, tenant: str | None) -> Sequence[Dataset]:
         """The datasets of a tenant, or of all, by name."""
         query = select(*_SUMMARY).where(~DatasetRow.deleted).order_by(DatasetRow.name, DatasetRow.tenant)
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             rows = connection.execute(query if tenant is None else query.where(DatasetRow.tenant == tenant)).all()
         return [Dataset.model_validate(dict(row._mapping)) for row in rows]
 
     def building(self) -> Dataset | None:
         """The dataset, of whatever tenant, whose build holds CPUs now; only one is built at a time."""
         query = select(*_SUMMARY).where(DatasetRow.state == DatasetState.BUILDING, DatasetRow.launches > 0)
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             rows = [Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)]
         return next((dataset for dataset in rows if dataset.progress and dataset.progress.cpus), None)
 
@@ -129,7 +126,7 @@ class DatasetStore:
         """
         ended = {"state": DatasetState.CANCELLED, "message": "cancelled by its user", "finished_at": datetime.now(UTC)}
         building = DatasetRow.state == DatasetState.BUILDING
-        with self._engine.begin() as connection:
+        with self.jobs.engine.begin() as connection:
             connection.execute(update(DatasetRow).where(_named(name, tenant), building).values(ended))
         dataset = self.get(name, tenant)
         if dataset.state is not DatasetState.CANCELLED:
@@ -146,26 +143,20 @@ class DatasetStore:
         self.get(name, tenant)
         users = [
             job.id
-            for job in self._jobs.active()
+            for job in self.jobs.active()
             if job.tenant == tenant and any(name == used for _, used, _ in job.spec.data.datasets)
         ]
         if users:
             raise DatasetConflict(f"the dataset {name!r} is in use by {counted(len(users), 'job')}, such as {users[0]}")
         ended = DatasetRow.state != DatasetState.BUILDING
-        with self._engine.begin() as connection:
+        with self.jobs.engine.begin() as connection:
             result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))
-        if _count(result) != 1:
+        if result.rowcount != 1:
             raise DatasetConflict(f"the dataset {name!r} is being built; cancel it first")
 
 
 def _named(name: str, tenant: str) -> ColumnElement[bool]:
     return (DatasetRow.tenant == tenant) & (DatasetRow.name == name) & ~DatasetRow.deleted
-
-
-def _count(result: Any) -> int:
-    """Number of rows that a statement has changed."""
-    assert isinstance(result, CursorResult)
-    return result.rowcount
 
 
 # The scheduler's access to the record of datasets: which to build, and the builds' results.
@@ -203,16 +194,17 @@ class DatasetBuild:
         return f"{self.dataset_id}-{self.attempt}"
 
 
+@dataclass(frozen=True)
 class DatasetBuilds:
     """Datasets to be built, in the record's database.
 
-    Args:
+    Attributes:
         jobs: The record.
         lease: The lease for all writes.
     """
 
-    def __init__(self, jobs: JobStore, lease: Lease | None = None) -> None:
-        self._engine, self._lease = jobs.engine, lease
+    jobs: JobStore
+    lease: Lease | None = None
 
     def waiting(self) -> Sequence[DatasetBuild]:
         """All datasets to be built, in turn: first those of the tenant whose last build started longest ago."""
@@ -220,7 +212,7 @@ class DatasetBuilds:
         last = select(func.max(others.launched_at)).where(others.tenant == DatasetRow.tenant).scalar_subquery()
         turns = (last.asc().nulls_first(), DatasetRow.created_at, DatasetRow.id)
         query = select(DatasetRow.__table__).where(DatasetRow.state == DatasetState.BUILDING).order_by(*turns)
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             return [
                 DatasetBuild(
                     row.id,
@@ -240,7 +232,7 @@ class DatasetBuilds:
         """Those builds that belong to this record's datasets, not to other services on the same cluster."""
         datasets = {build_id: build_id.rpartition("-")[0] for build_id in build_ids}
         query = select(DatasetRow.id).where(DatasetRow.id.in_(set(datasets.values())))
-        with self._engine.connect() as connection:
+        with self.jobs.engine.connect() as connection:
             ours = set(connection.scalars(query))
         return {build_id for build_id, dataset_id in datasets.items() if dataset_id in ours}
 
@@ -264,8 +256,8 @@ class DatasetBuilds:
         self._write(delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(in_use)))
 
     def _write(self, statement: Any) -> int:
-        permitted = self._lease.holds() if self._lease else true()
-        with self._engine.begin() as connection:
-            if self._lease and not connection.scalar(select(permitted)):
-                raise LeaseLost(self._lease)
-            return _count(connection.execute(statement.where(permitted)))
+        permitted = self.lease.holds() if self.lease else true()
+        with self.jobs.engine.begin() as connection:
+            if self.lease and not connection.scalar(select(permitted)):
+                raise LeaseLost(self.lease)
+            return connection.execute(statement.where(permitted)).rowcount

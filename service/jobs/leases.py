@@ -37,11 +37,7 @@ class Lease:
 
     def holds(self) -> ColumnElement[bool]:
         """A condition for writes."""
-        return exists().where(self.is_newest())
-
-    def is_newest(self) -> ColumnElement[bool]:
-        """The condition that a row of leases is this one's."""
-        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
+        return exists().where((LeaseRow.name == self.name) & (LeaseRow.token == self.token))
 
 
 @dataclass(frozen=True)
@@ -94,21 +90,18 @@ class Leases:
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
-        """Extend a lease; return whether it was still valid."""
-        return self._expire_in(lease, seconds)
-
-    def give_back(self, lease: Lease) -> None:
-        """Release a lease, so that another process can take it immediately."""
-        self._expire_in(lease, 0.0)
-
-    def _expire_in(self, lease: Lease, seconds: float) -> bool:
         """Let a lease end so many seconds from now; return whether it was still valid."""
         with Session(self.engine) as session, session.begin():
             expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
-            statement = update(LeaseRow).where(lease.is_newest()).values(expiry)
+            newest = (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
+            statement = update(LeaseRow).where(newest).values(expiry)
             result = session.execute(statement.execution_options(synchronize_session=False))
             assert isinstance(result, CursorResult)
             return result.rowcount == 1
+
+    def give_back(self, lease: Lease) -> None:
+        """Release a lease, so that another process can take it immediately."""
+        self.renew(lease, 0.0)
 
 
 def _now(session: Session) -> datetime:

@@ -100,17 +100,12 @@ class Goodput(BaseModel):
 
     def plus(self, amounts: dict[TimeKind, int]) -> dict[str, float]:
         """The seconds of some kinds after adding microseconds to each."""
-        return {kind: in_seconds(microseconds(getattr(self, kind)) + more) for kind, more in amounts.items()}
+        return {kind: (microseconds(getattr(self, kind)) + more) / _A_SECOND for kind, more in amounts.items()}
 
 
 def microseconds(seconds: float) -> int:
     """The same as a whole number of microseconds."""
     return round(seconds * _A_SECOND)
-
-
-def in_seconds(microseconds: int) -> float:
-    """The same in seconds."""
-    return microseconds / _A_SECOND
 
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -169,14 +164,30 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
             kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(what, TimeKind.RECOMPUTED)
             return _all(goodput, time, kind, phase=phase, first_step=None)
         case StepReport():
-            return _step(goodput, time, what)
+            kind = TimeKind.PRODUCTIVE if what.step > goodput.highest_step else TimeKind.RECOMPUTED
+            state = {
+                "phase": Phase.STEPPING if what.step < what.steps else Phase.CLOSING,
+                "highest_step": max(goodput.highest_step, what.step),
+            }
+            length = _length(goodput, time)
+            standing = [(TimeKind.DATA_STALL, what.data_seconds), (TimeKind.CHECKPOINT, what.held_seconds)]
+            computing = what.step_seconds - what.data_seconds
+            if goodput.phase not in _IN_STEPS:
+                amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
+                first_step = FirstStep(kind=kind, seconds=amounts[kind] / _A_SECOND)
+                return _booked(goodput, time, amounts, **state, first_step=first_step)
+            if earlier := goodput.first_step:  # the time by which it exceeded this one, the second, was compilation
+                took = microseconds(earlier.seconds)
+                excess = took - _clamped(computing, took)
+                goodput = goodput.model_copy(update=goodput.plus({earlier.kind: -excess, TimeKind.COMPILE: excess}))
+            return _booked(goodput, time, _split(length, standing, kind), **state, first_step=None)
         case InterruptionReport() if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
             return goodput
         case InterruptionReport():
             # A planned change comes after a whole step; a fault cuts one short, which is lost.
             after_step = TimeKind.RESTART if what.cause in PLANNED_CAUSES else TimeKind.RECOMPUTED
             kind = _IDLE.get(goodput.phase, after_step)
-            lost = in_seconds(_length(goodput, time)) if kind is TimeKind.RECOMPUTED else 0.0
+            lost = _length(goodput, time) / _A_SECOND if kind is TimeKind.RECOMPUTED else 0.0
             return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
         case RestartReport() if goodput.phase is Phase.INTERRUPTED:
             # Up to the start of the first step, whose own report comes next.
@@ -201,26 +212,6 @@ def as_of(goodput: Goodput, now: datetime) -> Goodput:
     """The ledger as if the current phase ended now, without the step under way."""
     kind = _IDLE.get(goodput.phase)
     return _all(goodput, now, kind) if kind else goodput
-
-
-def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
-    kind = TimeKind.PRODUCTIVE if report.step > goodput.highest_step else TimeKind.RECOMPUTED
-    state = {
-        "phase": Phase.STEPPING if report.step < report.steps else Phase.CLOSING,
-        "highest_step": max(goodput.highest_step, report.step),
-    }
-    length = _length(goodput, time)
-    standing = [(TimeKind.DATA_STALL, report.data_seconds), (TimeKind.CHECKPOINT, report.held_seconds)]
-    computing = report.step_seconds - report.data_seconds
-    if goodput.phase not in _IN_STEPS:
-        amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
-        first_step = FirstStep(kind=kind, seconds=in_seconds(amounts[kind]))
-        return _booked(goodput, time, amounts, **state, first_step=first_step)
-    if first := goodput.first_step:  # the time by which it exceeded this one, the second, was compilation
-        took = microseconds(first.seconds)
-        excess = took - _clamped(computing, took)
-        goodput = goodput.model_copy(update=goodput.plus({first.kind: -excess, TimeKind.COMPILE: excess}))
-    return _booked(goodput, time, _split(length, standing, kind), **state, first_step=None)
 
 
 def _all(goodput: Goodput, time: datetime, kind: TimeKind, **state: Any) -> Goodput:
@@ -248,4 +239,4 @@ def _split(length: int, shares: Sequence[tuple[TimeKind, float]], rest: TimeKind
 
 def _clamped(seconds: float, most: int) -> int:
     """Microseconds from 0 to ``most``; a trainer may also send infinities and NaN."""
-    return microseconds(min(max(0.0, seconds), in_seconds(most)))
+    return microseconds(min(max(0.0, seconds), most / _A_SECOND))

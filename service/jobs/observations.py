@@ -16,18 +16,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    Select,
-    bindparam,
-    delete,
-    func,
-    insert,
-    select,
-    union_all,
-)
+from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, select, union_all
 
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
@@ -53,17 +42,23 @@ _ROW = ObservationRow
 _DIGITS = 16
 
 
-def _newest(whose: ColumnElement[bool]) -> Select[Any]:
-    alike = (
-        (_ROW.kind == bindparam("kind")) & (_ROW.precision == bindparam("precision")) & (_ROW.base == bindparam("base"))
-    )
-    ratios = _ROW.ratio, _ROW.rest_ratio, _ROW.communication_ratio
-    rows = select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, *ratios, _ROW.time).where(alike, whose)
-    return select(rows.order_by(_ROW.time.desc()).limit(_READ).subquery())
-
-
+_OF_ALIKE = (
+    (_ROW.kind == bindparam("kind")) & (_ROW.precision == bindparam("precision")) & (_ROW.base == bindparam("base"))
+)
+_RATIOS = _ROW.ratio, _ROW.rest_ratio, _ROW.communication_ratio
 _OWN = _ROW.tenant == bindparam("tenant")
-_ALIKE = union_all(_newest(_OWN), _newest(~_OWN))  # built once, because building it takes longer than running it
+_ALIKE = union_all(  # built once, because building it takes longer than running it
+    *(
+        select(
+            select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, *_RATIOS, _ROW.time)
+            .where(_OF_ALIKE, whose)
+            .order_by(_ROW.time.desc())
+            .limit(_READ)
+            .subquery()
+        )
+        for whose in (_OWN, ~_OWN)
+    )
+)
 
 
 def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> dict[str, Any] | None:

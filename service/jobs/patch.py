@@ -84,18 +84,12 @@ def apply(
     if changes.data_parallel_size and (problem := nothing_fits(changed, basis.machine(changed))):
         limits = changes.data_parallel_size.model_dump(exclude_none=True)
         raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), limits, problem)])
-    before, after = _changeable(spec), _changeable(changed)
+    before, after = (
+        {"name": each.name, "priority": each.priority}
+        | {field: limits.get(field) for field in ("data_parallel_size", "gpus")}
+        for each in (spec, changed)
+        for limits in [each.elasticity.model_dump() if each.elasticity else {}]
+    )
     return changed, {
         field: {"from": before[field], "to": after[field]} for field in before if before[field] != after[field]
-    }
-
-
-def _changeable(spec: JobSpec) -> dict[str, Any]:
-    elasticity = spec.elasticity
-    replicas, gpus = (elasticity.data_parallel_size, elasticity.gpus) if elasticity else (None, None)
-    return {
-        "name": spec.name,
-        "priority": spec.priority,
-        "data_parallel_size": replicas.model_dump() if replicas else None,
-        "gpus": gpus.model_dump() if gpus else None,
     }

@@ -40,7 +40,7 @@ class ProfileStore:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
         """
         kind = kind_of_gpu(spec.resources) if spec.resources.gpus_per_worker else None
-        profiles = [] if kind is None else self._find(kind, computed_in(spec.training.precision))
+        profiles = [] if kind is None else self.list(kind, computed_in(spec.training.precision))
         return next(iter(profiles), None)
 
     def get(self, kind: str, precision: str | None = None) -> StoredProfile:
@@ -53,22 +53,34 @@ class ProfileStore:
         Raises:
             ProfileNotFound: There is none.
         """
-        profiles = self._find(kind, precision)
+        profiles = self.list(kind, precision)
         if not profiles:
             raise ProfileNotFound(kind, precision)
         return profiles[0]
 
-    def list(self) -> Sequence[StoredProfile]:
-        """All profiles by kind and precision."""
-        return self._find()
+    def list(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
+        """The profiles of a kind at a precision, or of all, by kind and precision."""
+        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
-        try:
-            self._write(stored)
-        except IntegrityError:  # another request has just stored the first of this kind
-            self._write(stored)
+        key = {"kind": kind, "precision": profile.precision}
+        values = stored.model_dump() | key | {"profile": profile.model_dump(mode="json")}
+        for last in (False, True):
+            try:
+                with self.engine.begin() as connection:
+                    changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
+                    if changed.rowcount == 0:
+                        connection.execute(insert(ProfileRow).values(values))
+            except IntegrityError:  # another request has just stored the first of this kind
+                if last:
+                    raise
+            else:
+                break
         return stored
 
     def delete(self, kind: str, precision: str | None = None) -> None:
@@ -84,20 +96,6 @@ class ProfileStore:
         with self.engine.begin() as connection:
             if connection.execute(delete(ProfileRow).where(*_matching(kind, precision))).rowcount == 0:
                 raise ProfileNotFound(kind, precision)
-
-    def _find(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
-        query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
-        with self.engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
-
-    def _write(self, stored: StoredProfile) -> None:
-        key = {"kind": stored.kind, "precision": stored.profile.precision}
-        values = stored.model_dump() | key | {"profile": stored.profile.model_dump(mode="json")}
-        with self.engine.begin() as connection:
-            changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
-            if changed.rowcount == 0:
-                connection.execute(insert(ProfileRow).values(values))
 
 
 def _matching(kind: str | None, precision: str | None) -> list[ColumnElement[bool]]:

@@ -1,22 +1,25 @@
-"""Reading the record: queries, functions on a session, and a cache of records."""
+"""Reading the record: queries, functions on a session, a cache of records, and a job's curves."""
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import EventRow, JobRow, RequestRow
+from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
@@ -28,6 +31,10 @@ UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
 )
 FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
+_COUNTED_BY = {
+    column.key: select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    for column in (JobRow.queue, JobRow.tenant)
+}
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),
     "tenant": JobRow.tenant == bindparam("tenant"),
@@ -36,7 +43,16 @@ _CONDITIONS = {
     "cursor": JobRow.id < bindparam("cursor"),
 }
 
-
+_MEANS = (
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "step_seconds",
+    "exposed_communication_seconds",
+    "model_flops_per_second",
+)
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events store numbers that JSON lacks
 _CHUNK = 500
 _MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
 _NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
@@ -94,20 +110,20 @@ class TooManyUnknown(RuntimeError):
     """A short read would have to make too many records."""
 
 
+@dataclass
 class JobCache:
     """Reads jobs, making records only of those that have changed. Threads may share it.
 
     Making a record from a row takes longer than everything else in listing jobs. Each time, the current versions are
     read from the database, because other processes write to it, too.
 
-    Args:
+    Attributes:
         most: Maximum number of records kept, the newest ones.
     """
 
-    def __init__(self, most: int = 5000) -> None:
-        self._most = most
-        self._known: dict[str, JobRecord] = {}
-        self._lock = threading.Lock()
+    most: int = 5000
+    _known: dict[str, JobRecord] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def read(
         self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
@@ -152,7 +168,7 @@ class JobCache:
             for job_id in jobs:
                 self._known.pop(job_id, None)  # so that it comes last
             self._known |= jobs
-            for job_id in list(islice(self._known, max(0, len(self._known) - self._most))):
+            for job_id in list(islice(self._known, max(0, len(self._known) - self.most))):
                 del self._known[job_id]
 
 
@@ -170,14 +186,10 @@ def load(session: Session, job_id: str) -> JobRecord:
 
 def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
     """The query for jobs, newest first, and its parameters."""
-    filters: dict[str, Any] = {
-        "states": None if jobs.states is None else list(jobs.states),
-        "tenant": jobs.tenant,
-        "queue": jobs.queue,
-        "submitted_by": jobs.submitted_by,
-        "cursor": cursor,
-    }
-    parameters = {name: value for name, value in filters.items() if value is not None}
+    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by")} | {"cursor": cursor}
+    parameters: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if jobs.states is not None:
+        parameters["states"] = list(jobs.states)
     query = _listed(frozenset(parameters))
     if jobs.name is not None:
         query = query.where(JobRow.name.icontains(jobs.name, autoescape=True))
@@ -197,23 +209,12 @@ def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) ->
     return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
-def last_sequence(session: Session, job_id: str, attempt: int) -> int:
-    """Sequence number of the newest stored report of a gang; 0 if there is none."""
-    query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
-    return session.scalar(query) or 0
-
-
 def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """Number of jobs by a column's value and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in connection.execute(_counted_by(column)):
+    for value, state, number in connection.execute(_COUNTED_BY[column.key]):
         counts[value][state] = number
     return counts
-
-
-@cache
-def _counted_by(column: InstrumentedAttribute[str]) -> Select[str, str, int]:
-    return select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
 
 
 def find(session: Session | Connection, request: Request) -> str | None:
@@ -228,3 +229,73 @@ def find(session: Session | Connection, request: Request) -> str | None:
         problem = "was sent with another request before; use a new one for each request"
         raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
     return None if row is None else str(row.resource)
+
+
+def history(session: Session, job_id: str, first: int, last: int, points: int) -> MetricsHistory:
+    """A job's steps from ``first`` to ``last`` in at most ``points`` points per curve.
+
+    A repeated step counts both times.
+
+    Args:
+        session: The database.
+        job_id: The job.
+        first: The first step.
+        last: The last step.
+        points: Maximum number of points; steps are averaged to get there.
+    """
+    width = max(1, math.ceil((last - first + 1) / points))
+    step = EventRow.data["step"].as_integer()
+    bucket: ColumnElement[int] = (step - first) // width
+    within = EventRow.job_id == job_id, step.between(first, last)
+    numbers = {
+        name: case((EventRow.data[name].as_string().in_(_NO_NUMBERS), None), else_=EventRow.data[name].as_float())
+        for name in _MEANS
+    }
+    samples = (
+        select(
+            func.max(step).label("step"),
+            func.max(EventRow.time).label("time"),
+            func.min(numbers["loss"]).label("loss_min"),
+            func.max(numbers["loss"]).label("loss_max"),
+            *(func.avg(number).label(name) for name, number in numbers.items()),
+        )
+        .where(*within, EventRow.kind == "progress")
+        .group_by(bucket)
+        .order_by(func.max(step))
+    )
+    # The newest evaluation and the newest times of ranks for each point, in order of steps.
+    newest: dict[str, list[dict[str, Any]]] = {}
+    for kind in ("evaluation", "ranks"):
+        ids = select(func.max(EventRow.id)).where(*within, EventRow.kind == kind).group_by(bucket)
+        query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(ids)).order_by(EventRow.id)
+        newest[kind] = sorted(session.scalars(query), key=lambda data: int(data["step"]))
+    return MetricsHistory(
+        job_id=job_id,
+        from_step=first,
+        to_step=last,
+        bucket_steps=width,
+        samples=[MetricsSample.model_validate(row._mapping) for row in session.execute(samples)],
+        evaluations=[
+            EvaluationPoint(
+                step=data["step"],
+                **_validation(data),
+                sets=[NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())],
+            )
+            for data in newest["evaluation"]
+        ],
+        ranks=[
+            RankTimes(step=data["step"], busy_seconds=[_number(each) for each in data["busy_seconds"]])
+            for data in newest["ranks"]
+        ],
+    )
+
+
+def _validation(data: Mapping[str, Any]) -> dict[str, float | None]:
+    loss, bits = _number(data["loss"]), data.get("bits_per_byte")
+    perplexity = None if loss is None else _number(perplexity_of(loss))
+    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": None if bits is None else _number(bits)}
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

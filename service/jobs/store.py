@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Self
@@ -32,13 +33,7 @@ from boost_core.messages import FaultReport, Scores, WorkerCommand
 from boost_core.plan.correction import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, writes
-from service.jobs.database import (
-    SILENT_MILLISECONDS,
-    TO_POSTGRESQL,
-    WAIT_SECONDS,
-    open_engine,
-    open_for_short_reads,
-)
+from service.jobs.database import SILENT_MILLISECONDS, TO_POSTGRESQL, WAIT_SECONDS, open_engine, open_for_short_reads
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.ledger import Goodput
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
@@ -59,26 +54,21 @@ _CHANNEL = "boost_jobs"
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
 
 
+@dataclass(frozen=True)
 class Notifications:
-    """Calls all subscribers after each write of this process to a job. Threads may share it."""
+    """Calls all subscribers after each write of this process to a job. Threads may share it.
 
-    def __init__(self) -> None:
-        self._subscribers: list[Subscriber] = []
+    Attributes:
+        subscribers: Functions to be called in the thread that has written; they must not raise or block.
+    """
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Register a function to be called in the thread that has written; it must not raise or block."""
-        self._subscribers.append(subscriber)
+    subscribers: list[Subscriber] = field(default_factory=list)
 
     def publish(self, versions: Mapping[str, int]) -> None:
         """Announce that writes to jobs have been committed."""
         for job_id, version in versions.items():
-            for subscriber in self._subscribers:
+            for subscriber in self.subscribers:
                 subscriber(job_id, version)
-
-
-def can_listen(engine: Engine) -> bool:
-    """Whether the database can notify processes of each other's writes."""
-    return engine.dialect.name == "postgresql"
 
 
 def send_probe(engine: Engine, name: str) -> None:
@@ -92,7 +82,7 @@ def send_probe(engine: Engine, name: str) -> None:
 
 def notify(connection: Connection, versions: Mapping[str, int]) -> None:
     """Notify other processes of writes to jobs on commit, if the database can do that."""
-    if can_listen(connection.engine):
+    if connection.dialect.name == "postgresql":
         payloads = [f"{job_id} {version}" for job_id, version in versions.items()]
         connection.execute(select(func.pg_notify(_CHANNEL, func.unnest(literal(payloads, ARRAY(Text))))))
 
@@ -215,68 +205,38 @@ class JobStore:
         job_id, now = new_id("job"), datetime.now(UTC)
         folder = spec.checkpoint.url or f"{checkpoint_root.rstrip('/')}/{owner.tenant}"
         record = JobRecord(
-            id=job_id,
-            tenant=owner.tenant,
-            queue=spec.queue,
-            submitted_by=owner.name,
-            cloned_from=cloned_from,
-            name=spec.name,
-            spec=spec,
-            state=JobState.QUEUED,
-            reason=Reason.SUBMITTED,
-            message="waits for its turn",
-            attempt=0,
-            cancel_requested=False,
-            checkpoint_url=f"{folder.rstrip('/')}/{job_id}",
-            submitted_at=now,
-            queued_at=now,
-            waiting_since=now,
-            started_at=None,
-            finished_at=None,
-            progress=None,
-            evaluation=None,
-            checkpoint=None,
-            profile=profile,
-            fitted=fitted,
-            node_gpus=node_gpus,
-            node_memory_bytes=node_memory_bytes,
-            goodput=Goodput.begin(now),
-            traceparent=traceparent,
-            version=1,
-        )
-        try:
-            return self._insert(record, request, trackers, chosen, alongside)
-        except IntegrityError:  # the same request has just been carried out by another process
-            if request is None:
-                raise
-            return self._insert(record, request, trackers, chosen, alongside)
-
-    def _insert(
-        self,
-        record: JobRecord,
-        request: Request | None,
-        trackers: Collection[str],
-        chosen: ChosenLayouts | None,
-        alongside: Callable[[Connection], object],
-    ) -> JobRecord:
+            id=job_id, tenant=owner.tenant, queue=spec.queue, submitted_by=owner.name, cloned_from=cloned_from,
+            name=spec.name, spec=spec, state=JobState.QUEUED, reason=Reason.SUBMITTED, message="waits for its turn",
+            attempt=0, cancel_requested=False, checkpoint_url=f"{folder.rstrip('/')}/{job_id}", submitted_at=now,
+            queued_at=now, waiting_since=now, started_at=None, finished_at=None, progress=None, evaluation=None,
+            checkpoint=None, profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes,
+            goodput=Goodput.begin(now), traceparent=traceparent, version=1,
+        )  # fmt: skip
         job = {name: getattr(record, name) for name in record.model_fields_set}
-        events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
+        about = {"job_id": job_id, "attempt": 0, "time": now}
+        state = {"state": record.state, "reason": record.reason, "message": record.message}
+        events = [{**about, "kind": "state", "data": state}]
         if chosen is not None:
-            data = chosen.model_dump(mode="json")
-            events.append(
-                {"job_id": record.id, "attempt": 0, "kind": "layouts", "time": record.submitted_at, "data": data}
-            )
-        with self.engine.begin() as connection:  # plain statements take a fraction of the time of a session's objects
-            if request is not None:
-                if known := queries.find(connection, request):
+            events.append({**about, "kind": "layouts", "data": chosen.model_dump(mode="json")})
+        for last in (request is None, True):
+            try:
+                # Plain statements take a fraction of the time of a session's objects.
+                with self.engine.begin() as connection:
+                    if request is not None:
+                        if known := queries.find(connection, request):
+                            alongside(connection)
+                            return self._known.read(connection, queries.ONE, {"job_id": known})[0]
+                        connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
+                    arrival = connection.execute(_INSERT_JOB, job).scalar_one()
+                    connection.execute(_INSERT_EVENT, events)
+                    if trackers:
+                        connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
                     alongside(connection)
-                    return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
-            arrival = connection.execute(_INSERT_JOB, job).scalar_one()
-            connection.execute(_INSERT_EVENT, events)
-            if trackers:
-                connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
-            alongside(connection)
+            except IntegrityError:  # the same request has just been carried out by another process
+                if last:
+                    raise
+            else:
+                break
         return record.with_values({"arrival": arrival})
 
     def known(self, request: Request) -> JobRecord | None:
@@ -365,7 +325,7 @@ class JobStore:
             TakenBack: It was to be paused for its user, who has resumed it in the meantime.
         """
 
-        def plan(record: JobRecord) -> Write | None:
+        def plan(record: JobRecord, _session: Session) -> Write | None:
             if reason is Reason.PAUSED_BY_USER and not record.pause_requested:
                 raise TakenBack(f"the user of job {record.id} has withdrawn the pause")
             return writes.changed(record, reason, message, record.attempt if attempt is None else attempt)
@@ -381,7 +341,7 @@ class JobStore:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has SUCCEEDED or FAILED.
         """
-        return self._write(job_id, writes.cancelled)
+        return self._write(job_id, lambda record, _: writes.cancelled(record))
 
     def request_pause(self, job_id: str) -> JobRecord:
         """Request that a job be paused; one without a gang is PAUSED immediately.
@@ -392,7 +352,7 @@ class JobStore:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has come to its end.
         """
-        return self._write(job_id, writes.paused)
+        return self._write(job_id, lambda record, _: writes.paused(record))
 
     def resume(self, job_id: str) -> JobRecord:
         """Put a paused job back in the queue; one that has not paused yet keeps training.
@@ -402,7 +362,7 @@ class JobStore:
             AlreadyFinished: The job has come to its end.
             WrongState: The job is not paused, and no pause was requested.
         """
-        return self._write(job_id, writes.resumed)
+        return self._write(job_id, lambda record, _: writes.resumed(record))
 
     def retry(self, job_id: str) -> JobRecord:
         """Put a job that has FAILED or was CANCELLED back in the queue.
@@ -411,14 +371,16 @@ class JobStore:
             JobNotFound: There is no such job.
             WrongState: The job is in another state.
         """
-        return self._write(job_id, writes.retried)
+        return self._write(job_id, lambda record, _: writes.retried(record))
 
     def number(self, job_id: str) -> JobRecord:
         """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it.
 
         Raises as ``change`` does.
         """
-        return self._write(job_id, lambda record: Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None)
+        return self._write(
+            job_id, lambda record, _: Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
+        )
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
@@ -437,7 +399,7 @@ class JobStore:
             Outdated: The job has another tag.
             pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
         """
-        return self._write(job_id, lambda record: writes.patched(record, changes, expected, chosen))
+        return self._write(job_id, lambda record, _: writes.patched(record, changes, expected, chosen))
 
     def ask(self, job_id: str, command: WorkerCommand, request: Request | None = None) -> JobRecord:
         """Request a drill, which is also stored as an event, or a profile of a job's gang; see ``take_commands``.
@@ -467,7 +429,9 @@ class JobStore:
             JobNotFound: There is no such job.
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        return self._write_requested(job_id, request, lambda record: writes.scored(record, scores))
+        return self._write_requested(
+            job_id, request, lambda record: Write({}, [writes.event(record, "scores", scores.model_dump(mode="json"))])
+        )
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
         """Store a fault of a job that was found by others than its gang.
@@ -476,7 +440,7 @@ class JobStore:
             JobNotFound: There is no such job.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
-        return self._write(job_id, lambda record: writes.add_fault(record, fault))
+        return self._write(job_id, lambda record, _: writes.add_fault(record, fault))
 
     def take_commands(self, job_id: str) -> Sequence[WorkerCommand]:
         """Return the drills and profiles requested since the last call, each once.
@@ -486,7 +450,7 @@ class JobStore:
         """
         commands: list[WorkerCommand] = []
 
-        def plan(record: JobRecord) -> Write | None:
+        def plan(record: JobRecord, _session: Session) -> Write | None:
             commands[:] = record.commands
             return Write({"commands": []}) if commands else None
 
@@ -507,15 +471,16 @@ class JobStore:
             JobNotFound: There is no such job.
         """
 
-        def plan(session: Session, record: JobRecord) -> Write | None:
-            stored = queries.last_sequence(session, job_id, attempt)
+        def plan(record: JobRecord, session: Session) -> Write | None:
+            newest = select(func.max(EventRow.sequence))
+            stored = session.scalar(newest.where(EventRow.job_id == job_id, EventRow.attempt == attempt)) or 0
             fresh = [report for report in reports if report[0] > stored]
             if not fresh or attempt < record.attempt:
                 return None
             change = writes.reported(record, attempt, fresh)
             return Write(change.values, [EventRow(**event) for event in change.events], change.observed)
 
-        return self._write_with(job_id, plan)
+        return self._write(job_id, plan)
 
     def append_many(self, reported: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
         """Store reports of the newest gangs of many jobs in one transaction, without reading the jobs again.
@@ -647,7 +612,7 @@ class JobStore:
     def _write_requested(self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]) -> JobRecord:
         """Carry out a request once, however often it is repeated."""
 
-        def plan(session: Session, record: JobRecord) -> Write | None:
+        def plan(record: JobRecord, session: Session) -> Write | None:
             if request is None:
                 return change(record)
             if queries.find(session, request):
@@ -656,19 +621,16 @@ class JobStore:
             return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])
 
         try:
-            return self._write_with(job_id, plan)
+            return self._write(job_id, plan)
         except IntegrityError:  # the key has just been used by another process
-            return self._write_with(job_id, plan)
+            return self._write(job_id, plan)
 
-    def _write(self, job_id: str, plan: Callable[[JobRecord], Write | None]) -> JobRecord:
-        return self._write_with(job_id, lambda _session, record: plan(record))
-
-    def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
+    def _write(self, job_id: str, plan: Callable[[JobRecord, Session], Write | None]) -> JobRecord:
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
             with Session(self.engine) as session, session.begin():
                 record = queries.load(session, job_id)
-                write = plan(session, record)
+                write = plan(record, session)
                 if write is not None:
                     # The job is written before its events: this locks it, so that their ids follow the commits.
                     unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & self._permitted()

@@ -1,8 +1,8 @@
 """Trackers' progress with jobs, in the record, so that nothing is sent twice."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, and_, func, select, true, update
@@ -98,38 +98,14 @@ class TrackerStore:
                 for row, count in session.execute(query)
             ]
 
-    def sent(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
-        """Note what has been sent; return whether this process was still in charge.
+    def write(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
+        """Note what has been sent, or that sending has failed; return whether this process was still in charge.
 
         Args:
             before: The progress as it was read.
             after: The new progress.
-            open_: Whether there will be more events.
+            open_: Whether there will be more events, or sending is tried again even if the job has ended.
         """
-        return self._write(before, replace(after, failures_in_row=0, failing_since=None, problem=None), open_)
-
-    def failed(self, tracked: Tracked, problem: str, *, open_: bool) -> Tracked:
-        """Note that sending has failed.
-
-        Args:
-            tracked: The progress as it was read.
-            problem: Why sending failed.
-            open_: Whether to retry even if the job has ended.
-
-        Returns:
-            As it is now.
-        """
-        after = replace(
-            tracked,
-            failures=tracked.failures + 1,
-            failures_in_row=tracked.failures_in_row + 1,
-            failing_since=tracked.failing_since or datetime.now(UTC),
-            problem=problem,
-        )
-        self._write(tracked, after, open_)
-        return after
-
-    def _write(self, before: Tracked, after: Tracked, open_: bool) -> bool:
         unmoved = and_(
             TrackerRow.job_id == before.job_id,
             TrackerRow.kind == before.kind,

@@ -10,16 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.messages import (
-    Cause,
-    ComparisonReport,
-    Drill,
-    FaultReport,
-    Report,
-    RestartReport,
-    Scores,
-    WorkerCommand,
-)
+from boost_core.messages import Cause, ComparisonReport, Drill, FaultReport, Report, RestartReport, WorkerCommand
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
@@ -97,14 +88,6 @@ class Reported:
     observed: Sequence[dict[str, Any]] = ()
 
 
-def state_values(
-    job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str
-) -> dict[str, Any]:
-    """The event of a change of state, by columns."""
-    data = {"state": state, "reason": reason, "message": message}
-    return {"job_id": job_id, "attempt": attempt, "kind": "state", "time": time, "data": data}
-
-
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
     """Move a job to the state that a reason leads to; ``None`` if nothing changes.
 
@@ -135,7 +118,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["finished_at"] = now
     if reason is Reason.GANG_LOST:
         values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
-    return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
+    data = {"state": state, "reason": reason, "message": message}
+    return Write(values, [EventRow(job_id=record.id, attempt=attempt, kind="state", time=now, data=data)])
 
 
 def cancelled(record: JobRecord) -> Write | None:
@@ -224,8 +208,8 @@ def patched(
     if not differences:
         return None
     values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
-    layouts = [_event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
-    return Write(values, [_event(record, "patch", differences), *layouts])
+    layouts = [event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
+    return Write(values, [event(record, "patch", differences), *layouts])
 
 
 def commanded(record: JobRecord, command: WorkerCommand) -> Write:
@@ -244,13 +228,8 @@ def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     raise_problems(type(command).__name__, wrong)
     waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # A drill is stored as an event now; a profile is reported once it is ready.
-    events = [_event(record, "drill", command.model_dump())] if drill else []
+    events = [event(record, "drill", command.model_dump())] if drill else []
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
-
-
-def scored(record: JobRecord, scores: Scores) -> Write:
-    """Store a checkpoint's scores on tasks; possible even after the job has ended."""
-    return Write({}, [_event(record, "scores", scores.model_dump(mode="json"))])
 
 
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
@@ -286,7 +265,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         changes["fault_counts"] = dict(Counter(record.fault_counts) + faults)
     values = {
         **changes,
-        **{event["kind"]: event["data"] for event in events if event["kind"] in _NEWEST},
+        **{each["kind"]: each["data"] for each in events if each["kind"] in _NEWEST},
         "goodput": goodput.model_dump(mode="json"),
     }
     if "restarts" in changes:
@@ -301,7 +280,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
 def add_fault(record: JobRecord, fault: FaultReport) -> Write:
     """Store a fault that was not reported by a gang."""
     counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
-    return Write({"fault_counts": counts}, [_event(record, fault.kind, _plain(fault))])
+    return Write({"fault_counts": counts}, [event(record, fault.kind, _plain(fault))])
 
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
@@ -309,7 +288,8 @@ def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, 
     return write and Write(write.values | values, write.rows)
 
 
-def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
+def event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
+    """An event of a job's newest gang, now."""
     return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
 
 

@@ -14,8 +14,8 @@ from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES
-from service.scheduler.demand import Demand, demand_of
-from service.scheduler.quotas import Limits, Quotas
+from service.scheduler.demand import demand_of
+from service.scheduler.placement import Limits, Quotas
 
 MOST_AT_ONCE = 128  # waiting jobs
 VERDICT_SECONDS = 10.0  # by then an autoscaler has seen a request
@@ -47,41 +47,32 @@ def requested_nodes(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles,
         quotas.take(job, job.present_layout.world_size)
     allocated: Bundles = ()
     for job in gangs:
-        present = job.present_layout
-        more = [layout for layout in _choice(job) if layout.world_size > present.world_size]
-        larger = _allowed(job, more, quotas, present.world_size)
-        allocated += _bundles(demand_of(job.spec, job.basis), larger or present)
+        allocated += _request(job, quotas, job.present_layout)
     requests = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-        if waits and (layout := _allowed(job, _choice(job), quotas)):
-            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), layout)))
+        if waits and (bundles := _request(job, quotas)):
+            requests.append(ResourceRequest(job.id, bundles))
     return allocated, requests
 
 
-def _choice(job: JobRecord) -> list[Layout]:
-    """A job's own layout, if the job still allows it, and then the smallest.
+def _request(job: JobRecord, quotas: Quotas, present: Layout | None = None) -> Bundles:
+    """What a job requests, deducted from its quotas: its own layout, if it still allows that, or else its smallest.
 
-    For a job that leaves its layouts to the service, its own is the fastest one.
+    For a job that leaves its layouts to the service, its own is the fastest one. A gang requests no less than it has.
     """
     demand, own = demand_of(job.spec, job.basis), Layout.of(job.spec.parallelism)
-    layouts = demand.layouts
     if job.spec.leaves_layouts:
-        own = demand.fastest(layouts) or own
-    return [own, *layouts[:1]] if own in layouts else [*layouts[:1]]
-
-
-def _allowed(job: JobRecord, choice: Sequence[Layout], quotas: Quotas, has: int = 0) -> Layout | None:
-    """The first of some layouts that fits the job's quotas, from which it is deducted."""
-    for layout in choice:
-        if quotas.allows(job, layout.world_size - has):
+        own = demand.fastest(demand.layouts) or own
+    has = present.world_size if present else 0
+    for layout in (*((own,) if own in demand.layouts else ()), *demand.layouts[:1]):
+        if layout.world_size > has and quotas.allows(job, layout.world_size - has):
             quotas.take(job, layout.world_size - has)
-            return layout
-    return None
-
-
-def _bundles(demand: Demand, layout: Layout) -> Bundles:
-    size, count = demand.groups(layout)
+            present = layout
+            break
+    if present is None:
+        return ()
+    size, count = demand.groups(present)
     return (Bundle(demand.amounts(size), dict(demand.labels)),) * count
 
 
@@ -113,7 +104,8 @@ class Autoscaling:
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
-        waiting = self._hopeful(requests)
+        aside = [much for much, _ in self._aside]
+        waiting = [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much in aside)]
         if now >= self._judged_at + VERDICT_SECONDS:
             self._judged_at = now
             if not self._gangs.refused():
@@ -122,12 +114,10 @@ class Autoscaling:
                 refused = min(self._most, len(waiting))
                 self._most = max(1, refused // 2)
                 if refused == 1:
-                    self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))
-                    waiting = self._hopeful(requests)
+                    much = waiting[0].bundles
+                    self._aside.append((much, now + ASIDE_SECONDS))
+                    waiting = [wish for wish in waiting if wish.bundles[: len(much)] != much]
         bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
         if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
             self._requested, self._requested_at = bundles, now
-
-    def _hopeful(self, requests: Sequence[ResourceRequest]) -> list[ResourceRequest]:
-        return [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]

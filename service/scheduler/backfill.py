@@ -37,22 +37,6 @@ from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING, copies
 
-# Counting in units: amounts that must be free together on one node.
-
-
-def units_in(amounts: Amounts, unit: Amounts) -> int:
-    """The number of units that there is room for; 0 if no resource decides."""
-    return copies(amounts, unit) if unit else 0
-
-
-def units_allocated(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
-    """The fewest and the most units for which a gang leaves no room."""
-    size, count = demand.groups(layout)
-    parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
-    if not parts:
-        return 0, 0
-    return count * math.floor(min(parts) + ROUNDING), count * math.ceil(max(parts) - ROUNDING)
-
 
 class AllocatedUnits:
     """The possible total numbers of units taken: every sum of one number from each of some ranges.
@@ -62,21 +46,17 @@ class AllocatedUnits:
     """
 
     def __init__(self, spare: int) -> None:
-        self._spare, self._mask = spare, (1 << max(0, spare + 1)) - 1
-        self._sums = 1 & self._mask  # a bit for each
+        self.spare, self._mask = spare, (1 << max(0, spare + 1)) - 1
+        self.sums = 1 & self._mask  # a bit for each
 
     def add(self, low: int, high: int) -> None:
         """Add a gang that may take units: none, or a number from a range."""
-        shifted, width = self._sums << low, 1
+        shifted, width = self.sums << low, 1
         while width <= high - low:
             step = min(width, high - low + 1 - width)
             shifted |= shifted << step
             width += step
-        self._sums = (self._sums | shifted) & self._mask
-
-    def too_much_with(self, more: int) -> bool:
-        """Whether some sum is within the maximum, but not with ``more`` added."""
-        return more > 0 and self._sums >> max(0, self._spare - more + 1) != 0
+        self.sums = (self.sums | shifted) & self._mask
 
 
 class Scarcity:
@@ -132,7 +112,7 @@ class Scarcity:
                 key = size, one, other
                 if key not in self._enough:
                     unit = {other: self._each[other] * size}
-                    units = [(node, units_in(node.total, unit)) for node in self._nodes]
+                    units = [(node, copies(node.total, unit)) for node in self._nodes]
                     beyond = (node.free.get(one, 0) - self._each[one] * size * count for node, count in units if count)
                     self._enough[key] = min(beyond, default=math.inf)
                 known = one in self._known and other in self._known
@@ -158,9 +138,14 @@ class _Stay:
     inside: bool
 
     def units(self, unit: Amounts) -> tuple[int, int]:
-        """The fewest and the most units that it takes."""
-        ranges = [units_allocated(self.demand, layout, unit) for layout in self.layouts]
-        return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
+        """The fewest and the most units for which it leaves no room: amounts that must be free together on one node."""
+        low, high = [], []
+        for layout in self.layouts:
+            size, count = self.demand.groups(layout)
+            parts = [size * self.demand.each.get(name, 0) / amount for name, amount in unit.items()] or [0.0]
+            low.append(count * math.floor(min(parts) + ROUNDING))
+            high.append(count * math.ceil(max(parts) - ROUNDING))
+        return min(low) if self.inside else 0, max(high)
 
 
 class Head:
@@ -177,7 +162,7 @@ class Head:
 
     def __init__(self, cluster: ClusterSnapshot, job: JobRecord) -> None:
         self.job, self.nodes = job, cluster.nodes(job)
-        self._cluster, self._demand = cluster, cluster.demand(job)
+        self._cluster, self._demand = cluster, cluster.demands[job.id]
         self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
         self._all_steady = not any(node.draining for node in cluster.capacities)
         self._of_others: dict[str, float] = defaultdict(float)  # used on the nodes by others than our gangs
@@ -186,60 +171,55 @@ class Head:
                 self._of_others[name] += total - node.free.get(name, 0)
         for job_id, gang in cluster.gangs.items():
             if gang.layout:
-                for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
+                for name, amount in cluster.demands[job_id].amounts(gang.layout.world_size).items():
                     self._of_others[name] -= amount
         self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
         for size, count in map(self._demand.groups, self._demand.layouts):
             self._fewest[size] = min(count, self._fewest.get(size, count))
-        self._forget()
+        self._known, self._resized = 0, -1  # of the cluster: gangs taken into account, and the number of resized ones
+        self._stays: list[_Stay] = []
+        # By the ranks that share a node and the resources that decide: a unit, and how many may be taken.
+        self._allocated: dict[tuple[int, frozenset[str]], tuple[Amounts, AllocatedUnits]] = {}
 
     def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
-        self._follow_cluster()
-        demand = self._cluster.demand(job)
+        # Newly started gangs are taken into account; if one was resized, all are anew.
+        if self._resized != self._cluster.resized:
+            self._known, self._resized, self._stays, self._allocated = 0, self._cluster.resized, [], {}
+            self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
+        for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
+            other = self._cluster.jobs[job_id]
+            if other is self.job or not gang.claimed or not self._cluster.nodes(other) & self.nodes:
+                continue
+            demand, shown = self._cluster.demands[job_id], gang.layout.world_size if gang.layout else 0
+            self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
+            layouts = {each for each in (gang.layout, gang.target) if each}
+            if gang.layout != gang.target or other.spec.priority < self.job.spec.priority:  # may have to do with less
+                layouts |= {each for each in demand.layouts if each.world_size <= gang.claimed}
+            inside = self._all_steady and self._cluster.nodes(other) & ~self.nodes == 0
+            stay = _Stay(demand, frozenset(layouts), inside)
+            self._stays.append(stay)
+            for unit, allocated in self._allocated.values():
+                allocated.add(*stay.units(unit))
+        self._known = len(self._cluster.gangs)
+
+        demand = self._cluster.demands[job.id]
         for size in self._fewest:
             deciding = self._scarcity.deciding(size, demand.amounts(layout.world_size))
-            unit = self._unit(size, deciding)
             if (size, deciding) not in self._allocated:
-                allocated = AllocatedUnits(
-                    sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size]
-                )
+                unit = {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
+                # Units of the nodes in all, and of what is free; none if no resource decides.
+                nodes = self._capacities if unit else []
+                units = [(copies(node.total, unit), copies(node.free, unit)) for node in nodes]
+                allocated = AllocatedUnits(sum(total for total, _ in units) - self._fewest[size])
                 for stay in self._stays:
                     allocated.add(*stay.units(unit))
                 if any(self._of_others[name] > ROUNDING for name in unit):
-                    used = (units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities)
-                    allocated.add(0, sum(used))
-                self._allocated[size, deciding] = allocated
-            _, most = units_allocated(demand, layout, unit)
-            if self._allocated[size, deciding].too_much_with(most):
+                    allocated.add(0, sum(total - free for total, free in units))
+                self._allocated[size, deciding] = unit, allocated
+            unit, allocated = self._allocated[size, deciding]
+            _, most = _Stay(demand, frozenset({layout}), inside=False).units(unit)
+            # Is some sum within the maximum, but not with these added?
+            if most > 0 and allocated.sums >> max(0, allocated.spare - most + 1) != 0:
                 return True
         return False
-
-    def _forget(self) -> None:
-        self._known, self._resized = 0, self._cluster.resized
-        self._stays: list[_Stay] = []
-        self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
-        self._allocated: dict[tuple[int, frozenset[str]], AllocatedUnits] = {}
-
-    def _follow_cluster(self) -> None:
-        """Take newly started gangs into account; start over if one was resized."""
-        if self._resized != self._cluster.resized:
-            self._forget()
-        for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
-            job = self._cluster.jobs[job_id]
-            if job is self.job or not gang.claimed or not self._cluster.nodes(job) & self.nodes:
-                continue
-            demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
-            self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
-            layouts = {layout for layout in (gang.layout, gang.target) if layout}
-            if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
-                layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
-            inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
-            stay = _Stay(demand, frozenset(layouts), inside)
-            self._stays.append(stay)
-            for (size, deciding), allocated in self._allocated.items():
-                allocated.add(*stay.units(self._unit(size, deciding)))
-        self._known = len(self._cluster.gangs)
-
-    def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
-        return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from boost_core.config.base import counted
@@ -12,47 +11,43 @@ from service.gang.builds import Builds, BuildTask
 from service.gang.status import NodeCapacity
 from service.jobs.datasets import DatasetBuild, DatasetBuilds
 from service.jobs.model import JobRecord
-from service.jobs.seen_nodes import cpus_without_rank
+from service.jobs.outlook import cpus_without_rank
 from service.models.datasets import DatasetState
-from service.scheduler.actions import Launch
+from service.scheduler.cluster_snapshot import Launch
 from service.scheduler.decisions import decide
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 
 MOST_LAUNCHES = 3
 LAUNCH_PAUSE = timedelta(seconds=30)  # minimum between the first launch and the second; twice that before the third
 ASIDE_SECONDS = timedelta(seconds=10)  # for which no build is launched after one has made room for a job
 
-_utc_now = partial(datetime.now, UTC)
-
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class DatasetReconciler:
     """Makes passes over all datasets that are to be built.
 
     A restarted service finds the build that its predecessor has started, or starts it again, which keeps the files that
     are done. So does one that was ended to make room for a job.
 
-    Args:
+    Attributes:
         record: The datasets, written under the scheduler's lease.
         builds: A connected cluster.
         cpus: CPUs for building datasets.
         limits: Returns the tenants' quotas.
         in_need: Given the CPUs that a build may hold, returns a job that waits for them; see ``job_in_need``.
         now: Returns the current time.
+        aside_until: When a build may be launched again after one has made room for a job.
     """
 
-    def __init__(
-        self,
-        record: DatasetBuilds,
-        builds: Builds,
-        cpus: float,
-        limits: Callable[[], Limits],
-        in_need: Callable[[float], JobRecord | None],
-        now: Callable[[], datetime] = _utc_now,
-    ) -> None:
-        self._record, self._builds, self._cpus, self._limits, self._now = record, builds, cpus, limits, now
-        self._in_need, self._aside_until = in_need, datetime.min.replace(tzinfo=UTC)
+    record: DatasetBuilds
+    builds: Builds
+    cpus: float
+    limits: Callable[[], Limits]
+    in_need: Callable[[float], JobRecord | None]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    aside_until: datetime = field(default=datetime.min.replace(tzinfo=UTC), init=False)
 
     def tick(self) -> None:
         """Do one pass.
@@ -61,17 +56,38 @@ class DatasetReconciler:
             LeaseLost: Another process schedules now.
             Exception: The record or the cluster cannot be reached.
         """
-        alive = self._builds.alive()
-        self._record.forget_deleted(alive)
-        waiting = self._record.waiting()
-        unwanted = self._record.known(alive - {build.id for build in waiting})  # cancelled, deleted or requested again
+        alive = self.builds.alive()
+        self.record.forget_deleted(alive)
+        waiting = self.record.waiting()
+        unwanted = self.record.known(alive - {build.id for build in waiting})  # cancelled, deleted or requested again
         for build_id in unwanted:
-            self._builds.end(build_id)
+            self.builds.end(build_id)
         current = [build for build in waiting if build.id in alive]
         for build in current:
-            self._follow(build)
+            status = self.builds.poll(build.id)
+            if status is None:
+                continue  # gone; the next pass handles it
+            progress = status.progress or build.progress
+            values = {"progress": progress.model_dump() if progress else None}
+            if status.problem is not None:
+                self._finish(build, DatasetState.FAILED, status.problem, **values)
+            elif (lineage := status.lineage) is not None:
+                values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
+                message = f"holds {counted(lineage['counts']['kept'], 'document')}"
+                self._finish(build, DatasetState.READY, message, **values)
+            elif (job := self.in_need(self._cpus_of(build))) is not None:
+                # It is resumed later, which does not count as a death.
+                logger.info("%s: makes room for %s", build.id, job.id)
+                without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
+                whom = job.id if job.tenant == build.tenant else "a job of another tenant"
+                message = f"has made room for {whom}, and continues when no job waits for its CPUs"
+                self.record.update(build, launches=build.launches - 1, message=message, progress=without)
+                self.builds.end(build.id)
+                self.aside_until = self.now() + ASIDE_SECONDS
+            elif progress != build.progress:
+                self.record.update(build, message="is being built", **values)
         # Two builds must never write to the same folder at once.
-        if current or unwanted or self._now() < self._aside_until:
+        if current or unwanted or self.now() < self.aside_until:
             return
         for build in waiting:
             if build.launches >= MOST_LAUNCHES:
@@ -82,54 +98,27 @@ class DatasetReconciler:
                 self._finish(build, DatasetState.FAILED, problem)
                 continue
             pause = LAUNCH_PAUSE * (1 << (build.launches - 1)) if build.launches else timedelta(0)
-            if build.launched_at is None or not build.launches or self._now() >= build.launched_at + pause:
-                self._launch(build)
-                return
-
-    def _follow(self, build: DatasetBuild) -> None:
-        status = self._builds.poll(build.id)
-        if status is None:
-            return  # gone; the next pass handles it
-        progress = status.progress or build.progress
-        values = {"progress": progress.model_dump() if progress else None}
-        if status.problem is not None:
-            self._finish(build, DatasetState.FAILED, status.problem, **values)
-        elif (lineage := status.lineage) is not None:
-            values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
-            self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **values)
-        elif (job := self._in_need(self._cpus_of(build))) is not None:
-            # It is resumed later, which does not count as a death.
-            logger.info("%s: makes room for %s", build.id, job.id)
-            without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
-            whom = job.id if job.tenant == build.tenant else "a job of another tenant"
-            message = f"has made room for {whom}, and continues when no job waits for its CPUs"
-            self._record.update(build, launches=build.launches - 1, message=message, progress=without)
-            self._builds.end(build.id)
-            self._aside_until = self._now() + ASIDE_SECONDS
-        elif progress != build.progress:
-            self._record.update(build, message="is being built", **values)
+            if build.launched_at is not None and build.launches and self.now() < build.launched_at + pause:
+                continue
+            cpus = self._cpus_of(build)
+            started = {"launches": build.launches + 1, "launched_at": self.now(), "message": "is being built"}
+            if cpus < 1:
+                problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
+                self._finish(build, DatasetState.FAILED, problem)
+            elif self.record.update(build, **started):  # else cancelled in the meantime
+                who = build.id, build.name, build.tenant
+                logger.info("%s: dataset %r of %s is being built with %g CPUs", *who, cpus)
+                spec = build.spec
+                self.builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
+            return
 
     def _cpus_of(self, build: DatasetBuild) -> float:
-        return min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
-
-    def _launch(self, build: DatasetBuild) -> None:
-        cpus = self._cpus_of(build)
-        if cpus < 1:
-            problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
-            self._finish(build, DatasetState.FAILED, problem)
-            return
-        if not self._record.update(
-            build, launches=build.launches + 1, launched_at=self._now(), message="is being built"
-        ):
-            return  # cancelled in the meantime
-        logger.info("%s: dataset %r of %s is being built with %g CPUs", build.id, build.name, build.tenant, cpus)
-        spec = build.spec
-        self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
+        return min(self.cpus, self.limits().tenants.get(build.tenant, {}).get("CPU", self.cpus))
 
     def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **values: Any) -> None:
         logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)
-        self._record.update(build, state=state, message=message, finished_at=self._now(), **values)
-        self._builds.end(build.id)
+        self.record.update(build, state=state, message=message, finished_at=self.now(), **values)
+        self.builds.end(build.id)
 
 
 def job_in_need(

@@ -2,7 +2,7 @@
 
 Higher priorities come first, then jobs that have been in the queue for longer. A job starts at the best of its layouts
 that fit now, on nodes and in quotas. A job that waits for others to make room blocks those behind it from anything that
-could delay it, so that it cannot starve (``backfill``; ``quotas``); one that is too large for the whole cluster or its
+could delay it, so that it cannot starve (``backfill``; ``Quotas``); one that is too large for the whole cluster or its
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
@@ -20,12 +20,9 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES, JobState
 from service.scheduler import messages
-from service.scheduler.actions import Action, CapacityObserved, Gang, ResizePolicy
 from service.scheduler.backfill import Head
-from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.demand import Demand
-from service.scheduler.placement import ROUNDING, Nodes
-from service.scheduler.quotas import Account, Limits
+from service.scheduler.cluster_snapshot import Action, CapacityObserved, ClusterSnapshot, Gang, ResizePolicy
+from service.scheduler.placement import ROUNDING, Limits, Nodes
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -76,7 +73,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         gang = cluster.gangs.get(job.id)
         if gang is None or gang.target is None:
             continue
-        demand, layout, target = cluster.demand(job), gang.layout, gang.target
+        demand, layout, target = cluster.demands[job.id], gang.layout, gang.target
         same = [other for other in demand.layouts if other.per_replica == target.per_replica]
         if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
             if choice := demand.fastest(cluster.fitting(job, cluster.whole if gang.waiting else cluster.room)):
@@ -104,9 +101,11 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         gang = cluster.gangs.get(job.id)
         if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
             others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
-            if others and cluster.room.ranks(cluster.demand(job)) < 0:
-                message = f"pauses because {others[0].id}, which comes before it, needs its workers"
-                cluster.pause(job, message, messages.gave_way_to(job, others[0]))
+            if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
+                first = others[0]
+                why = f"because {first.name} ({first.id}), which comes before it, needs its workers"
+                message = f"pauses because {first.id}, which comes before it, needs its workers"
+                cluster.pause(job, message, why if first.tenant == job.tenant else messages.GAVE_WAY)
                 return
             stuck.append(job)
 
@@ -122,7 +121,8 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
     Returns:
         False if it waits for nodes that must be kept from the jobs behind it.
     """
-    possible, quotas = cluster.possible(job), cluster.quotas
+    demand, quotas = cluster.demands[job.id], cluster.quotas
+    possible = cluster.possible(demand)
     if not possible:
         cluster.admit(job)
         cluster.wait(job, messages.never_fits(cluster, job))
@@ -130,13 +130,26 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
     least = possible[0].world_size
     if account := quotas.too_small(job, least):
         cluster.admit(job)
-        cluster.wait(job, messages.over_quota(cluster, job, least, account))
+        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
         return True
-    if account := quotas.obstacle(job, least):
+    # The first account where it has to wait: for room, or behind another job that does.
+    accounts = quotas.accounts(job)
+    short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
+    if account := next(short, None):
         first = account not in quotas.heads
         if first:
             cluster.admit(job)
-            make_room_in_quota(cluster, job, least, account)
+            # Only gangs that use the quota make room in it.
+            resource = account.resource
+            victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+            lacking = demand.amounts(least)[resource] - quotas.left(account)
+            coming = 0.0  # once all gangs have followed their orders
+            for other in cluster.leaving():
+                if account in quotas.accounts(other):
+                    gang = cluster.gangs[other.id]
+                    coming += cluster.demands[other.id].amounts(gang.claimed - gang.remaining)[resource]
+            if victims and lacking - coming > ROUNDING:
+                _carry_out(cluster, job, victims, _plan(cluster, victims, {resource: lacking - coming}))
         cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
         cluster.lines[account] += 1
         if first:
@@ -146,9 +159,9 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
 
     fitting = cluster.fitting(job, cluster.room, possible)
     harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
-    if choice := cluster.demand(job).fastest(harmless):
+    if choice := demand.fastest(harmless):
         cluster.admit(job)
-        words = gang_in_words(choice.world_size, cluster.demand(job).each)
+        words = gang_in_words(choice.world_size, demand.each)
         cluster.launch(job, choice, f"starting {choice}: {words}")
         return True
     if before:
@@ -164,9 +177,9 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
 
 def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
     """Keep room for a gang that waits for workers, which it finds by itself; False if it waits for others' room."""
-    if gang.target is None or not cluster.possible(job):
+    if gang.target is None or not cluster.possible(cluster.demands[job.id]):
         return True
-    demand = cluster.demand(job)
+    demand = cluster.demands[job.id]
     choice = demand.fastest(cluster.fitting(job, cluster.room))
     if choice is None:
         if gang.unchanged_seconds >= cluster.policy.settle_seconds:  # its own old room may be about to be freed
@@ -193,15 +206,15 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
     gangs are is not known: if there is enough room in total and the job still does not fit for a while, the room is
     fragmented, and one more gang becomes as small as possible, or pauses.
     """
-    nodes, demand = cluster.nodes(job), cluster.demand(job)
+    nodes, demand = cluster.nodes(job), cluster.demands[job.id]
     victims = {other.id: other for other in cluster.lower(job) if cluster.nodes(other) & nodes}
     if not victims:
         return
-    needed = cluster.possible(job)[0].world_size
+    needed = cluster.possible(cluster.demands[job.id])[0].world_size
     leaving = [other for other in cluster.leaving() if cluster.nodes(other) & nodes]
     expected = cluster.room.copy()  # once all gangs have followed their orders
     for other in leaving:
-        expected.hold(cluster.demand(other), cluster.gangs[other.id].remaining - cluster.gangs[other.id].allocated)
+        expected.hold(cluster.demands[other.id], cluster.gangs[other.id].remaining - cluster.gangs[other.id].allocated)
     plan: Plan = {}
     if (missing := needed - expected.ranks(demand)) > 0:
         plan = _plan(cluster, victims, demand.amounts(missing))
@@ -216,27 +229,6 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
                 first = next((job_id for job_id, layouts in smaller.items() if layouts), next(iter(victims)))
                 plan = {first: smaller[first][-1] if smaller[first] else None}
     _carry_out(cluster, job, victims, plan)
-
-
-def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> None:
-    """The same within a quota: only gangs that use it make room.
-
-    Args:
-        cluster: The cluster snapshot.
-        job: The job that needs room.
-        ranks: Number of ranks it needs.
-        account: The account with too little left.
-    """
-    quotas = cluster.quotas
-    victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
-    leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
-    coming = 0.0  # once all gangs have followed their orders
-    for other in leaving:
-        gang = cluster.gangs[other.id]
-        coming += cluster.demand(other).amounts(gang.claimed - gang.remaining)[account.resource]
-    lacking = cluster.demand(job).amounts(ranks)[account.resource] - quotas.left(account) - coming
-    if victims and lacking > ROUNDING:
-        _carry_out(cluster, job, victims, _plan(cluster, victims, {account.resource: lacking}))
 
 
 def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
@@ -264,14 +256,14 @@ def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan,
     freed: dict[str, float] = defaultdict(float)
     for job_id, layout in plan.items():
         ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
-        for name, amount in cluster.demand(victims[job_id]).amounts(ranks).items():
+        for name, amount in cluster.demands[victims[job_id].id].amounts(ranks).items():
             freed[name] += amount
     return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
 
 
 def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
     """Smaller layouts that a gang can take in its place, largest first."""
-    gang, demand = cluster.gangs[job.id], cluster.demand(job)
+    gang, demand = cluster.gangs[job.id], cluster.demands[job.id]
     own = resolve.own_slots(gang.layout, demand.placement) if gang.layout else []
     layouts = [
         layout
@@ -286,7 +278,9 @@ def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobR
     for job_id, layout in plan.items():
         present = cluster.gangs[job_id].target
         if layout is None:
-            why = messages.preempted_by(victims[job_id], job)
+            why = "to make room for a job of higher priority"  # another tenant's is not named
+            if victims[job_id].tenant == job.tenant:
+                why = f"to make room for {job.name} ({job.id}), which has priority {job.spec.priority}"
             cluster.pause(victims[job_id], f"pauses {reason}", why)
         elif layout != present:
             message = f"shrinks from {present} to {layout} {reason}"
@@ -313,11 +307,20 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
             continue
         if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
             continue
-        demand, layout = cluster.demand(job), gang.layout
+        demand, layout = cluster.demands[job.id], gang.layout
         larger = [other for other in demand.layouts if other.world_size > layout.world_size]
         fitting = cluster.fitting(job, cluster.room, larger)
-        choice = scale_up_choice(demand, layout, fitting, policy) if fitting else None
+        choice = demand.fastest(fitting)
         if choice is None:
+            continue
+        # More replicas if they gain enough; another layout of each only if that gains much more.
+        stay = demand.fastest([layout, *(other for other in fitting if other.per_replica == layout.per_replica)])
+        if stay is None or demand.seconds(layout) < (1 + policy.minimum_gain) * demand.seconds(stay):
+            stay = layout
+        changes = choice.per_replica != layout.per_replica
+        if not changes or demand.seconds(stay) < (1 + policy.layout_gain) * demand.seconds(choice):
+            choice = stay
+        if choice == layout:
             continue
         seen = cluster.room_seconds.get(job.id, 0.0)
         ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
@@ -330,22 +333,3 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
         cluster.room.place(demand, choice, layout, part)
         cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
         cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
-
-
-def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
-    """The best layout for a gang to grow to; ``None`` if none gains enough.
-
-    Args:
-        demand: The job's demand.
-        layout: The gang's layout.
-        larger: Larger layouts that fit.
-        policy: How much gain is enough.
-    """
-    stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
-    if demand.seconds(layout) < (1 + policy.minimum_gain) * demand.seconds(stay):
-        stay = layout
-    other = demand.fastest(larger)
-    changes = other is not None and other.per_replica != layout.per_replica
-    if other and changes and demand.seconds(stay) >= (1 + policy.layout_gain) * demand.seconds(other):
-        return other
-    return stay if stay != layout else None

@@ -46,6 +46,8 @@ class Demand:
         avoid: Kinds of GPU that have too little memory for some of the layouts.
         layouts: Layouts that the job allows, that are within the limit, and for which hosts have enough memory; fewest
             ranks first.
+        lacks_hosts: Whether layouts that fit the device need more memory of a node's host than the job is planned for.
+        least_bytes: Minimum device memory of a rank, regardless of the limit; 0 if it does not matter.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``.
         smallest_group: The fewest ranks that must share a node, over all layouts.
         kind: Equal for demands of which each node can hold equally many ranks.
@@ -77,6 +79,8 @@ class Demand:
         )
         most = max((needed[layout] for layout in self.layouts), default=0) if self._any_kind else 0
         self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
+        self.lacks_hosts = any(needed.get(layout, 0) <= self.limit for layout in beyond)
+        self.least_bytes = min(needed.values(), default=0)
         self._needed, self._beyond, self._smallest = needed, beyond, allowed[0]
         self.placement = spec.resources.placement
         self.smallest_group = min(self.groups(layout)[0] for layout in self.layouts or allowed)
@@ -120,16 +124,6 @@ class Demand:
         kind = f" {resources.accelerator_type}" if resources.accelerator_type else ""
         return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
 
-    @cached_property
-    def lacks_hosts(self) -> bool:
-        """Whether layouts that fit the device need more memory of a node's host than the job is planned for."""
-        return any(self._needed.get(layout, 0) <= self.limit for layout in self._beyond)
-
-    @cached_property
-    def least_bytes(self) -> int:
-        """Minimum device memory of a rank, regardless of the limit; 0 if it does not matter."""
-        return min(self._needed.values(), default=0)
-
     def amounts(self, ranks: int) -> dict[str, float]:
         """Resources that a number of ranks take."""
         return {name: amount * ranks for name, amount in self.each.items()}
@@ -162,18 +156,13 @@ class _Key:
     spec: JobSpec = field(compare=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Same:
     """A spec compared by identity, so that it is found without comparing its fields."""
 
-    spec: JobSpec
-    basis: Basis
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.spec is other.spec and self.basis == other.basis
-
-    def __hash__(self) -> int:
-        return id(self.spec)
+    identity: int
+    basis: Basis = field(hash=False)
+    spec: JobSpec = field(compare=False)  # kept, so that no other gets its identity
 
 
 def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
@@ -183,7 +172,7 @@ def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
         spec: A job's spec.
         basis: The basis of its predictions.
     """
-    return _known(_Same(spec, basis))
+    return _known(_Same(id(spec), basis, spec))
 
 
 @lru_cache(_REMEMBERED)

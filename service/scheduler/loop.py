@@ -116,13 +116,24 @@ class ReconcileLoop:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                if self._round():
-                    self._store_updates(until=time.monotonic() + self._interval)
-                else:
+                if not self._round():
                     self._stop.wait(RETRY_SECONDS)
+                    continue
+                # Until the next pass, gangs' reports are stored as soon as they announce some.
+                until = time.monotonic() + self._interval
+                try:
+                    while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
+                        if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
+                            self._reconciler.store_updates(updated)
+                            self._stop.wait(UPDATE_SECONDS)
+                    self._faults.over(_REPORTS_LEFT)
+                except LeaseLost as overtaken:
+                    logger.warning("%s", overtaken)
+                except Exception as error:
+                    self._faults.occurred(_REPORTS_LEFT, error)
+                self._stop.wait(max(0.0, until - time.monotonic()))
         finally:
-            self._release_lease()
-            self._disconnect()
+            self._leave()
 
     def _round(self) -> bool:
         """Make a pass if this service has the lease; return whether the cluster could be reached."""
@@ -146,8 +157,9 @@ class ReconcileLoop:
                 self._datasets = self._make_datasets(self._store, lease) if self._make_datasets else None
             if self._reconciler is not None:
                 self._gangs.check()
-                with self._metrics.one_pass():
+                with self._metrics.seconds.time(), self._metrics.failed.count_exceptions():
                     self._reconciler.tick()
+                self._metrics.good.inc()
                 try:  # errors with datasets do not hold up jobs
                     if self._datasets is not None:
                         self._datasets.tick()
@@ -156,59 +168,39 @@ class ReconcileLoop:
                     raise
                 except Exception as error:
                     self._faults.occurred(_DATASETS_FAILED, error)
-            self._note_good_pass()
+
+            # The newest good pass: this one, or that of the service that has the lease, by the record.
+            now = time.monotonic()
+            if self._reconciler is not None and self._lease is not None:
+                silent = self._reconciler.unseen(STALE_SECONDS)
+                unseen = {"unseen": {job_id: at and at.isoformat() for job_id, at in silent.items()}}
+                self._last_good, self._newest = now, (datetime.now(UTC), unseen)
+                if now - self._noted >= NOTE_SECONDS:
+                    self._store.under(self._lease).keep_snapshot(LAST_PASS, unseen)
+                    self._noted = now
+            elif (newest := self._store.snapshot(LAST_PASS)) is not None:
+                if self._newest is None or newest[0] != self._newest[0]:
+                    # Only when it changes: after the clock was set back, an old one would look new for ever.
+                    self._last_good = now - max(0.0, (datetime.now(UTC) - newest[0]).total_seconds())
+                self._newest = newest
+            if self._last_good > self._problem_since:
+                self._problem = None
+            self._failure = None
+            for what in (_AWAY, _FAILED):
+                self._faults.over(what)
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None
         except ConnectionError as error:
             self._faults.occurred(_AWAY, error)
             self._problem, self._problem_since = f"{_AWAY}: {error}", time.monotonic()
-            self._release_lease()  # another service may reach it
-            self._disconnect()
+            self._leave()  # another service may reach it
             return False
         except Exception as error:
             self._faults.occurred(_FAILED, error)
             fault = fault_of(error)
             self._failure = fault.message if fault else f"its passes fail ({type(error).__name__}); see the log"
         return True
-
-    def _note_good_pass(self) -> None:
-        """Note the newest good pass: this one, or that of the service that has the lease, by the record."""
-        now = time.monotonic()
-        if self._reconciler is not None and self._lease is not None:
-            unseen = {job_id: at and at.isoformat() for job_id, at in self._reconciler.unseen(STALE_SECONDS).items()}
-            self._last_good, self._newest = now, (datetime.now(UTC), {"unseen": unseen})
-            if now - self._noted >= NOTE_SECONDS:
-                self._store.under(self._lease).keep_snapshot(LAST_PASS, {"unseen": unseen})
-                self._noted = now
-        elif (newest := self._store.snapshot(LAST_PASS)) is not None:
-            if self._newest is None or newest[0] != self._newest[0]:
-                # Only when it changes: after the clock was set back, an old one would look new for ever.
-                self._last_good = now - max(0.0, (datetime.now(UTC) - newest[0]).total_seconds())
-            self._newest = newest
-        if self._last_good > self._problem_since:
-            self._problem = None
-        self._failure = None
-        for what in (_AWAY, _FAILED):
-            self._faults.over(what)
-
-    def _store_updates(self, until: float) -> None:
-        """Until the next pass, store gangs' reports as soon as they announce some."""
-        try:
-            while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
-                if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
-                    self._reconciler.store_updates(updated)
-                    self._stop.wait(UPDATE_SECONDS)
-            self._faults.over(_REPORTS_LEFT)
-        except LeaseLost as overtaken:
-            logger.warning("%s", overtaken)
-        except Exception as error:
-            self._faults.occurred(_REPORTS_LEFT, error)
-        self._stop.wait(max(0.0, until - time.monotonic()))
-
-    def _disconnect(self) -> None:
-        self._connected = False
-        self._gangs.close()
 
     def _keep_lease(self) -> None:
         while not self._stop.wait(LEASE_SECONDS / 3):
@@ -220,13 +212,15 @@ class ReconcileLoop:
                     except Exception as error:
                         self._lease_faults.occurred(_NOT_RENEWED, error)
 
-    def _release_lease(self) -> None:
+    def _leave(self) -> None:
+        """Give the lease back, so that another service may schedule, and leave the cluster."""
         with self._lease_lock:
             lease, self._lease, self._reconciler = self._lease, None, None
-            if lease is None:
-                return
             try:
-                self._leases.give_back(lease)
-                self._faults.over(_NOT_GIVEN_BACK)
+                if lease is not None:
+                    self._leases.give_back(lease)
+                    self._faults.over(_NOT_GIVEN_BACK)
             except Exception as error:
                 self._faults.occurred(_NOT_GIVEN_BACK, error)  # it runs out
+        self._connected = False
+        self._gangs.close()

@@ -9,30 +9,15 @@ from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.resolve import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.placement import Room
-from service.scheduler.quotas import Account
+from service.scheduler.placement import Account, Room
 
 _NAMED_JOBS = 3
 GAVE_WAY = "because another job, which comes before it, needs its resources"  # to whom is not known
 
 
-def preempted_by(job: JobRecord, other: JobRecord) -> str:
-    """Why a job has paused for one of higher priority; goes on from "paused after step 7"."""
-    if other.tenant != job.tenant:
-        return "to make room for a job of higher priority"
-    return f"to make room for {other.name} ({other.id}), which has priority {other.spec.priority}"
-
-
-def gave_way_to(job: JobRecord, other: JobRecord) -> str:
-    """Why a job has paused when neither had all of its workers; goes on in the same way."""
-    if other.tenant != job.tenant:
-        return GAVE_WAY
-    return f"because {other.name} ({other.id}), which comes before it, needs its workers"
-
-
 def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job is too large for all nodes together."""
-    demand = cluster.demand(job)
+    demand = cluster.demands[job.id]
     if not demand.layouts and demand.lacks_hosts:
         return (
             f"needs {demand.in_words}; every layout that fits those GPUs needs more memory on a node's host than nodes "
@@ -42,7 +27,8 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
-    has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
+    total = cluster.whole.total(cluster.whole.nodes_for(demand))
+    has = ", ".join(f"{total.get(name, 0):g} {name}" for name in demand.each)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))
     kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & demand.avoid
     where = "the cluster has"
@@ -52,37 +38,33 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         where = f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have"
     room = sum(cluster.whole.slots(demand))
     message = f"needs {demand.in_words}; {where} {has} in all, room for {room}"
-    return f"{message}{_scattered(cluster, job, cluster.whole)}{_unused(cluster, job)}; waits for nodes to join"
-
-
-def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    """The job is too large for its quota, even if nothing else used it."""
-    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
-    limit = cluster.quotas.limit[account]
-    return f"needs {needed}; {account.holder} may hold {limit:g}; waits for a higher quota"
+    return f"{message}{_unusable_room(cluster, job, cluster.whole)}; waits for nodes to join"
 
 
 def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    """Other jobs use the quota, or come first."""
+    """The job is too large for its quota, even if nothing else used it; or other jobs use it, or come first."""
     quotas = cluster.quotas
-    needed = f"{cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+    needed = cluster.demands[job.id].amounts(ranks)[account.resource]
     limit, allocated = quotas.limit[account], quotas.allocated[account]
-    message = f"needs {needed}; {account.holder} may hold {limit:g} and holds {allocated:g}"
+    message = f"needs {needed:g} {account.resource}; {account.holder} may hold {limit:g}"
+    if quotas.too_small(job, ranks) == account:
+        return f"{message}; waits for a higher quota"
+    message += f" and holds {allocated:g}"
     if reserved := quotas.reserved[account]:
         message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"
     if head := quotas.heads.get(account):
         return f"{message}; {_behind(job, head, cluster.lines[account])}"
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
-    return f"{message}; {_make_room(job, leaving)}" if leaving else message
+    return f"{message}; {_named(job, leaving)} make{'' if len(leaving) > 1 else 's'} room" if leaving else message
 
 
 def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job waits for others to make room or to end."""
     nodes = cluster.nodes(job)
-    message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}{_scattered(cluster, job, cluster.room)}"
-    message += _unused(cluster, job)
+    message = f"needs {cluster.demands[job.id].in_words}; {_free(cluster, job)}"
+    message += _unusable_room(cluster, job, cluster.room)
     if leaving := [other for other in cluster.leaving() if cluster.nodes(other) & nodes]:
-        return f"{message}; {_make_room(job, leaving)}"
+        return f"{message}; {_named(job, leaving)} make{'' if len(leaving) > 1 else 's'} room"
     holders = [other for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
     return f"{message}; behind {_named(job, holders)}" if holders else message
 
@@ -96,7 +78,7 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
         head: The job that comes before it and is waiting itself.
         fits: Whether there is room for it now.
     """
-    message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}"
+    message = f"needs {cluster.demands[job.id].in_words}; {_free(cluster, job)}"
     if fits:
         return f"{message}; it might delay {_named(job, [head])}, which comes before it"
     nodes = cluster.nodes(job)
@@ -105,34 +87,25 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
 
 
 def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
-    demand, room = cluster.demand(job), cluster.room
-    return ", ".join(f"{room.free(demand, name):g} of {room.total(demand, name):g} {name} free" for name in demand.each)
+    demand, room = cluster.demands[job.id], cluster.room
+    total = room.total(room.nodes_for(demand))
+    return ", ".join(f"{room.free(demand, name):g} of {total.get(name, 0):g} {name} free" for name in demand.each)
 
 
-def _scattered(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
-    """Why a job does not fit although there is enough room in total."""
-    demand = cluster.demand(job)
+def _unusable_room(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
+    """Why a job does not fit although there is enough room in total, and which nodes cannot run its ranks."""
+    demand, message = cluster.demands[job.id], ""
     slots, least = room.slots(demand), demand.layouts[0].world_size
     if sum(slots) >= least <= room.ranks(demand):
-        return f": {why_not(job.spec, slots, demand.layouts)}"
-    return ""
-
-
-def _unused(cluster: ClusterSnapshot, job: JobRecord) -> str:
-    """Which nodes would suit a job, but cannot run its ranks."""
-    unused = [node for node in cluster.capacities if node.unusable and cluster.demand(job).takes(node)]
-    if not unused:
-        return ""
-    more = f", nor are {len(unused) - 1} more (boost nodes)" if len(unused) > 1 else ""
-    return f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
+        message = f": {why_not(job.spec, slots, demand.layouts)}"
+    if unused := [node for node in cluster.capacities if node.unusable and demand.takes(node)]:
+        more = f", nor are {len(unused) - 1} more (boost nodes)" if len(unused) > 1 else ""
+        message += f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
+    return message
 
 
 def _behind(job: JobRecord, head: JobRecord, waiting: int) -> str:
     return f"behind {_named(job, [head])}" + (f" and {waiting - 1} more" if waiting > 1 else "")
-
-
-def _make_room(job: JobRecord, others: list[JobRecord]) -> str:
-    return f"{_named(job, others)} make{'' if len(others) > 1 else 's'} room"
 
 
 def _named(job: JobRecord, others: Iterable[JobRecord]) -> str:

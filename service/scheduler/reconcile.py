@@ -7,14 +7,15 @@ next pass finds what to do: a gang unknown to the record is ended, and a missing
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from boost_core.config import ElasticityConfig, Layout
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause, RestartReport
-from service.gang.status import GangKey, GangPhase, Gangs, GangStatus, JobTag, Orders, PollRequest
+from service.gang.status import GangKey, GangPhase, Gangs, GangStatus, JobTag, Labels, Orders, PollRequest
 from service.jobs.leases import LeaseLost
 from service.jobs.model import NODES, JobRecord
 from service.jobs.queries import EventFilter, JobNotFound
@@ -22,21 +23,22 @@ from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import RecurringFaults, about
-from service.scheduler.actions import (
-    Action,
+from service.scheduler.autoscaling import Autoscaling, requested_nodes
+from service.scheduler.cluster_snapshot import (
     Admit,
     CapacityObserved,
     Explain,
+    Gang,
     Launch,
     Pause,
     Resize,
     ResizePolicy,
     Wait,
 )
-from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.decisions import decide
-from service.scheduler.memory import GangMemory
-from service.scheduler.quotas import Limits
+from service.scheduler.demand import demand_of
+from service.scheduler.messages import GAVE_WAY
+from service.scheduler.placement import Limits
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracing
@@ -58,6 +60,154 @@ _INTERRUPTED = {
     GangPhase.SAVING: Reason.WAITING_FOR_STORE,
 }
 _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
+_NEAR_SECONDS = 10.0  # to get workers where there was room; then anywhere, since others may have been faster
+
+
+@dataclass
+class GangEntry:
+    """What is known of one gang.
+
+    Attributes:
+        attempt: Its number.
+        gang: The gang as it was seen last.
+        limits: What its job's elasticity was when its gang was looked at last.
+        changed_at: When its layout or target last changed, or it recovered.
+        trained_at: When it trained last.
+        begun_at: When it was started or adopted.
+        stored: Sequence number of its newest report in the record, which need not be read: only this process writes
+            reports while it has the lease.
+        seen_at: When it last answered; ``None`` if it has not since the service began.
+        why: Why it was ordered to pause, as in ``Pause``.
+        looked_at: When it began to look for workers under its latest orders; ``None`` before that.
+    """
+
+    attempt: int
+    gang: Gang
+    limits: ElasticityConfig | None
+    changed_at: float
+    trained_at: float
+    begun_at: float
+    stored: int
+    seen_at: float | None = None
+    why: str | None = None
+    looked_at: float | None = None
+
+
+@dataclass
+class GangMemory:
+    """The gangs of all jobs that have one, from one pass to the next; it does not survive the service.
+
+    Attributes:
+        clock: Returns seconds.
+        entries: By job, its gang.
+        unusable: Nodes on which no rank can run.
+        held: When jobs that lost their gangs may have another.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    entries: dict[str, GangEntry] = field(default_factory=dict, init=False)
+    unusable: tuple[str, ...] = field(default=(), init=False)
+    held: dict[str, float] = field(default_factory=dict, init=False)
+
+    def start(
+        self,
+        job: JobRecord,
+        attempt: int,
+        target: Layout,
+        limit: float | None = None,
+        near: Labels = (),
+        stored: int = 0,
+    ) -> Orders:
+        """Note that a gang is about to start, or was started before the service, and return its orders.
+
+        Args:
+            job: Its job.
+            attempt: Its number.
+            target: The layout that it is to have.
+            limit: Bytes that its ranks may need.
+            near: Labels of the nodes on which it is to get its workers.
+            stored: Sequence number of its newest report in the record; 0 if there is none.
+        """
+        gang, now = Gang(None, target, limit=limit, near=near), self.clock()
+        self.entries[job.id] = GangEntry(attempt, gang, job.spec.elasticity, now, now, now, stored)
+        return replace(gang.orders(job.spec, job.basis), unusable=self.unusable)
+
+    def takes_part(self, job: JobRecord) -> bool:
+        """Whether a job has or wants resources. A gang that only keeps a state does not, unless it has lost it."""
+        if self.held.get(job.id, 0.0) > self.clock():
+            return False
+        entry = self.entries.get(job.id)
+        return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
+
+    def orders(self, job: JobRecord) -> Orders:
+        """Orders for a job's gang."""
+        entry = self.entries[job.id]
+        if job.pause_requested:
+            self.order(job.id, None, Cause.PAUSED)
+        elif entry.gang.target is None and entry.gang.cause is Cause.PAUSED:  # the user has withdrawn it
+            self.order(job.id, entry.gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
+        if entry.gang.near and entry.looked_at is not None and self.clock() >= entry.looked_at + _NEAR_SECONDS:
+            entry.gang = replace(entry.gang, near=())
+        return replace(entry.gang.orders(job.spec, job.basis), unusable=self.unusable)
+
+    def saw(self, job: JobRecord, status: GangStatus) -> None:
+        """Note a gang's status."""
+        entry, now = self.entries[job.id], self.clock()
+        if status.phase is not GangPhase.STARTING or job.state is JobState.SCHEDULING:
+            entry.seen_at = now
+        if status.phase is GangPhase.WAITING:
+            self._change(entry, replace(entry.gang, layout=None, waiting=True))
+        elif status.phase is not GangPhase.STARTING:
+            self._change(entry, replace(entry.gang, layout=status.layout, waiting=False))
+        elif job.state is JobState.SCHEDULING:  # a training gang only appears as STARTING when it is slow to answer
+            self._change(entry, replace(entry.gang, waiting=False))
+        if status.phase is GangPhase.RECOVERING:
+            entry.changed_at = now
+        # It looks for any workers it needs, unless it must stop first because its replicas' layout is to change.
+        target = entry.gang.target
+        stays = status.layout and target and status.layout.per_replica == target.per_replica
+        looks = stays or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
+        if entry.looked_at is None and looks:
+            entry.looked_at = now
+        if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
+            entry.trained_at = now
+
+    def order(
+        self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None, near: Labels = (),
+        why: str | None = None,
+    ) -> None:  # fmt: skip
+        """Change a gang's orders; without a limit, its present one stays. ``why``: of a pause."""
+        entry = self.entries[job_id]
+        entry.why = why
+        limit = entry.gang.limit if limit is None else limit
+        entry.looked_at = None
+        self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit, near=near))
+
+    def gangs(self, jobs: Collection[JobRecord]) -> dict[str, Gang]:
+        """The gangs of some jobs as they are now. A change of a job's limits is reported once."""
+        now, gangs = self.clock(), {}
+        for job in jobs:
+            if entry := self.entries.get(job.id):
+                gangs[job.id] = replace(
+                    entry.gang,
+                    unchanged_seconds=now - entry.changed_at,
+                    stalled_seconds=now - entry.trained_at,
+                    limits_changed=entry.limits != job.spec.elasticity,
+                )
+                entry.limits = job.spec.elasticity
+        return gangs
+
+    def _change(self, entry: GangEntry, gang: Gang) -> None:
+        if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):
+            entry.changed_at = self.clock()
+        entry.gang = gang
+
+
+def _layout_in_record(job: JobRecord) -> Layout:
+    demand, layout = demand_of(job.spec, job.basis), job.present_layout
+    if layout in demand.layouts or job.state is JobState.RUNNING:
+        return layout
+    return demand.fastest(demand.layouts) or layout
 
 
 class Reconciler:
@@ -94,6 +244,7 @@ class Reconciler:
         self._clock = clock
         self._shown: list[dict[str, Any]] | None = None  # the nodes as they were published last
         self._shown_at = self._cleared_at = clock()
+        self._room_since: dict[str, float] = {}  # by job, since when there has been room for it
         self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
@@ -112,15 +263,16 @@ class Reconciler:
             jobs = self._store.active()
         # Gangs that outlived their jobs, as when the service died between a change and carrying it out.
         for job_id, attempt in self._gangs.alive() - {(job.id, job.attempt) for job in jobs if job.has_gang}:
-            with self._alone(job_id, attempt), suppress(JobNotFound):  # of another service on the same cluster
+            with self._apart(job_id, attempt), suppress(JobNotFound):  # of another service on the same cluster
                 job = self._store.get(job_id)
                 if not (job.has_gang and job.attempt == attempt):
                     self._gangs.end(job_id, attempt)
 
-        self._memory.forget_others({job.id for job in jobs if job.has_gang})
+        with_gangs, entries = {job.id for job in jobs if job.has_gang}, self._memory.entries
+        self._memory.entries = {job_id: entry for job_id, entry in entries.items() if job_id in with_gangs}
         jobs = [job for job in jobs if self._memory.takes_part(job)]
         gangs, nodes = self._memory.gangs([job for job in jobs if job.has_gang]), self._gangs.nodes()
-        self._memory.saw_nodes(nodes)
+        self._memory.unusable = tuple(sorted(node.node_id for node in nodes if node.unusable is not None))
         # The nodes for other processes to show, and old requests, each when it is due.
         now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
         if shown != self._shown or now >= self._shown_at + SHOW_SECONDS:
@@ -130,12 +282,29 @@ class Reconciler:
             self._store.forget_old_requests()
             self._cleared_at = now
 
-        room_seconds = self._memory.room_seconds()
+        now = self._clock()
+        room_seconds = {job_id: now - since for job_id, since in self._room_since.items()}
         actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
-        self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
+        now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
+        self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
         for action in actions:
-            with self._apart(action.job):
-                self._act(action)
+            job = action.job
+            with self._apart(job.id, job.attempt, job.traceparent):
+                match action:
+                    case Admit():
+                        self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
+                    case Wait(message=message):
+                        self._change(job, Reason.WAITING_FOR_RESOURCES, message)
+                    case Launch(layout=layout, message=message, limit=limit, near=near):
+                        attempt = job.attempt + 1
+                        self._change(job, Reason.GANG_STARTING, message, attempt)
+                        self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
+                    case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
+                        logger.info("%s: %s", job.id, message)
+                        self._memory.order(job.id, layout, cause, limit, near)
+                    case Pause(message=message, why=why):
+                        logger.info("%s: %s", job.id, message)
+                        self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
         # What queued jobs wait for, if it has changed.
         explained = [action for action in actions if isinstance(action, Explain)]
         if news := {each.job.id: each.message for each in explained if each.message != each.job.waiting_for}:
@@ -147,10 +316,11 @@ class Reconciler:
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
         """Return when gangs that have been silent for ``seconds`` last answered; ``None``: before the service began."""
-        now = datetime.now(UTC)
+        now, time_now = self._clock(), datetime.now(UTC)
         return {
-            job_id: None if age is None else now - timedelta(seconds=age)
-            for job_id, age in self._memory.unseen(seconds).items()
+            job_id: None if entry.seen_at is None else time_now - timedelta(seconds=now - entry.seen_at)
+            for job_id, entry in self._memory.entries.items()
+            if now - (entry.begun_at if entry.seen_at is None else entry.seen_at) >= seconds
         }
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
@@ -166,15 +336,16 @@ class Reconciler:
     def _follow(self, jobs: Sequence[JobRecord]) -> None:
         """Carry out users' requests, poll the gangs of all other jobs at once, and store their reports."""
         # Adopt gangs that were started before this service; some have never reported.
-        unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
+        attempts = {job_id: entry.attempt for job_id, entry in self._memory.entries.items()}
+        unknown = [job for job in jobs if job.has_gang and attempts.get(job.id) != job.attempt]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
-            with self._apart(job):
-                self._memory.recall(job, stored[job.id])
+            with self._apart(job.id, job.attempt, job.traceparent):
+                self._memory.start(job, job.attempt, _layout_in_record(job), stored=stored[job.id])
 
         polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if job.cancel_requested:
                     if job.has_gang:
                         self._gangs.end(job.id, job.attempt)
@@ -183,14 +354,14 @@ class Reconciler:
                     if job.commands:
                         for command in self._store.take_commands(job.id):
                             self._gangs.ask(job.id, job.attempt, command)
-                    orders = self._memory.orders(job)
-                    polled.append((job, PollRequest((job.id, job.attempt), self._memory.stored(job), orders)))
+                    orders, stored_up_to = self._memory.orders(job), self._memory.entries[job.id].stored
+                    polled.append((job, PollRequest((job.id, job.attempt), stored_up_to, orders)))
                 elif job.pause_requested and job.state is not JobState.PAUSED:
                     self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
         answered: list[tuple[JobRecord, GangStatus]] = []
         for (job, _), result in zip(polled, self._gangs.poll([request for _, request in polled]), strict=True):
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if isinstance(result, Exception):
                     raise result
                 starting = job.state is JobState.SCHEDULING
@@ -227,22 +398,36 @@ class Reconciler:
             except Exception as error:
                 logger.info("the reports of %d jobs are stored one by one: %s", len(together), error)
         for job, status in answered:
-            with self._apart(job):
+            with self._apart(job.id, job.attempt, job.traceparent):
                 if status.reports:
                     if job.id not in stored:
                         self._store.append_reports(job.id, job.attempt, numbered[job.id])
-                    self._memory.saw_stored(job, status.reports[-1].sequence)
+                    self._memory.entries[job.id].stored = status.reports[-1].sequence
                     for each in status.reports:
                         if self._tracing and isinstance(each.report, RestartReport):
                             self._tracing.restarted(job, each.time, each.report)
-                if reason := _progress(job, status):
-                    job = self._change(job, reason, status.message)
-                ended = _ENDS.get(status.phase)
-                message = status.message
-                if status.phase is GangPhase.PAUSED and job.pause_requested:
+                # The change of state that a continuing gang's status brings, if it is new.
+                phase, message = status.phase, status.message
+                reason: Reason | None = None
+                if job.state is JobState.SCHEDULING:
+                    paused_for_others = phase is GangPhase.PAUSED and not job.pause_requested
+                    if paused_for_others or phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED):
+                        reason = Reason.GANG_STARTED
+                    elif phase in _BEFORE_TRAINING:
+                        reason = Reason.GANG_STARTING
+                elif phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
+                    reason = Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
+                elif (job.reason, job.message) != (_INTERRUPTED.get(phase), message):
+                    reason = _INTERRUPTED.get(phase)
+                if reason:
+                    job = self._change(job, reason, message)
+                ended = _ENDS.get(phase)
+                if phase is GangPhase.PAUSED and job.pause_requested:
                     ended = Reason.PAUSED_BY_USER
-                elif status.phase is GangPhase.PAUSED:
-                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {self._memory.why_paused(job)}"
+                elif phase is GangPhase.PAUSED:
+                    entry = self._memory.entries.get(job.id)
+                    why = (entry and entry.why) or GAVE_WAY
+                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {why}"
                 if ended:
                     self._change(job, ended, message)
                     self._gangs.end(job.id, job.attempt)
@@ -250,14 +435,16 @@ class Reconciler:
     def _lost(self, job: JobRecord, what: str) -> None:
         """Requeue a job whose supervisor is gone: at once the first time, then with exponential back-off."""
         window = job.spec.fault_tolerance.restart_window_seconds
-        now = datetime.now(UTC)
-        since = now - timedelta(seconds=window)
+        present = datetime.now(UTC)
+        since = present - timedelta(seconds=window)
         # Losses with checkpoints in between do not stop a job. Later times are from before a clock was set back.
-        since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= now)])
+        since = max([since, *(time for time in (job.queued_at, job.checkpoint_at) if time and time <= present)])
         lost = self._store.count_changes(job.id, Reason.GANG_LOST, since) + 1
         if lost <= MOST_LOSSES:
             pause = 0.0 if lost == 1 else min(_LOSS_PAUSE * 2 ** (lost - 2), _LONGEST_PAUSE)
-            self._memory.hold(job, pause)
+            now = self._clock()
+            held = {job_id: until for job_id, until in self._memory.held.items() if until > now}
+            self._memory.held = held | {job.id: now + pause}
             later = f" in {pause:g} s" if pause else ""
             message = f"{what}, through no fault of the job, which gets a new one{later}"
             self._change(job, Reason.GANG_LOST, message)
@@ -268,34 +455,13 @@ class Reconciler:
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
-    def _act(self, action: Action) -> None:
-        job = action.job
-        match action:
-            case Admit():
-                self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
-            case Wait(message=message):
-                self._change(job, Reason.WAITING_FOR_RESOURCES, message)
-            case Launch(layout=layout, message=message, limit=limit, near=near):
-                attempt = job.attempt + 1
-                self._change(job, Reason.GANG_STARTING, message, attempt)
-                self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
-            case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
-                logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, layout, cause, limit, near)
-            case Pause(message=message, why=why):
-                logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
-
     def _start_gang(self, job: JobRecord, attempt: int, orders: Orders) -> None:
         checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
         tag = JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
         self._gangs.launch(tag, job.spec.model_copy(update={"checkpoint": checkpoint}), orders, job.basis)
 
-    def _apart(self, job: JobRecord) -> AbstractContextManager[None]:
-        return self._alone(job.id, job.attempt, job.traceparent)
-
     @contextmanager
-    def _alone(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+    def _apart(self, job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
         """Keep errors with one job from the others."""
         with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
             try:
@@ -316,17 +482,3 @@ class Reconciler:
             changes = EventFilter(kinds=("state",), since=job.waiting_since)
             self._tracing.left_queue(after, self._store.events(job.id, limit=_MOST_CHANGES, wanted=changes))
         return after
-
-
-def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
-    """The change of state that a continuing gang's status brings, if it is new."""
-    trains = status.phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED)
-    if job.state is JobState.SCHEDULING:
-        if trains or (status.phase is GangPhase.PAUSED and not job.pause_requested):
-            return Reason.GANG_STARTED
-        return Reason.GANG_STARTING if status.phase in _BEFORE_TRAINING else None
-    if status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
-        return Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
-    reason = _INTERRUPTED.get(status.phase)
-    repeated = job.reason is reason and job.message == status.message
-    return None if repeated else reason

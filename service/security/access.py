@@ -89,25 +89,14 @@ class Place:
     parts: tuple[str, ...]
 
 
-def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
-    """Return the fields of a job that name places outside the prefixes, each with its value and what is allowed.
+def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
+    """Return the fields that name places outside the prefixes, each with its value and what is allowed.
 
     Local paths are resolved, so that no symbolic link leads out.
 
     Args:
-        spec: The job.
+        places: The fields, and the places that they name; ``named_places`` has those of a job.
         prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if everything is allowed.
-        tenant: The job's tenant.
-    """
-    return refused_places(named_places(spec), prefixes, tenant)
-
-
-def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
-    """Return those fields that name places outside the prefixes; see ``prefix_errors``.
-
-    Args:
-        places: The fields, and the places that they name.
-        prefixes: The allowed prefixes; ``None``: everything is allowed.
         tenant: The tenant.
     """
     if prefixes is None:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -25,13 +26,13 @@ _WRITINGS: tuple[Callable[[str], str], ...] = (
 )
 
 
+@dataclass
 class _Secrets:
     """The secret values of the whole process, and a pattern to find them."""
 
-    def __init__(self) -> None:
-        self._forms: set[str] = set()
-        self._pattern: re.Pattern[str] | None = None
-        self._lock = threading.Lock()
+    forms: set[str] = field(default_factory=set)
+    pattern: re.Pattern[str] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def register(self, values: Iterable[str]) -> None:
         """Make ``redact`` remove these values from text from now on, in the whole process.
@@ -39,16 +40,16 @@ class _Secrets:
         Args:
             values: The secrets, each at least ``SHORTEST`` characters long.
         """
-        with self._lock:
+        with self.lock:
             forms = {write(value) for value in values for write in _WRITINGS}
-            if not forms <= self._forms:
-                self._forms |= forms
+            if not forms <= self.forms:
+                self.forms |= forms
                 # Longest first, because one may be part of another.
-                self._pattern = re.compile("|".join(map(re.escape, sorted(self._forms, key=len, reverse=True))))
+                self.pattern = re.compile("|".join(map(re.escape, sorted(self.forms, key=len, reverse=True))))
 
     def redact(self, text: str) -> str:
         """Return the text without secrets, however it writes them."""
-        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+        return text if self.pattern is None else self.pattern.sub(REDACTED, text)
 
 
 _secrets = _Secrets()

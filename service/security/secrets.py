@@ -116,7 +116,21 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
             "of the service to add it"  # the given name is not shown, because it may be the secret itself
         )
     present = [name for name in optional if (folder / name).exists()]
-    values = {name: _value(folder / name, reference) for name in (*required, *present)}
+    values = {}
+    for name in (*required, *present):
+        try:
+            value = (folder / name).read_bytes().decode("ascii").strip()
+        except FileNotFoundError:
+            raise SecretUnusable(f"{reference} has no file {name}; {_REMEDY}") from None
+        except OSError as error:
+            raise SecretUnusable(f"{name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
+        except UnicodeDecodeError:  # from None, because the error contains what was read
+            raise SecretUnusable(f"{name} of {reference} holds more than ASCII text; {_REMEDY}") from None
+        if not value.isprintable() or " " in value:
+            raise SecretUnusable(f"{name} of {reference} holds more than one word; {_REMEDY}")
+        if len(value) < (1 if name in _PUBLIC else SHORTEST):
+            raise SecretUnusable(f"{name} of {reference} is too short to be one; {_REMEDY}")
+        values[name] = value
     register_secrets(value for name, value in values.items() if name not in _PUBLIC)
     return values
 
@@ -124,19 +138,3 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
 def configure_fsspec(secret: Secret) -> None:
     """Make this whole process use a secret for ``s3://``; for processes that work for one job only."""
     fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}
-
-
-def _value(path: Path, reference: SecretReference) -> str:
-    try:
-        value = path.read_bytes().decode("ascii").strip()
-    except FileNotFoundError:
-        raise SecretUnusable(f"{reference} has no file {path.name}; {_REMEDY}") from None
-    except OSError as error:
-        raise SecretUnusable(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
-    except UnicodeDecodeError:  # from None, because the error contains what was read
-        raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
-    if not value.isprintable() or " " in value:
-        raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
-    if len(value) < (1 if path.name in _PUBLIC else SHORTEST):
-        raise SecretUnusable(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
-    return value

@@ -1,22 +1,89 @@
-"""The metrics of each active job, all read from its record."""
+"""Declarative metrics: a name, a help text, and how to read the value; and those of each active job."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from boost_core.config.job import MOST_LOSSES
-from boost_core.messages import PLANNED_CAUSES, Cause, ComparisonReport, Fault, StepReport
+from boost_core.messages import PLANNED_CAUSES, Cause, Fault, StepReport
 from service.jobs.ledger import Phase, as_of
 from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
-from service.telemetry.families import Parts, Value, Values, families, family
+
+Subject = TypeVar("Subject")
+Values = Iterable[tuple[str, float]]  # each with its distinguishing label
+
+# Name suffixes that are units, by Prometheus' conventions.
+_UNITS = ("seconds", "bytes", "ratio", "nats")
+
+
+@dataclass(frozen=True)
+class Value(Generic[Subject]):
+    """A metric with at most one value per subject.
+
+    Attributes:
+        name: Name in Prometheus; names ending in ``_total`` are counters, all others gauges.
+        help: Help text.
+        read: Reads the value; ``None`` if there is none yet.
+    """
+
+    name: str
+    help: str
+    read: Callable[[Subject], float | None]
+
+
+@dataclass(frozen=True)
+class Parts(Generic[Subject]):
+    """A metric with several values per subject; ``label`` is the name of the label that distinguishes them."""
+
+    name: str
+    help: str
+    label: str
+    read: Callable[[Subject], Values]
+
+
+def families(
+    metrics: Sequence[Value[Subject] | Parts[Subject]],
+    labels: Sequence[str],
+    subjects: Sequence[tuple[Sequence[str], Subject]],
+) -> Iterator[Metric]:
+    """Yield the metrics of some subjects in prometheus-client's form.
+
+    Args:
+        metrics: The metrics.
+        labels: Names of their common labels.
+        subjects: The values of these labels, and the subjects they stand for.
+    """
+    for metric in metrics:
+        match metric:
+            case Value():
+                result = family(metric.name, metric.help, labels)
+                for values, subject in subjects:
+                    value = metric.read(subject)
+                    if value is not None:
+                        result.add_metric(values, value)
+            case Parts():
+                result = family(metric.name, metric.help, (*labels, metric.label))
+                for values, subject in subjects:
+                    for part, value in metric.read(subject):
+                        result.add_metric((*values, part), value)
+        yield result
+
+
+def family(name: str, help_text: str, labels: Sequence[str] = ()) -> CounterMetricFamily | GaugeMetricFamily:
+    """Return a family without values; its type and unit follow from the name."""
+    if name.endswith("_total"):
+        return CounterMetricFamily(name, help_text, labels=labels)
+    unit = name.rsplit("_", 1)[-1]
+    return GaugeMetricFamily(name, help_text, labels=labels, unit=unit if unit in _UNITS else "")
+
 
 LABELS = ("job_id", "job_name", "tenant")
 
-_INFO = ("boost_job_info", "A job that has not ended; always 1.")
 _OWN_FAULT, _LOST_NODE = "fault", "node_lost"
 _STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
 
@@ -35,31 +102,22 @@ class Seen:
         return max(0.0, (self.now - since).total_seconds()) if since else None
 
 
-def _of_step(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float | None]:
-    return lambda seen: read(seen.job.progress) if seen.job.progress else None
-
-
 def _rate(
     read: Callable[[StepReport], float | None], per: Callable[[JobRecord], float] = lambda _job: 1
 ) -> Callable[[Seen], float | None]:
     """A rate of the newest step, which is zero while the gang does not step, per something of the job."""
-
-    def rate(seen: Seen) -> float | None:
-        value = read(seen.job.progress) if seen.job.progress else None
-        if value is None:
-            return None
-        return (value if seen.job.goodput.phase in _STEPPING else 0.0) / per(seen.job)
-
-    return rate
+    return lambda seen: (
+        (value if seen.job.goodput.phase in _STEPPING else 0.0) / per(seen.job)
+        if seen.job.progress and (value := read(seen.job.progress)) is not None
+        else None
+    )
 
 
-def _of_report(report: Literal["evaluation", "checkpoint", "shape"], field: str) -> Callable[[Seen], float | None]:
+def _of_report(
+    report: Literal["progress", "evaluation", "comparison", "checkpoint", "shape"], field: str
+) -> Callable[[Seen], float | None]:
     """A field of the newest report of a kind."""
     return lambda seen: getattr(newest, field) if (newest := getattr(seen.job, report)) else None
-
-
-def _of_comparison(read: Callable[[ComparisonReport], float | None]) -> Callable[[Seen], float | None]:
-    return lambda seen: read(seen.job.comparison) if seen.job.comparison else None
 
 
 def _of_sets(field: str) -> Callable[[Seen], Values]:
@@ -83,7 +141,7 @@ def _recent_restarts(seen: Seen) -> Values:
 
 
 # For every job, from its submission on.
-_OF_ALL: tuple[Value[Seen], ...] = (
+OF_ALL: tuple[Value[Seen], ...] = (
     Value(
         "boost_job_waiting_seconds",
         "How long the job has been QUEUED or SCHEDULING, since it last entered one of these states.",
@@ -93,7 +151,7 @@ _OF_ALL: tuple[Value[Seen], ...] = (
 
 # For jobs that have had a gang. Counts have their zeros: Prometheus does not see the first increase of a series that
 # begins with it.
-_OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
+OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
     Value(
         "boost_job_workers",
@@ -120,13 +178,9 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "Data parallel ranks of the newest gang.",
         _of_report("shape", "data_parallel_size"),
     ),
-    Value(
-        "boost_job_target_steps",
-        "Total optimizer steps of the job.",
-        lambda seen: seen.job.spec.training.steps,
-    ),
-    Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
-    Value("boost_job_loss_nats", "Training loss of the newest step, per token.", _of_step(lambda step: step.loss)),
+    Value("boost_job_target_steps", "Total optimizer steps of the job.", lambda seen: seen.job.spec.training.steps),
+    Value("boost_job_step", "Optimizer steps done.", _of_report("progress", "step")),
+    Value("boost_job_loss_nats", "Training loss of the newest step, per token.", _of_report("progress", "loss")),
     Value("boost_job_validation_loss_nats", "Loss on validation text, per token.", _of_report("evaluation", "loss")),
     Value(
         "boost_job_validation_bpb",
@@ -143,10 +197,10 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value(
         "boost_job_gradient_norm",
         "Global norm of the newest step's gradient, before clipping.",
-        _of_step(lambda step: step.gradient_norm),
+        _of_report("progress", "gradient_norm"),
     ),
-    Value("boost_job_learning_rate", "Learning rate of the newest step.", _of_step(lambda step: step.learning_rate)),
-    Value("boost_job_tokens", "Tokens trained on since the job started.", _of_step(lambda step: step.tokens)),
+    Value("boost_job_learning_rate", "Learning rate of the newest step.", _of_report("progress", "learning_rate")),
+    Value("boost_job_tokens", "Tokens trained on since the job started.", _of_report("progress", "tokens")),
     Value(
         "boost_job_tokens_per_second",
         "Tokens trained on per second, newest step; 0 while no steps are made.",
@@ -162,76 +216,76 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "Tokens trained on per second by each worker, newest step; 0 while no steps are made.",
         _rate(lambda step: step.tokens_per_second, lambda job: job.present_layout.world_size),
     ),
-    Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
+    Value("boost_job_step_seconds", "Duration of the newest step.", _of_report("progress", "step_seconds")),
     Value(
         "boost_job_median_step_seconds",
         "Median of the gang's newest steps without waiting for data, updated now and then.",
-        _of_comparison(lambda report: report.step_seconds),
+        _of_report("comparison", "step_seconds"),
     ),
     Value(
         "boost_job_predicted_step_seconds",
         "The plan's prediction for that median.",
-        _of_comparison(lambda report: report.predicted_step_seconds),
+        _of_report("comparison", "predicted_step_seconds"),
     ),
     Value(
         "boost_job_peak_memory_bytes",
         "Peak memory up to the gang's second step, of the rank with the highest peak.",
-        _of_comparison(lambda report: report.peak_bytes[report.fullest]),
+        lambda seen: report.peak_bytes[report.fullest] if (report := seen.job.comparison) else None,
     ),
     Value(
         "boost_job_planned_memory_bytes",
         "The plan's prediction for that rank.",
-        _of_comparison(lambda report: report.planned_bytes[report.fullest]),
+        lambda seen: report.planned_bytes[report.fullest] if (report := seen.job.comparison) else None,
     ),
     Value(
         "boost_job_data_seconds",
         "Part of the newest step spent waiting for its batch.",
-        _of_step(lambda step: step.data_seconds),
+        _of_report("progress", "data_seconds"),
     ),
     Value(
         "boost_job_forward_seconds",
         "Part of the newest step spent computing losses.",
-        _of_step(lambda step: step.forward_seconds),
+        _of_report("progress", "forward_seconds"),
     ),
     Value(
         "boost_job_backward_seconds",
         "Part of the newest step spent computing gradients.",
-        _of_step(lambda step: step.backward_seconds),
+        _of_report("progress", "backward_seconds"),
     ),
     Value(
         "boost_job_optimizer_seconds",
         "Part of the newest step from its last gradient to the new weights.",
-        _of_step(lambda step: step.optimizer_seconds),
+        _of_report("progress", "optimizer_seconds"),
     ),
     Value(
         "boost_job_communication_seconds",
         "Duration of the newest step's collectives, each from start to end.",
-        _of_step(lambda step: step.communication_seconds),
+        _of_report("progress", "communication_seconds"),
     ),
     Value(
         "boost_job_exposed_communication_seconds",
         "Part of the newest step spent waiting for collectives.",
-        _of_step(lambda step: step.exposed_communication_seconds),
+        _of_report("progress", "exposed_communication_seconds"),
     ),
     Value(
         "boost_job_context_imbalance_ratio",
         "Attention of the newest step's most loaded context parallel ranks over the mean, by its plans.",
-        _of_step(lambda step: step.context_imbalance),
+        _of_report("progress", "context_imbalance"),
     ),
     Value(
         "boost_job_attention_recall_ratio",
         "Share of dense attention that the newest step's sparse attention kept, for some of rank 0's queries.",
-        _of_step(lambda step: step.attention_recall),
+        _of_report("progress", "attention_recall"),
     ),
     Value(
         "boost_job_attention_density_ratio",
         "Share of the query-key pairs that it computed.",
-        _of_step(lambda step: step.attention_density),
+        _of_report("progress", "attention_density"),
     ),
     Value(
         "boost_job_communication_bytes",
         "Payload of the newest step's collectives on one rank.",
-        _of_step(lambda step: step.communication_bytes),
+        _of_report("progress", "communication_bytes"),
     ),
     Value(
         "boost_job_model_flops_per_second",
@@ -316,23 +370,3 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         lambda seen: ((what, seen.job.fault_counts.get(what, 0)) for what in (*Fault, GANG_LOST)),
     ),
 )
-
-
-def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
-    """Yield the metrics of active jobs."""
-    labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
-    infos = family(*_INFO, (*LABELS, "queue", "family", "state"))
-    for labels, seen in labelled:
-        infos.add_metric((*labels, seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
-    yield infos
-    yield from families(_OF_ALL, LABELS, labelled)
-    yield from families(_OF_STARTED, LABELS, [(labels, seen) for labels, seen in labelled if seen.job.attempt])
-
-
-def failed_family(jobs: Sequence[JobRecord]) -> Metric:
-    """Return when jobs have failed, of those that have lately."""
-    failed = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", (*LABELS, "reason"))
-    for job in jobs:
-        if job.finished_at is not None:
-            failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-    return failed

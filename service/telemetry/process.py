@@ -1,7 +1,6 @@
 """What this process measures itself: requests, the scheduler's passes, memory. Lost when it ends."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -40,11 +39,14 @@ class SchedulerMetrics:
     """Metrics of the scheduler.
 
     Attributes:
+        seconds: Durations of passes.
+        good: Passes that succeeded.
+        failed: Passes that failed.
         leading: Whether this process schedules.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Histogram(
+        self.seconds = Histogram(
             "boost_scheduler_pass_duration_seconds",
             "Duration of the scheduler's passes.",
             buckets=_LONG_BUCKETS,
@@ -52,14 +54,7 @@ class SchedulerMetrics:
         )
         self.leading = Gauge("boost_scheduler_leading", "1 if this process schedules, else 0.", registry=registry)
         passes = Counter("boost_scheduler_passes", "Passes of the scheduler.", ("outcome",), registry=registry)
-        self._good, self._failed = passes.labels("ok"), passes.labels("failed")
-
-    @contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """Measure a pass and its outcome."""
-        with self._seconds.time(), self._failed.count_exceptions():
-            yield
-        self._good.inc()
+        self.good, self.failed = passes.labels("ok"), passes.labels("failed")
 
 
 class ProcessMetrics(Collector):

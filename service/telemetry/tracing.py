@@ -76,23 +76,16 @@ class Tracing:
     """Creates spans and sends them from its own thread; an unavailable collector blocks nothing.
 
     Args:
-        exporter: Where spans are sent.
+        exporter: Where spans are sent, or a collector's URL for OTLP over HTTP, such as ``http://collector:4318``.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter | str) -> None:
+        if isinstance(exporter, str):
+            exporter = OTLPSpanExporter(f"{exporter.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS)
         about_us = {"service.name": "boost", "service.version": __version__, "host.name": socket.gethostname()}
         self._provider = TracerProvider(resource=Resource.create(about_us), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("boost", __version__)
-
-    @classmethod
-    def to(cls, endpoint: str) -> "Tracing":
-        """Create a tracing that sends to a collector.
-
-        Args:
-            endpoint: Its URL for OTLP over HTTP, for example ``http://collector:4318``.
-        """
-        return cls(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most."""
@@ -111,7 +104,8 @@ class Tracing:
             job: The job's present record.
             events: Its changes of state since it began to wait.
         """
-        if parent := _parent(job):
+        if job.traceparent:
+            parent = _w3c.extract({"traceparent": job.traceparent})
             for phase in phases(events):
                 self._record(phase.name, phase.start, phase.end, parent, _about(job))
 
@@ -123,18 +117,14 @@ class Tracing:
             time: When training resumed.
             restart: The gang's report of it.
         """
-        parent = _parent(job)
-        if parent is None:
+        if not job.traceparent:
             return
+        parent = _w3c.extract({"traceparent": job.traceparent})
         begun = time - timedelta(seconds=restart.seconds)
         attributes: dict[str, str | int | float] = {
-            "boost.cause": restart.cause,
-            "boost.message": redact(restart.message),
-            "boost.step": restart.step,
-            "boost.resumed_step": restart.resumed_step,
-            "boost.recovered_from": restart.recovered_from,
-            "boost.waiting_seconds": restart.waiting_seconds,
-        }
+            f"boost.{name}": getattr(restart, name)
+            for name in ("cause", "step", "resumed_step", "recovered_from", "waiting_seconds")
+        } | {"boost.message": redact(restart.message)}
         span = self._record("restart", begun, time, parent, _about(job) | attributes)
         for part, seconds in restart.parts.items():
             ended = begun + timedelta(seconds=seconds)
@@ -188,10 +178,6 @@ class TracedRequests:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.end()
-
-
-def _parent(job: JobRecord) -> Context | None:
-    return _w3c.extract({"traceparent": job.traceparent}) if job.traceparent else None
 
 
 def _about(job: JobRecord) -> dict[str, str | int | float]:

@@ -102,7 +102,19 @@ def entry_of(event: JobEvent, marks: dict[str, int]) -> Entry:
 
 def settings_of(spec: JobSpec) -> dict[str, str | float | bool]:
     """Return a spec's fields by their paths, with their values; unset fields are left out."""
-    return dict(_settings("", spec.model_dump(mode="json")))
+    settings: dict[str, str | float | bool] = {}
+    left: list[tuple[str, Any]] = [("", spec.model_dump(mode="json"))]
+    while left:
+        path, value = left.pop()
+        match value:
+            case dict():
+                left += reversed([(f"{path}.{key}" if path else key, each) for key, each in value.items()])
+            case list():
+                if value:
+                    settings[path] = json.dumps(value)
+            case _ if value is not None:
+                settings[path] = value
+    return settings
 
 
 def _numbers(path: str, data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -121,14 +133,3 @@ def _numbers(path: str, data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     if data.get("step_seconds"):
         share = float(data["exposed_communication_seconds"]) / float(data["step_seconds"])
         yield f"{path}/exposed_communication_share", share
-
-
-def _settings(path: str, value: Any) -> Iterator[tuple[str, str | float | bool]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _settings(f"{path}.{key}" if path else key, each)
-    elif isinstance(value, list):
-        if value:
-            yield path, json.dumps(value)
-    elif value is not None:
-        yield path, value

@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from boost_core.messages import Fault, FaultReport
 from service.jobs.leases import Lease, LeaseLost, Leases
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 BATCH = 500  # events
 _MOST_BATCHES = 20  # then other deliveries have their turn
 _SENT = EventFilter(kinds=SENT_KINDS)
+_DELIVERED: dict[str, Any] = {"failures_in_row": 0, "failing_since": None, "problem": None}
 
 LEASE = "trackers"
 LEASE_SECONDS = 30.0
@@ -69,10 +71,11 @@ def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: 
             try:
                 kept = tracker.send(Batch(job, entries), tracked.kept)
             except NotYet:
-                progress.sent(tracked, replace(tracked, version=job.version), open_=True)
+                progress.write(tracked, replace(tracked, version=job.version, **_DELIVERED), open_=True)
                 return
             after = replace(after, event_id=events[-1].id, marks=marks, kept=kept)
-        if not progress.sent(tracked, after, open_=not (whole and job.finished)) or whole:
+        after = replace(after, **_DELIVERED)
+        if not progress.write(tracked, after, open_=not (whole and job.finished)) or whole:
             return
         tracked = after
 
@@ -129,25 +132,25 @@ class Forwarder:
             try:
                 self._lease = self._leases.take(LEASE, LEASE_SECONDS)
                 if self._lease is not None:
-                    self._begin(TrackerStore(self._store.engine, self._lease).pending())
+                    pending = TrackerStore(self._store.engine, self._lease).pending()
+                    now = time.monotonic()
+                    with self._lock:
+                        for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
+                            self._not_before.pop(key, None)
+                        for tenant, kind, job_id in sorted(pending):
+                            key, lane = (job_id, kind), self._lanes[tenant, kind]
+                            if key not in self._not_before and key not in lane.under_way:
+                                lane.waiting.setdefault(key)
+                        for (_, kind), lane in self._lanes.items():
+                            missing = max(0, min(THREADS_PER_TENANT - lane.threads, len(lane.waiting)))
+                            for _ in range(min(missing, THREADS - self._threads)):
+                                self._threads, lane.threads = self._threads + 1, lane.threads + 1
+                                name = f"tracker {kind}"
+                                threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
                 self._faults.over(_FAILED)
             except Exception as error:
                 self._faults.occurred(_FAILED, error)
             self._stop.wait(self._interval)
-
-    def _begin(self, pending: Iterable[tuple[str, str, str]]) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
-                self._not_before.pop(key, None)
-            for tenant, kind, job_id in sorted(pending):
-                if (key := (job_id, kind)) not in self._not_before and key not in self._lanes[tenant, kind].under_way:
-                    self._lanes[tenant, kind].waiting.setdefault(key)
-            for (_, kind), lane in self._lanes.items():
-                missing = max(0, min(THREADS_PER_TENANT - lane.threads, len(lane.waiting)))
-                for _ in range(min(missing, THREADS - self._threads)):
-                    self._threads, lane.threads = self._threads + 1, lane.threads + 1
-                    threading.Thread(target=self._work, args=(lane,), name=f"tracker {kind}", daemon=True).start()
 
     def _work(self, lane: _Lane) -> None:
         """Deliver until nothing waits."""
@@ -188,7 +191,14 @@ class Forwarder:
             tracked = progress.one(job.id, kind)
             since = tracked.failing_since or datetime.now(UTC)
             given_up = job.finished and datetime.now(UTC) - since > GIVEN_UP_AFTER
-            failing = progress.failed(tracked, problem, open_=not given_up)
+            failing = replace(
+                tracked,
+                failures=tracked.failures + 1,
+                failures_in_row=tracked.failures_in_row + 1,
+                failing_since=since,
+                problem=problem,
+            )
+            progress.write(tracked, failing, open_=not given_up)
             pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** min(failing.failures_in_row, 10))
             self._not_before[job.id, kind] = time.monotonic() + pause
             if failing.failures_in_row == FAILURES_BEFORE_NOTICE and self._lease is not None:

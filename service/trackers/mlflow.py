@@ -6,7 +6,9 @@ a server with a database keeps only one of them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import accumulate
+from math import isfinite
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ import httpx
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.proxies import proxy_of
-from service.trackers.curves import Batch, Entry, settings_of
+from service.trackers.curves import Batch, settings_of
 
 _POINTS = 999  # per request; with their event's tag 1000, MLflow's limit
 _PARAMETERS = 100
@@ -82,14 +84,21 @@ class Mlflow:
             trust_env=False,
         ) as self._http:
             run = self._run(batch.job, previous)
-            run_id, tags = run["info"]["run_id"], _pairs(run["data"].get("tags", []))
-            known = int(tags.get(_EVENT, 0))
-            for part in _parts([entry for entry in batch.entries if entry.event_id > known]):
+            run_id = run["info"]["run_id"]
+            known = next((int(tag["value"]) for tag in run["data"].get("tags", []) if tag["key"] == _EVENT), 0)
+            left = [entry for entry in batch.entries if entry.event_id > known]
+            while left:
+                # In order, as many as have points that fit into a request.
+                points = accumulate(len(entry.values) for entry in left)
+                fitting = max(1, sum(total <= _POINTS for total in points))
+                part, left = left[:fitting], left[fitting:]
+                # JSON has no such numbers; MLflow spells them out.
+                spelled = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
                 metrics = [
                     {
                         "key": name,
-                        "value": _number(value),
-                        "timestamp": _milliseconds(entry.time.timestamp()),
+                        "value": value if isfinite(value) else spelled[str(value)],
+                        "timestamp": round(entry.time.timestamp() * 1000),
                         "step": entry.step,
                     }
                     for entry in part
@@ -101,7 +110,7 @@ class Mlflow:
                 entry, state = states[-1]
                 status: dict[str, Any] = {"run_id": run_id, "run_name": batch.job.name, "status": _STATUS[state]}
                 if status["status"] in ("FINISHED", "FAILED", "KILLED"):
-                    status["end_time"] = _milliseconds(entry.time.timestamp())
+                    status["end_time"] = round(entry.time.timestamp() * 1000)
                 self._post("runs/update", status)
                 text = (entry.text or "")[:_LONGEST_VALUE]
                 self._post("runs/set-tag", {"run_id": run_id, "key": "boost.state", "value": text})
@@ -123,8 +132,27 @@ class Mlflow:
 
         query = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
         runs: list[dict[str, Any]] = self._post("runs/search", query).get("runs", [])
-        run = runs[0] if runs else self._create(job, experiment_id)
-        present = _pairs(run["data"].get("params", []))
+        if runs:
+            run = runs[0]
+        else:
+            tags = {
+                _JOB: job.id,
+                "boost.tenant": job.tenant,
+                "boost.queue": job.queue,
+                "mlflow.user": job.submitted_by,
+                "mlflow.source.name": self._page or "BOOST Service",
+                "mlflow.source.type": "JOB",
+            }
+            if self._page:
+                tags["mlflow.note.content"] = f"[{job.id}]({self._page})"
+            content = {
+                "experiment_id": experiment_id,
+                "run_name": job.name,
+                "start_time": round(job.submitted_at.timestamp() * 1000),
+                "tags": [{"key": key, "value": value} for key, value in tags.items()],
+            }
+            run = self._post("runs/create", content)["run"]
+        present = {parameter["key"] for parameter in run["data"].get("params", [])}
         missing = [
             {"key": key, "value": str(value)[:_LONGEST_VALUE]}
             for key, value in settings_of(job.spec).items()
@@ -133,26 +161,6 @@ class Mlflow:
         for start in range(0, len(missing), _PARAMETERS):
             params = missing[start : start + _PARAMETERS]
             self._post("runs/log-batch", {"run_id": run["info"]["run_id"], "params": params})
-        return run
-
-    def _create(self, job: JobRecord, experiment_id: str) -> dict[str, Any]:
-        tags = {
-            _JOB: job.id,
-            "boost.tenant": job.tenant,
-            "boost.queue": job.queue,
-            "mlflow.user": job.submitted_by,
-            "mlflow.source.name": self._page or "BOOST Service",
-            "mlflow.source.type": "JOB",
-        }
-        if self._page:
-            tags["mlflow.note.content"] = f"[{job.id}]({self._page})"
-        content = {
-            "experiment_id": experiment_id,
-            "run_name": job.name,
-            "start_time": _milliseconds(job.submitted_at.timestamp()),
-            "tags": [{"key": key, "value": value} for key, value in tags.items()],
-        }
-        run: dict[str, Any] = self._post("runs/create", content)["run"]
         return run
 
     def _post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,32 +189,3 @@ class Mlflow:
         if absent is not None and code == absent:
             return None
         raise MlflowRefused(f"{self._uri} answers {path} with {response.status_code} {code} {message}".rstrip())
-
-
-def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Yield entries in order, in groups whose points fit into a request."""
-    part: list[Entry] = []
-    points = 0
-    for entry in entries:
-        if part and points + len(entry.values) > _POINTS:
-            yield part
-            part, points = [], 0
-        part.append(entry)
-        points += len(entry.values)
-    if part:
-        yield part
-
-
-def _pairs(listed: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    return {each["key"]: each["value"] for each in listed}
-
-
-def _number(value: float) -> float | str:
-    """Return a number in MLflow's JSON, which spells out what JSON lacks."""
-    if value != value:
-        return "NaN"
-    return value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity"
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

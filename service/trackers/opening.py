@@ -11,16 +11,13 @@ from service.security.secrets import SecretReference, SecretUnusable, read
 from service.settings import Settings
 from service.trackers.curves import Tracker
 from service.trackers.mlflow import Mlflow
-from service.trackers.tensorboard import FOLDER, TensorBoard, has_tensorboard
+from service.trackers.tensorboard import FOLDER, TensorBoard, TrackerFolder, has_tensorboard
 from service.trackers.wandb import FOLDER as WANDB_FOLDER
 from service.trackers.wandb import OfflineWandb, Wandb, has_wandb
 
 TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
 # The files of a secret for a kind of tracker: those that it must have, and those that it may have.
-_SECRET_FILES = {
-    MLFLOW: (("tracking_uri",), ("token", "username", "password")),
-    WANDB: (("api_key",), ("base_url",)),
-}
+_SECRET_FILES = {MLFLOW: (("tracking_uri",), ("token", "username", "password")), WANDB: (("api_key",), ("base_url",))}
 
 
 def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
@@ -96,8 +93,8 @@ class TrackerFactory:
             return Wandb(wandb, _secret(WANDB, wandb.credentials, settings, job.tenant), page)
         storage_options = settings.access(job.tenant, job.spec.credentials).storage_options()
         if kind == WANDB and wandb is not None:
-            return OfflineWandb(wandb, job.checkpoint_url, storage_options, page)
-        return TensorBoard(job.checkpoint_url, storage_options)
+            return OfflineWandb(wandb, TrackerFolder(job.checkpoint_url, WANDB_FOLDER, storage_options), page)
+        return TensorBoard(TrackerFolder(job.checkpoint_url, FOLDER, storage_options))
 
 
 def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:

@@ -9,8 +9,9 @@ the last one is uploaded again.
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +20,7 @@ import fsspec
 
 from boost_core.config.storage import Disk, StorageOptions, giving_up_soon, options_at
 from service.jobs.model import JobRecord
-from service.trackers.curves import Batch, Entry, NotYet, settings_of
+from service.trackers.curves import Batch, NotYet, settings_of
 
 
 class TrackerFolder:
@@ -92,16 +93,15 @@ def has_tensorboard() -> bool:
     return find_spec("tensorboard") is not None
 
 
+@dataclass(frozen=True)
 class TensorBoard:
     """Writes a job's event files.
 
-    Args:
-        checkpoint_url: Folder of the job's checkpoints.
-        storage_options: Credentials for ``s3://``; default: those of the process.
+    Attributes:
+        folder: Where they are.
     """
 
-    def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
-        self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
+    folder: TrackerFolder
 
     def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a batch to the newest file, or to a new one if that is large or gone.
@@ -110,51 +110,42 @@ class TensorBoard:
             NotYet: The job has no folder and no step yet.
             OSError: The store or the disk refused it, for example because it is full.
         """
-        if not previous and not self._folder.may_begin(batch.job):
+        if not previous and not self.folder.may_begin(batch.job):
             if batch.job.finished:  # without a step: there is nothing to show
                 return {}
             raise NotYet
-        first = batch.entries[0]
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        records = b""
+        for entry in batch.entries:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
+            if entry.text:
+                values.append(_text("state", entry.text))
+            if values:
+                event = Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values))
+                records += _record(event)
+        first, job = batch.entries[0], batch.job
         name, written = previous.get("file"), previous.get("bytes", 0)
-        if name is not None and written < _FILE_BYTES:
-            records = b"".join(_records(batch.entries))
-            if self._folder.write(name, written, records):
-                return {"file": name, "bytes": written + len(records)}
+        if name is not None and written < _FILE_BYTES and self.folder.write(name, written, records):
+            return {"file": name, "bytes": written + len(records)}
         # Readers take files in order of their names, which begin with ten digits of seconds.
-        name = f"events.out.tfevents.{int(first.time.timestamp())}.{batch.job.id}.{first.event_id:012d}"
-        records = b"".join([*_head(batch, with_spec=not previous), *_records(batch.entries)])
-        self._folder.write(name, 0, records)
+        time = first.time.timestamp()
+        name = f"events.out.tfevents.{int(time)}.{job.id}.{first.event_id:012d}"
+        head = _record(Event(wall_time=time, file_version=_VERSION))
+        if not previous:  # the first file describes the job, so that jobs can be compared
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+            begun = job.submitted_at.timestamp()
+            settings = hparams_pb(settings_of(job.spec), trial_id=job.id, start_time_secs=begun)
+            head += _record(Event(wall_time=time, summary=settings))
+            spec = json.dumps(job.spec.model_dump(mode="json"), indent=2)
+            about = f"**{job.name}**, job `{job.id}` of {job.tenant}, submitted by {job.submitted_by}"
+            text = _text("job", f"{about}\n\n```json\n{spec}\n```")
+            head += _record(Event(wall_time=time, summary={"value": [text]}))
+        records = head + records
+        self.folder.write(name, 0, records)
         return {"file": name, "bytes": len(records)}
-
-
-def _head(batch: Batch, *, with_spec: bool) -> Iterator[bytes]:
-    """Yield the head of a file; the first one describes the job, so that jobs can be compared."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-    job, time = batch.job, batch.entries[0].time.timestamp()
-    yield _record(Event(wall_time=time, file_version=_VERSION))
-    if with_spec:
-        begun = job.submitted_at.timestamp()
-        settings = hparams_pb(settings_of(job.spec), trial_id=job.id, start_time_secs=begun)
-        yield _record(Event(wall_time=time, summary=settings))
-        spec = json.dumps(job.spec.model_dump(mode="json"), indent=2)
-        about = (
-            f"**{job.name}**, job `{job.id}` of {job.tenant}, submitted by {job.submitted_by}\n\n```json\n{spec}\n```"
-        )
-        yield _record(Event(wall_time=time, summary={"value": [_text("job", about)]}))
-
-
-def _records(entries: Sequence[Entry]) -> Iterator[bytes]:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    for entry in entries:
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in entry.values.items()]
-        if entry.text:
-            values.append(_text("state", entry.text))
-        if values:
-            yield _record(Event(wall_time=entry.time.timestamp(), step=entry.step, summary=Summary(value=values)))
 
 
 def _text(tag: str, text: str) -> Any:

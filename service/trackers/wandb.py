@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,7 +25,6 @@ from typing import Any, TypedDict
 import httpx
 
 from boost_core.config.job import WandbConfig
-from boost_core.config.storage import StorageOptions
 from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -160,25 +160,19 @@ class Wandb:
         return max((int(json.loads(row).get("_step", 0)) for row in rows), default=0)
 
 
+@dataclass(frozen=True)
 class OfflineWandb:
     """Writes a job's run to files for ``wandb sync``, in a folder next to its checkpoints.
 
-    Args:
+    Attributes:
         config: The job's settings.
-        checkpoint_url: Folder of the job's checkpoints.
-        storage_options: Credentials for ``s3://``; default: those of the process.
+        folder: Where the files are.
         page: URL of the job's page; ``None`` if there is none.
     """
 
-    def __init__(
-        self,
-        config: WandbConfig,
-        checkpoint_url: str,
-        storage_options: StorageOptions | None,
-        page: str | None = None,
-    ) -> None:
-        self._config, self._page = config, page
-        self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
+    config: WandbConfig
+    folder: TrackerFolder
+    page: str | None = None
 
     def send(self, batch: Batch, previous: Mapping[str, Any]) -> dict[str, Any]:
         """Write a full batch, or the last one, to a file.
@@ -191,12 +185,12 @@ class OfflineWandb:
         """
         if len(batch.entries) < BATCH and not batch.job.finished:
             raise NotYet
-        if not any(entry.values for entry in batch.entries) and not self._folder.may_begin(batch.job):
+        if not any(entry.values for entry in batch.entries) and not self.folder.may_begin(batch.job):
             return dict(previous)
-        run = _run(self._config, batch, self._page, after=0)
+        run = _run(self.config, batch, self.page, after=0)
         run["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
         with _logged(run) as logged:
-            self._folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(logged["file"]).read_bytes())
+            self.folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(logged["file"]).read_bytes())
         return dict(previous)
 
 
@@ -255,6 +249,13 @@ def _logged(run: Run) -> Iterator[LoggedRun]:
         yield logged
 
 
+def _end_with(service: int) -> None:
+    """Exit when the service does: the next one sends the batch again."""
+    while os.getppid() == service:
+        time.sleep(0.2)
+    os._exit(1)
+
+
 def main() -> None:
     """Log one batch with Weights & Biases' own package, and end: ``python -m service.trackers.wandb``.
 
@@ -301,13 +302,6 @@ def main() -> None:
     file = next(folder.glob("wandb/*/*.wandb"))  # the only one, though a link leads to it as well
     logged: LoggedRun = {"url": run.url, "file": str(file)}
     sys.stdout.write(f"\n{json.dumps(logged)}\n")
-
-
-def _end_with(service: int) -> None:
-    """Exit when the service does: the next one sends the batch again."""
-    while os.getppid() == service:
-        time.sleep(0.2)
-    os._exit(1)
 
 
 if __name__ == "__main__":

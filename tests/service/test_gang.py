@@ -24,7 +24,7 @@ from boost_core.plan.machine import Basis
 from service.gang.ray import gangs as handles
 from service.gang.ray.gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult
-from service.scheduler.actions import Wait
+from service.scheduler.cluster_snapshot import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
 from tests.processes import name_of, started_by

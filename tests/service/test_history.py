@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from boost_core.messages import EvaluationReport, RankTimesReport
-from service.jobs.history import history
 from service.jobs.model import JobRecord
+from service.jobs.queries import history
 from service.jobs.store import JobStore
 from service.models.jobs import MetricsHistory
 from tests.service.records import a_spec, a_step, an_evaluation, numbered, start

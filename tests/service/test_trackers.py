@@ -173,7 +173,7 @@ def test_one_service_at_a_time_tells(store: JobStore, settings: Settings, tmp_pa
     with forwarding(store, settings):
         leases.give_back(lease)
         told = wait_until_told(store, job, "tensorboard")
-    assert not stale.sent(told, tracked, open_=True), "its lease has gone"
+    assert not stale.write(told, tracked, open_=True), "its lease has gone"
     assert TrackerStore(store.engine).one(job.id, "tensorboard") == told
 
 

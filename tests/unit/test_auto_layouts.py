@@ -31,7 +31,7 @@ from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.jobs.patch import JobPatch, apply, changed_spec
 from service.jobs.states import JobState, Reason
-from service.scheduler.actions import Gang, Launch, Resize, ResizePolicy
+from service.scheduler.cluster_snapshot import Gang, Launch, Resize, ResizePolicy
 from service.scheduler.decisions import decide
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job

@@ -10,11 +10,10 @@ from boost_core.config import Layout
 from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Gang, ResizePolicy
 from service.scheduler.backfill import Head
-from service.scheduler.cluster_snapshot import ClusterSnapshot
+from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy
 from service.scheduler.decisions import decide
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 from tests import brute_force
 from tests.scheduling import WAITING, job, nodes, running, summary, trains
 
@@ -152,7 +151,7 @@ class World:
         cluster = ClusterSnapshot(
             [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits()
         )  # fmt: skip
-        waits = cluster.possible(self.head) and not cluster.fitting(self.head, cluster.room)
+        waits = cluster.possible(cluster.demands[self.head.id]) and not cluster.fitting(self.head, cluster.room)
         if not (waits and cluster.fitting(self.other, cluster.room)) or not cluster.nodes(self.head) & cluster.nodes(
             self.other
         ):

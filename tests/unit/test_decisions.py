@@ -8,7 +8,7 @@ from boost_core.messages import Cause
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
 from service.models.cluster import StoredProfile
-from service.scheduler.actions import Gang, ResizePolicy, Wait
+from service.scheduler.cluster_snapshot import Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.demand import Demand
 from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summary, trains

@@ -20,7 +20,7 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import JobState, Reason
-from service.scheduler.actions import Gang, Launch, Resize, ResizePolicy
+from service.scheduler.cluster_snapshot import Gang, Launch, Resize, ResizePolicy
 from service.scheduler.decisions import decide
 from service.scheduler.demand import demand_of
 from tests.scheduling import LONG, STARTING, TRAINING, job

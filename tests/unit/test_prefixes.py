@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec, SourceConfig
 from boost_core.config.data_files import list_files
-from service.security.access import prefix_errors
+from service.security.access import named_places, refused_places
 from service.settings import Settings
 from tests.unit.test_job_spec import changed
 
@@ -23,7 +23,7 @@ def reading(path: str, **sections) -> JobSpec:
 
 
 def is_allowed(path: str, *prefixes: str) -> bool:
-    return not prefix_errors(reading(path), prefixes, TENANT)
+    return not refused_places(named_places(reading(path)), prefixes, TENANT)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_every_place_of_a_spec_is_looked_at_and_named() -> None:
     sources[0]["paths"].append(bad)
     places = {"checkpoint": {"url": bad, "continue_from": f"file://{bad}"}}
     spec = JobSpec.model_validate(changed(data={"mixture": sources, "tokenizer": f"{bad}/tokenizer.json"}, **places))
-    errors = prefix_errors(spec, ON_S3, TENANT)
+    errors = refused_places(named_places(spec), ON_S3, TENANT)
     assert [(error.field, error.value) for error in errors] == [
         ("data.mixture[0].paths[1]", bad),
         ("data.mixture[1].paths[0]", bad),
@@ -104,14 +104,14 @@ def test_every_place_of_a_spec_is_looked_at_and_named() -> None:
     ]
     outside = "is outside of what this tenant may use; use a place under s3://lake/blue or s3://shared"
     assert {error.message for error in errors} == {outside}
-    (lone,) = prefix_errors(reading(bad, checkpoint={"url": "s3://lake/blue/runs"}), ON_S3, TENANT)
+    (lone,) = refused_places(named_places(reading(bad, checkpoint={"url": "s3://lake/blue/runs"})), ON_S3, TENANT)
     assert lone.field == "data.source.paths[0]"
-    assert prefix_errors(spec, None, TENANT) == []
+    assert refused_places(named_places(spec), None, TENANT) == []
 
 
 @pytest.mark.parametrize("data", [{}, {"source": {"kind": "standard_library"}, "tokenizer": "bytes"}], ids=str)
 def test_what_names_no_place_needs_no_prefix(data: dict) -> None:
-    assert prefix_errors(JobSpec.model_validate(changed(data=data)), (), TENANT) == []
+    assert refused_places(named_places(JobSpec.model_validate(changed(data=data))), (), TENANT) == []
 
 
 NAMES = ["blue", "blue-2", "elsewhere", "out", "in", "file", "deep", "link", "a", "b", "*", "**", "?", "[a]", "..", "."]
@@ -126,7 +126,7 @@ PATHS = st.one_of(STEPS, STEPS.map(lambda steps: ["blue", *steps])).map("/".join
 def test_no_file_is_read_from_elsewhere(folder: Path, path: str) -> None:
     """Whatever is let in, links and all, all files that the trainer then finds are the tenant's."""
     spec = reading(f"{folder}/{path}")
-    if prefix_errors(spec, [f"{folder}/{{tenant}}"], TENANT):
+    if refused_places(named_places(spec), [f"{folder}/{{tenant}}"], TENANT):
         return
     source = spec.data.sources[0][0]
     try:
@@ -168,7 +168,7 @@ def test_s3fs_sees_the_same_bucket_and_key(rest: str) -> None:
         spec = reading(f"s3://{rest}")
     except ValidationError:
         return
-    if prefix_errors(spec, ON_S3, TENANT):
+    if refused_places(named_places(spec), ON_S3, TENANT):
         return
     bucket, key, _ = fsspec.filesystem("s3", anon=True).split_path(f"s3://{rest}")
     assert f"{bucket}/{key}/".startswith("lake/blue/")

@@ -7,9 +7,9 @@ import pytest
 from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.states import JobState, Reason
-from service.scheduler.actions import Gang, Wait
+from service.scheduler.cluster_snapshot import Gang, Wait
 from service.scheduler.decisions import decide
-from service.scheduler.quotas import Limits
+from service.scheduler.placement import Limits
 from tests.scheduling import SOME_DAY, STARTING, WAITING, job, nodes, running, summary, trains
 
 RIPE = {"a": 5.0, "b": 5.0}

@@ -31,7 +31,7 @@ from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.cluster import StoredProfile
-from service.scheduler.actions import ResizePolicy
+from service.scheduler.cluster_snapshot import ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
 from tests.service.records import PROFILE, a_step

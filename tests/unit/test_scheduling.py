@@ -12,7 +12,7 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
 from service.scheduler import reconcile
-from service.scheduler.actions import Action, Gang, Launch, Resize, ResizePolicy
+from service.scheduler.cluster_snapshot import Action, Gang, Launch, Resize, ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
 from tests.simulated_cluster import Cluster, MemoryStore

@@ -11,9 +11,9 @@ from boost_core.messages import Cause, ShapeReport
 from service.gang.assignment import node_selector
 from service.gang.status import GangPhase, GangStatus, Labels, NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Gang, Launch, Resize
+from service.scheduler.cluster_snapshot import Gang, Launch, Resize
 from service.scheduler.decisions import decide
-from service.scheduler.memory import GangMemory
+from service.scheduler.reconcile import GangMemory
 from tests.scheduling import STARTING, job, nodes, running, trains
 
 ZONE, RACK = "zone", "example.org/rack"

@@ -50,7 +50,7 @@ def test_a_way_has_phases(changes: list[tuple[int, JobState, Reason]], expected:
 @pytest.mark.full
 def test_a_collector_that_never_answers_holds_nobody_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracing = Tracing.to(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracing = Tracing(f"http://127.0.0.1:{silent.getsockname()[1]}")
         traced = job("j", 1).model_copy(update={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
         restart = RestartReport(
             cause=Cause.HANG, message="hangs", step=5, resumed_step=4, recovered_from="memory", seconds=3.0,

@@ -14,7 +14,7 @@ from service.api.deps import ContextDep, context_of
 from service.api.errors import GUARDED, NotReady, problem_responses
 from service.api.requests import StrictRoute
 from service.jobs.model import NODES
-from service.jobs.seen_nodes import cpus_without_rank
+from service.jobs.outlook import cpus_without_rank
 from service.models.access import Scope, Tenant, TenantList, TenantName
 from service.models.cluster import Node, NodeDataset, NodeJob, NodeList, Queue, QueueList, QueueName, TargetGroup
 from service.models.jobs import QueueSettings, TenantSettings

@@ -27,10 +27,9 @@ from service.api.errors import InvalidJob, problem_responses
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
-from service.jobs.history import history
 from service.jobs.model import JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec
-from service.jobs.queries import JobNotFound
+from service.jobs.queries import JobNotFound, history
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore

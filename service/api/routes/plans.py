@@ -20,7 +20,7 @@ from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
-from service.jobs.seen_nodes import size_of_a_node
+from service.jobs.outlook import size_of_a_node
 from service.models.cluster import Versions
 from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
