@@ -9,7 +9,7 @@ from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import MeasuredProfile
 from boost_core.plan.report import PlanSearch, PresetList
-from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
+from service.client.calls import Call, Stream, create, get, operation, path_of, plain, request, stream
 from service.jobs.model import EventKind, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
@@ -31,6 +31,26 @@ from service.models.jobs import (
     TenantSettings,
     TrackerList,
 )
+
+
+def _service(_: object) -> tuple[object, ...]:
+    return ()
+
+
+def _job(_: object, job_id: str) -> tuple[object, ...]:
+    return "jobs", job_id
+
+
+def _checkpoint(_: object, job_id: str, step: int) -> tuple[object, ...]:
+    return "jobs", job_id, "checkpoints", step
+
+
+def _queue(_: object, name: str) -> tuple[object, ...]:
+    return "queues", name
+
+
+def _dataset(_: object, name: str) -> tuple[object, ...]:
+    return "datasets", name
 
 
 class Api:
@@ -79,15 +99,11 @@ class Api:
         filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
         return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
 
-    @operation
-    def get(self, job_id: str) -> Call[JobRecord]:
-        """Return one job."""
-        return get(path_of("jobs", job_id), JobRecord)
-
-    @operation
-    def job_plan(self, job_id: str) -> Call[PlanAnswer]:
-        """Return what a job needs in each of its layouts, by the figures that it was submitted with."""
-        return get(path_of("jobs", job_id, "plan"), PlanAnswer)
+    get = request("GET", _job, "", JobRecord, "Return one job.")
+    job_plan = request(
+        "GET", _job, "plan", PlanAnswer,
+        "Return what a job needs in each of its layouts, by the figures that it was submitted with.",
+    )  # fmt: skip
 
     @operation
     def patch(
@@ -103,25 +119,13 @@ class Api:
         headers = {"If-Match": if_match} if if_match else {}
         return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
 
-    @operation
-    def cancel(self, job_id: str) -> Call[JobRecord]:
-        """Request that a job be cancelled."""
-        return Call("DELETE", path_of("jobs", job_id), JobRecord, repeatable=True)
-
-    @operation
-    def pause(self, job_id: str) -> Call[JobRecord]:
-        """Request that a job be paused."""
-        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord, repeatable=True)
-
-    @operation
-    def resume(self, job_id: str) -> Call[JobRecord]:
-        """Resume a paused job."""
-        return Call("POST", path_of("jobs", job_id, "resume"), JobRecord)
-
-    @operation
-    def retry(self, job_id: str) -> Call[JobRecord]:
-        """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
-        return Call("POST", path_of("jobs", job_id, "retry"), JobRecord)
+    cancel = request("DELETE", _job, "", JobRecord, "Request that a job be cancelled.")
+    pause = request("POST", _job, "pause", JobRecord, "Request that a job be paused.")
+    resume = request("POST", _job, "resume", JobRecord, "Resume a paused job.", repeatable=False)
+    retry = request(
+        "POST", _job, "retry", JobRecord,
+        "Requeue a failed or cancelled job; it continues from its newest checkpoint.", repeatable=False,
+    )  # fmt: skip
 
     @operation
     def clone(
@@ -166,10 +170,10 @@ class Api:
         """Record the scores of one of a job's checkpoints on tasks; a mapping is validated by the service."""
         return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
 
-    @operation
-    def evaluations(self, job_id: str) -> Call[EvaluationList]:
-        """Return the evaluations of a job's checkpoints on tasks, newest first."""
-        return get(path_of("jobs", job_id, "evaluations"), EvaluationList)
+    evaluations = request(
+        "GET", _job, "evaluations", EvaluationList,
+        "Return the evaluations of a job's checkpoints on tasks, newest first.",
+    )  # fmt: skip
 
     @operation
     def metrics(
@@ -179,10 +183,10 @@ class Api:
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
 
-    @operation
-    def trackers(self, job_id: str) -> Call[TrackerList]:
-        """Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is."""
-        return get(path_of("jobs", job_id, "trackers"), TrackerList)
+    trackers = request(
+        "GET", _job, "trackers", TrackerList,
+        "Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is.",
+    )  # fmt: skip
 
     @stream
     def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
@@ -222,10 +226,7 @@ class Api:
 
     # Identities, keys and the audit log.
 
-    @operation
-    def whoami(self) -> Call[Identity]:
-        """Return the key's tenant, name and scopes."""
-        return get(path_of("whoami"), Identity)
+    whoami = request("GET", _service, "whoami", Identity, "Return the key's tenant, name and scopes.")
 
     @operation
     def create_key(
@@ -237,10 +238,7 @@ class Api:
         """
         return create(path_of("keys"), NewKey, plain(request), idempotency_key)
 
-    @operation
-    def keys(self) -> Call[KeyList]:
-        """Return all keys; for operators."""
-        return get(path_of("keys"), KeyList)
+    keys = request("GET", _service, "keys", KeyList, "Return all keys; for operators.")
 
     @operation
     def revoke_key(self, key_id: str) -> Call[None]:
@@ -260,72 +258,36 @@ class Api:
 
     # A job's checkpoints.
 
-    @operation
-    def checkpoints(self, job_id: str) -> Call[CheckpointList]:
-        """Return a job's committed checkpoints, newest first."""
-        return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
-
-    @operation
-    def checkpoint(self, job_id: str, step: int) -> Call[CheckpointDetail]:
-        """Return one checkpoint with its files."""
-        return get(path_of("jobs", job_id, "checkpoints", step), CheckpointDetail)
-
-    @operation
-    def pin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Keep a checkpoint, regardless of retention."""
-        return Call("PUT", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
-
-    @operation
-    def unpin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Return a checkpoint to the job's retention."""
-        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
-
-    @operation
-    def delete_checkpoint(self, job_id: str, step: int) -> Call[None]:
-        """Delete a checkpoint that is neither pinned nor needed by its job."""
-        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step), NoneType, repeatable=True)
+    checkpoints = request(
+        "GET", _job, "checkpoints", CheckpointList, "Return a job's committed checkpoints, newest first."
+    )
+    checkpoint = request("GET", _checkpoint, "", CheckpointDetail, "Return one checkpoint with its files.")
+    pin = request("PUT", _checkpoint, "pin", Checkpoint, "Keep a checkpoint, regardless of retention.")
+    unpin = request("DELETE", _checkpoint, "pin", Checkpoint, "Return a checkpoint to the job's retention.")
+    delete_checkpoint = request(
+        "DELETE", _checkpoint, "", NoneType, "Delete a checkpoint that is neither pinned nor needed by its job."
+    )
 
     # What jobs share: queues, tenants, nodes and profiles.
 
-    @operation
-    def queues(self) -> Call[QueueList]:
-        """Return all queues."""
-        return get(path_of("queues"), QueueList)
-
-    @operation
-    def queue(self, name: str) -> Call[Queue]:
-        """Return one queue."""
-        return get(path_of("queues", name), Queue)
+    queues = request("GET", _service, "queues", QueueList, "Return all queues.")
+    queue = request("GET", _queue, "", Queue, "Return one queue.")
 
     @operation
     def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
         """Create a queue or set an existing one's limits; for operators."""
         return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
 
-    @operation
-    def delete_queue(self, name: str) -> Call[None]:
-        """Delete a queue that has no unfinished jobs; for operators."""
-        return Call("DELETE", path_of("queues", name), NoneType, repeatable=True)
-
-    @operation
-    def tenants(self) -> Call[TenantList]:
-        """Return all tenants; for operators."""
-        return get(path_of("tenants"), TenantList)
+    delete_queue = request("DELETE", _queue, "", NoneType, "Delete a queue that has no unfinished jobs; for operators.")
+    tenants = request("GET", _service, "tenants", TenantList, "Return all tenants; for operators.")
 
     @operation
     def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
         """Create a tenant or set an existing one's quota; for operators."""
         return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
 
-    @operation
-    def nodes(self) -> Call[NodeList]:
-        """Return the cluster's nodes, as the scheduler last saw them."""
-        return get(path_of("nodes"), NodeList)
-
-    @operation
-    def profiles(self) -> Call[ProfileList]:
-        """Return the measured profiles of all kinds of GPU."""
-        return get(path_of("profiles"), ProfileList)
+    nodes = request("GET", _service, "nodes", NodeList, "Return the cluster's nodes, as the scheduler last saw them.")
+    profiles = request("GET", _service, "profiles", ProfileList, "Return the measured profiles of all kinds of GPU.")
 
     @operation
     def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
@@ -350,25 +312,12 @@ class Api:
         """Build a dataset. One that failed or was cancelled continues with the remaining files."""
         return Call("POST", path_of("datasets"), Dataset, body=plain(request))
 
-    @operation
-    def datasets(self) -> Call[DatasetList]:
-        """Return the tenant's datasets."""
-        return get(path_of("datasets"), DatasetList)
-
-    @operation
-    def dataset(self, name: str) -> Call[DatasetDetail]:
-        """Return one dataset, with its lineage."""
-        return get(path_of("datasets", name), DatasetDetail)
-
-    @operation
-    def cancel_dataset(self, name: str) -> Call[Dataset]:
-        """Stop building a dataset."""
-        return Call("POST", path_of("datasets", name, "cancel"), Dataset, repeatable=True)
-
-    @operation
-    def delete_dataset(self, name: str) -> Call[None]:
-        """Forget a dataset that no active job names; its files stay."""
-        return Call("DELETE", path_of("datasets", name), NoneType, repeatable=True)
+    datasets = request("GET", _service, "datasets", DatasetList, "Return the tenant's datasets.")
+    dataset = request("GET", _dataset, "", DatasetDetail, "Return one dataset, with its lineage.")
+    cancel_dataset = request("POST", _dataset, "cancel", Dataset, "Stop building a dataset.")
+    delete_dataset = request(
+        "DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; its files stay."
+    )
 
     # What helps before a job is submitted.
 
@@ -378,17 +327,8 @@ class Api:
         body = {} if search is None else {"search": plain(search)}
         return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
 
-    @operation
-    def presets(self) -> Call[PresetList]:
-        """Return the published models."""
-        return get(path_of("presets"), PresetList)
-
-    @operation
-    def examples(self) -> Call[JobExampleList]:
-        """Return example job files."""
-        return get(path_of("examples"), JobExampleList)
-
-    @operation
-    def versions(self) -> Call[Versions]:
-        """Return the versions of the service and of what it runs on."""
-        return get(path_of("versions"), Versions)
+    presets = request("GET", _service, "presets", PresetList, "Return the published models.")
+    examples = request("GET", _service, "examples", JobExampleList, "Return example job files.")
+    versions = request(
+        "GET", _service, "versions", Versions, "Return the versions of the service and of what it runs on."
+    )

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -18,11 +17,11 @@ from service.client.calls import (
     Awaiting,
     Blocking,
     Call,
-    Options,
     RetryPolicy,
     ServiceUnreachable,
     Stream,
     get,
+    options_of_httpx,
     path_of,
 )
 from service.jobs.model import JobEvent, JobRecord
@@ -41,7 +40,7 @@ class EventStreamReader:
         seconds: How long to keep trying while nothing arrives.
 
     Attributes:
-        job_finished: Whether the job had ended before the present connection was opened.
+        look: The request for the job, which tells whether more events may follow.
     """
 
     def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
@@ -50,12 +49,7 @@ class EventStreamReader:
         self._seconds = seconds
         self._after = stream.after
         self._patience: RetryPolicy | None = None
-        self.job_finished = False
-
-    @property
-    def look(self) -> Call[JobRecord]:
-        """The request for the job, which tells whether more events may follow."""
-        return get(path_of("jobs", self._stream.job_id), JobRecord)
+        self.look = get(path_of("jobs", stream.job_id), JobRecord)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -76,12 +70,6 @@ class EventStreamReader:
         event = JobEvent.model_validate_json(sent.data)
         self._after = event.id
         return event
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a connection that ended cleanly has delivered everything."""
-        # A connection opened before the job ended may have been closed by a service that was stopping.
-        return self.job_finished or not self._stream.follow
 
     def pause_after(self, failure: Exception) -> float:
         """Return how many seconds to wait before the next connection.
@@ -128,15 +116,13 @@ class Client(Api, Blocking):
         retry_seconds: float = RETRY_SECONDS,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._options = Options(base_url, api_key, verify, retry_seconds, timeout)
-        self._http = httpx.Client(**self._options.of_httpx)
+        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._http = httpx.Client(**options_of_httpx(base_url, api_key, verify, timeout))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -145,13 +131,13 @@ class Client(Api, Blocking):
 
     def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._retry_seconds, call.repeatable)
         while True:
             try:
                 try:
                     response = self._http.request(**call.request)
                 except httpx.TransportError as error:
-                    raise ServiceUnreachable(self._options.base_url, error) from error
+                    raise ServiceUnreachable(self._base_url, error) from error
                 return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
@@ -159,8 +145,8 @@ class Client(Api, Blocking):
 
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
         """Receive a stream; reconnect when the connection is lost."""
-        reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.job_finished = self.perform(reading.look).finished
+        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        job_finished = self.perform(reading.look).finished
         while True:
             try:
                 with connect_sse(self._http, **reading.request) as source:
@@ -170,10 +156,11 @@ class Client(Api, Blocking):
                     for sent in source.iter_sse():
                         if event := reading.take(sent):
                             yield event
-                if reading.is_complete:
+                # A connection opened before the job ended may have been closed by a service that was stopping.
+                if job_finished or not stream.follow:
                     return
-                reading.job_finished = self.perform(reading.look).finished
-                if reading.is_complete:
+                job_finished = self.perform(reading.look).finished
+                if job_finished:
                     continue
                 raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
@@ -204,15 +191,13 @@ class AsyncClient(Api, Awaiting):
         retry_seconds: float = RETRY_SECONDS,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._options = Options(base_url, api_key, verify, retry_seconds, timeout)
-        self._http = httpx.AsyncClient(**self._options.of_httpx)
+        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._http = httpx.AsyncClient(**options_of_httpx(base_url, api_key, verify, timeout))
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -221,13 +206,13 @@ class AsyncClient(Api, Awaiting):
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._retry_seconds, call.repeatable)
         while True:
             try:
                 try:
                     response = await self._http.request(**call.request)
                 except httpx.TransportError as error:
-                    raise ServiceUnreachable(self._options.base_url, error) from error
+                    raise ServiceUnreachable(self._base_url, error) from error
                 return call.read(response)
             except (ApiError, ServiceUnreachable) as failure:
                 pause = patience.pause_after(failure)
@@ -235,8 +220,8 @@ class AsyncClient(Api, Awaiting):
 
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
         """Receive a stream; reconnect when the connection is lost."""
-        reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
-        reading.job_finished = (await self.perform(reading.look)).finished
+        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        job_finished = (await self.perform(reading.look)).finished
         while True:
             try:
                 async with aconnect_sse(self._http, **reading.request) as source:
@@ -246,10 +231,11 @@ class AsyncClient(Api, Awaiting):
                     async for sent in source.aiter_sse():
                         if event := reading.take(sent):
                             yield event
-                if reading.is_complete:
+                # A connection opened before the job ended may have been closed by a service that was stopping.
+                if job_finished or not stream.follow:
                     return
-                reading.job_finished = (await self.perform(reading.look)).finished
-                if reading.is_complete:
+                job_finished = (await self.perform(reading.look)).finished
+                if job_finished:
                     continue
                 raise StreamEndedEarly("the stream ended early")
             except BROKEN_OFF as failure:
