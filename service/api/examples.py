@@ -64,14 +64,6 @@ SPEC: dict[str, Any] = {
 }
 
 
-def document_examples(openapi: dict[str, Any]) -> None:
-    """Add the examples to an OpenAPI document."""
-    examples = {type(example).__name__: example.model_dump(mode="json") for example in examples_of_models()}
-    for name, schema in openapi["components"]["schemas"].items():
-        if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
-            schema["examples"] = [SPEC if name == "JobSpec-Input" else example]
-
-
 def examples_of_models() -> list[Any]:
     """One example of each model that has examples."""
     step = StepReport(

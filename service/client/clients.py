@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
@@ -89,7 +90,7 @@ BROKEN_OFF = (httpx.TransportError, ServiceUnreachable, StreamEndedEarly, ApiErr
 _Answer = TypeVar("_Answer")
 
 
-class Client(Api, Blocking):
+class Client(Api, Blocking, AbstractContextManager["Client"]):
     """A client of a BOOST service.
 
     Every method raises ``ApiError`` when the service refuses, and ``ServiceUnreachable`` when it does not answer.
@@ -118,9 +119,6 @@ class Client(Api, Blocking):
     ) -> None:
         self._base_url, self._retry_seconds = base_url, retry_seconds
         self._http = httpx.Client(**options_of_httpx(base_url, api_key, verify, timeout))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -168,7 +166,7 @@ class Client(Api, Blocking):
             time.sleep(pause)
 
 
-class AsyncClient(Api, Awaiting):
+class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
     """``Client`` for asyncio: the same methods, awaited; ``events`` and ``logs`` are asynchronous iterators.
 
     Args:
@@ -193,9 +191,6 @@ class AsyncClient(Api, Awaiting):
     ) -> None:
         self._base_url, self._retry_seconds = base_url, retry_seconds
         self._http = httpx.AsyncClient(**options_of_httpx(base_url, api_key, verify, timeout))
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

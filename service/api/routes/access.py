@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
 from service.api.deps import ContextDep
 from service.api.errors import Unauthenticated, problem_responses
-from service.api.limits import IdempotentDep
+from service.api.limits import IdempotentDep, network_of
 from service.api.requests import StrictRoute
 from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
 from service.models.jobs import KeyRequest
@@ -107,7 +107,7 @@ async def open_session(session: SessionRequest, request: Request, response: Resp
     refuse_foreign_page(request)
     principal = await run_in_threadpool(context.keys.verify, session.key)
     if principal is None:
-        context.limits.count_failure(request.client.host if request.client else None)
+        context.limits.failures.count(network_of(request.client.host if request.client else None))
         raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)

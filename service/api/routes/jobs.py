@@ -20,7 +20,7 @@ from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, planned, with_layouts
-from service.api.audit import NotRecorded, recorded_with
+from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -184,7 +184,7 @@ async def _create(
                 node_memory_bytes=job.nodes.memory_bytes,
             )
             try:
-                return store(alongside=recorded_with(http, context.audit, HTTPStatus.CREATED))
+                return store(alongside=partial(record_with, http, context.audit, HTTPStatus.CREATED))
             except NotRecorded:
                 return store()
 

@@ -8,10 +8,10 @@ import typer
 
 from boost_core.config.base import counted
 from service.cli.connection import open_client
-from service.cli.failures import Failed, read_dataset
+from service.cli.failures import Failed, read_yaml_as
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import print_facts, print_json, print_list, say
-from service.models.datasets import Dataset, DatasetState
+from service.models.datasets import Dataset, DatasetRequest, DatasetState
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs can name.")
 
@@ -28,7 +28,7 @@ def create(
 ) -> None:
     """Build a dataset; one that failed or was cancelled continues with the remaining files."""
     with open_client(url) as client:
-        dataset = client.create_dataset(read_dataset(file))
+        dataset = client.create_dataset(read_yaml_as(DatasetRequest, file))
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
         if not follow:
             return

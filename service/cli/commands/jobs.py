@@ -9,7 +9,7 @@ import typer
 from boost_core.messages import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
-from service.cli.options import AsJson, Follow, JobId, Url, moment_before_now
+from service.cli.options import AsJson, Follow, JobId, Url, moment
 from service.cli.output.jobs import (
     age,
     exit_as,
@@ -18,9 +18,7 @@ from service.cli.output.jobs import (
     line_of,
     loss,
     news,
-    scores,
     step,
-    trackers_in_words,
 )
 from service.cli.output.printing import Terminal, print_facts, print_json, print_table, say, say_unchanged
 from service.client import ApiError, Client
@@ -73,7 +71,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     if as_json:
         print_json(job)
         return
-    print_facts((*facts(job), *scores(evaluations), *trackers_in_words(tracked.trackers if tracked else [])))
+    print_facts(facts(job, evaluations, tracked.trackers if tracked else []))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
@@ -119,7 +117,7 @@ def logs(
     url: Url = None,
 ) -> None:
     """Print the logs of a job's ranks. For the job's events: `boost events`."""
-    begin = moment_before_now(since) if since else None
+    begin = moment(since, in_future=False) if since else None
     levels = [each.upper() for each in level or ()]
     with open_client(url) as client:
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from boost_core.messages import Profile
-from boost_core.plan.machine import MeasuredLink
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_profile
 from service.cli.options import AsJson, JobId, Url
@@ -63,9 +62,9 @@ def show(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: 
         "correction": f"{profile.correction:.3f}",
         "spread": f"{profile.spread:.3f}",
         "host": f"{profile.host_bandwidth / 1e9:.4g} GB/s" if profile.host_bandwidth else "-",
-        "node": _link(profile.link),
-        "between nodes": _link(profile.between_nodes),
     }
+    for name, link in (("node", profile.link), ("between nodes", profile.between_nodes)):
+        facts[name] = f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
     print_facts(facts.items(), 14)
 
 
@@ -89,10 +88,6 @@ def remove(kind: Kind, precision: Precision = None, url: Url = None) -> None:
     with open_client(url) as client:
         client.delete_profile(kind, precision)
     say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
-
-
-def _link(link: MeasuredLink | None) -> str:
-    return f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
 
 
 def _measured(stored: StoredProfile) -> str:

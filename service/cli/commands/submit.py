@@ -7,12 +7,12 @@ import typer
 import yaml
 
 from boost_core.config.reading import read_yaml
-from boost_core.plan.machine import Basis, machine_of
+from boost_core.plan.machine import Basis, NetworkConfig, machine_of
 from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import choose_layouts
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, read_job, read_network, read_profile
+from service.cli.failures import BadInput, read_job, read_profile, read_yaml_as
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
 from service.cli.output.jobs import exit_as, follow_until_interrupted
 from service.cli.output.plan_table import print_chosen, print_plan, print_search, print_stored
@@ -104,7 +104,10 @@ def plan(
 ) -> None:
     """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
     spec = read_job(job)
-    network, measured = read_network(cluster) if cluster else None, read_profile(profile) if profile else None
+    network, measured = (
+        read_yaml_as(NetworkConfig, cluster) if cluster else None,
+        read_profile(profile) if profile else None,
+    )
     if service:
         if gpus is None and (network or measured):
             raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")

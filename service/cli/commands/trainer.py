@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -66,7 +65,21 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
     try:
         with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
             try:
-                status = _end_of(process)
+                try:
+                    status = process.wait()
+                except KeyboardInterrupt:  # the terminal interrupts it as well: it removes what it has partly written
+                    try:
+                        status = process.wait(_HEARS_IT_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        process.send_signal(signal.SIGINT)  # only this program was interrupted
+                        status = process.wait()
+                except _Terminated:
+                    process.send_signal(signal.SIGINT)
+                    try:
+                        status = process.wait(_TIDIES_UP_SECONDS)
+                    except (subprocess.TimeoutExpired, _Terminated):
+                        process.kill()
+                        status = process.wait()
             except KeyboardInterrupt:  # interrupted again
                 process.kill()
                 raise
@@ -77,23 +90,6 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
 
 class _Terminated(Exception):
     """This program is to end, together with the one that it runs."""
-
-
-def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a program that the terminal interrupts as well: it removes what it has partly written."""
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_HEARS_IT_SECONDS)
-        process.send_signal(signal.SIGINT)  # only this program was interrupted
-        return process.wait()
-    except _Terminated:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired, _Terminated):
-            return process.wait(_TIDIES_UP_SECONDS)
-        process.kill()
-        return process.wait()
 
 
 def evaluate(

@@ -5,9 +5,8 @@ Following a job shows a live progress bar on a terminal, and plain lines elsewhe
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import typer
 from pydantic import ValidationError
@@ -44,16 +43,22 @@ _SHOWN_SCORES = 20
 _LAYOUTS_A_LINE = 3
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
-_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events until it is closed
-
 # Kinds of events that are not reports of the trainer.
 _OF_THE_SERVICE = frozenset({"state", "patch", "drill", "scores", "layouts"})
 # All but the frequent ones, which feed curves and gauges, and those of newer services.
 _SHOWN = EVENT_KINDS - {"ranks", "spare"}
 
 
-def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """Yield a job's facts, each with its name; the name is empty on continuation lines."""
+def facts(
+    job: JobRecord, evaluations: Sequence[JobEvaluation] = (), trackers: Sequence[TrackerState] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield a job's facts, each with its name; the name is empty on continuation lines.
+
+    Args:
+        job: The job.
+        evaluations: Its evaluations on tasks, newest first.
+        trackers: The state of its trackers.
+    """
     yield "id", job.id
     yield "name", job.name
     requested = ""
@@ -109,20 +114,12 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
         yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
         yield from (("", f"{each.name} {validation_in_words(each)}") for each in newest.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
-
-
-def trackers_in_words(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
-    """Yield the state of each of a job's trackers, with the tracker's kind."""
+    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
+    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
         problem = f", failing: {tracker.problem}" if tracker.problem else ""
         yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
-
-
-def scores(evaluations: Sequence[JobEvaluation]) -> Iterator[tuple[str, str]]:
-    """Yield the scores of the newest evaluations on tasks."""
-    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
-    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
 
 
 def score_in_words(score: Score) -> str:
@@ -208,7 +205,7 @@ def line_of(event: JobEvent) -> str:
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if value is None:
         return "none"
     return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
@@ -221,8 +218,7 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
-    view: _View = _live(console) if console.is_terminal else nullcontext(_PlainView(console).show)
-    with view as show:
+    with _view(console) as show:
         for event in client.events(job_id):
             if event.kind in _SHOWN:
                 show(event)
@@ -254,8 +250,22 @@ def exit_as(job: JobRecord) -> None:
 
 
 @contextmanager
-def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
-    """A progress bar for steps; all other events scroll by above it."""
+def _view(console: Console) -> Iterator[Callable[[JobEvent], None]]:
+    """Show events as lines. Of steps, a terminal shows a progress bar; elsewhere one has a line every few seconds."""
+    quiet_until = 0.0
+
+    def show_plainly(event: JobEvent) -> None:
+        nonlocal quiet_until
+        report = report_of(event)
+        if isinstance(report, StepReport) and report.step < report.steps:
+            if time.monotonic() < quiet_until:
+                return
+            quiet_until = time.monotonic() + _PLAIN_SECONDS
+        print_line(console, line_of(event))
+
+    if not console.is_terminal:
+        yield show_plainly
+        return
     columns = (
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
@@ -273,20 +283,3 @@ def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
             progress.update(bar, completed=report.step, total=report.steps, description=description, visible=True)
 
         yield show
-
-
-class _PlainView:
-    """Plain lines: for steps only one every few seconds, and the last."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._quiet_until = 0.0
-
-    def show(self, event: JobEvent) -> None:
-        """Print an event's line, unless another step was printed too recently."""
-        report = report_of(event)
-        if isinstance(report, StepReport) and report.step < report.steps:
-            if time.monotonic() < self._quiet_until:
-                return
-            self._quiet_until = time.monotonic() + _PLAIN_SECONDS
-        print_line(self._console, line_of(event))

@@ -27,7 +27,38 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
         "tokens per step": f"{plan.tokens_per_step:,}",
     }
     print_facts(facts.items(), 17)
-    print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
+    rows, training = [], spec.training
+    for index, planned in enumerate(plan.shapes):
+        if planned.fits_host is False and planned.node_memory_bytes is not None:
+            fits = f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
+        elif planned.fits_device is None or planned.device_memory_bytes is None:
+            fits = "unknown"
+        else:
+            fits = f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
+
+        sent, exchange = planned.communication, "none"
+        if sent.all_reduces:
+            tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
+            element = BYTES[training.precision]
+            exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
+            if gathered := sent.gathered_elements_per_token * tokens * element:
+                exchange += f", {_size(gathered)} gathered"
+
+        rows.append(
+            (
+                str(Layout.of(planned)),
+                str(planned.world_size),
+                planned.recompute,
+                _size(planned.memory.total),
+                fits,
+                exchange,
+                _step(planned),
+                f"{planned.tokens_per_second:,.0f}",
+                duration(planned.total_seconds),
+                "fastest" if index == plan.fastest else "",
+            )
+        )
+    print_table(_COLUMNS, rows)
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
@@ -87,36 +118,6 @@ def _print_context(context: PlannedContext | None) -> None:
 
 def _step(planned: PlannedShape | PlannedChoice) -> str:
     return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
-
-
-def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
-    if planned.fits_host is False and planned.node_memory_bytes is not None:
-        fits = f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
-    elif planned.fits_device is None or planned.device_memory_bytes is None:
-        fits = "unknown"
-    else:
-        fits = f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
-
-    sent, training, exchange = planned.communication, spec.training, "none"
-    if sent.all_reduces:
-        tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
-        element = BYTES[training.precision]
-        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
-        if gathered := sent.gathered_elements_per_token * tokens * element:
-            exchange += f", {_size(gathered)} gathered"
-
-    return (
-        str(Layout.of(planned)),
-        str(planned.world_size),
-        planned.recompute,
-        _size(planned.memory.total),
-        fits,
-        exchange,
-        _step(planned),
-        f"{planned.tokens_per_second:,.0f}",
-        duration(planned.total_seconds),
-        "fastest" if is_fastest else "",
-    )
 
 
 def _size(count: float) -> str:
