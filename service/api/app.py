@@ -22,7 +22,7 @@ from service.api.examples import SPEC, examples_of_models
 from service.api.following import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
-from service.api.routes import access, checkpoints, cluster, datasets, events, jobs, plans, profiles
+from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans
 from service.api.searches import Searches
 from service.jobs.datasets import DatasetStore
 from service.jobs.observations import Observations
@@ -126,14 +126,14 @@ def create_app(
         jobs.router,
         cluster.queues_router,
         jobs.changes_router,
-        events.router,
+        jobs.events_router,
         jobs.history_router,
         checkpoints.router,
         datasets.router,
         jobs.results_router,
         cluster.router,
         plans.router,
-        profiles.router,
+        cluster.profiles_router,
         access.router,
         cluster.targets_router,
     ):

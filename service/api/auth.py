@@ -132,12 +132,10 @@ class Gate:
             HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
-        if scope["type"] == "http":
-            request = Request(scope)
-            request.state.principal = await self._admit(request)
-        await self.app(scope, receive, send)
-
-    async def _admit(self, request: Request) -> Principal | None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
         # The server limits the sum of both.
         if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
             raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
@@ -161,7 +159,9 @@ class Gate:
                     f"{host[:100]!r}"
                 )
             refuse_foreign_page(request, self.settings.cors_origins)
-            return ANONYMOUS
+            request.state.principal = ANONYMOUS
+            await self.app(scope, receive, send)
+            return
 
         if _KEY.search(unquote(request.scope["query_string"].decode("latin-1"))):
             raise Unauthenticated(
@@ -169,11 +169,12 @@ class Gate:
                 "Authorization: Bearer boost_…"
             )
         path, address = request.scope["path"], request.client.host if request.client else None
-        if path in _PROBES:
-            return None
         if not needs_key(path):
-            self.limits.addresses.count(network_of(address))
-            return None
+            if path not in _PROBES:
+                self.limits.addresses.count(network_of(address))
+            request.state.principal = None
+            await self.app(scope, receive, send)
+            return
 
         header = request.headers.get("authorization")
         if header is None:
@@ -196,7 +197,7 @@ class Gate:
             raise Forbidden(
                 "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
             )
-        return principal
+        await self.app(scope, receive, send)
 
 
 def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None:

@@ -152,6 +152,10 @@ def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
 
 
+INVALID = problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY)
+NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+CONFLICT = problem_responses(HTTPStatus.CONFLICT)
+BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 # Problems that every route requiring a key may answer with.
 GUARDED = problem_responses(
     HTTPStatus.UNAUTHORIZED,

@@ -128,23 +128,23 @@ class Listener(socket.socket):
         """
         accepted, address = super().accept()
         connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
+        why = None
         if self._open.total() >= self._most:
-            self._turn_away(connection, f"refused, because all {self._most} were in use")
-        if self._open[sender] >= self._most_of_one and not any(
+            why = f"refused, because all {self._most} were in use"
+        elif self._open[sender] >= self._most_of_one and not any(
             ipaddress.ip_address(address[0]) in network for network in self._proxies
         ):
-            self._turn_away(connection, f"refused, because their address had {self._most_of_one} open")
+            why = f"refused, because their address had {self._most_of_one} open"
+        if why is not None:
+            self._notes[why] += 1
+            with connection:
+                connection.setblocking(False)
+                if not self._encrypted:
+                    connection.send(_TOO_MANY)
+            raise BlockingIOError
         self._open[sender] += 1
         connection.when_closed = weakref.finalize(connection, self._forget, sender)
         return connection, address
-
-    def _turn_away(self, connection: socket.socket, why: str) -> None:
-        self._notes[why] += 1
-        with connection:
-            connection.setblocking(False)
-            if not self._encrypted:
-                connection.send(_TOO_MANY)
-        raise BlockingIOError
 
     def _forget(self, sender: str) -> None:
         self._open[sender] -= 1

@@ -4,7 +4,7 @@ Every operation is described once, in the module of this package named after its
 clients differ only in how they send a request.
 """
 
+from service.client.api import AsyncClient, Client
 from service.client.calls import ApiError, ServiceUnreachable
-from service.client.clients import AsyncClient, Client
 
 __all__ = ["ApiError", "AsyncClient", "Client", "ServiceUnreachable"]

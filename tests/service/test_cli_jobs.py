@@ -11,7 +11,7 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import Plan
-from service.cli.commands.submit import merge_patch
+from service.cli.commands.jobs import merge_patch
 from service.cli.failures import BadInput
 from service.cli.options import moment
 from service.jobs.states import JobState

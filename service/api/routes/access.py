@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
 from service.api.deps import ContextDep
-from service.api.errors import Unauthenticated, problem_responses
+from service.api.errors import INVALID, NOT_FOUND, Unauthenticated, problem_responses
 from service.api.limits import IdempotentDep, network_of
 from service.api.requests import StrictRoute
 from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
@@ -38,12 +38,7 @@ def list_keys(_who: Admin, context: ContextDep) -> KeyList:
     return KeyList(keys=list(context.keys.list()))
 
 
-@router.delete(
-    "/keys/{key_id}",
-    tags=["keys"],
-    status_code=HTTPStatus.NO_CONTENT,
-    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
-)
+@router.delete("/keys/{key_id}", tags=["keys"], status_code=HTTPStatus.NO_CONTENT, responses=NOT_FOUND)
 def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
     """Revoke a key. This cannot be undone, and takes effect everywhere within seconds."""
     context.keys.revoke(key_id)
@@ -62,7 +57,7 @@ class AuditQuery(BaseModel):
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
 
 
-@router.get("/audit", tags=["audit"], responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("/audit", tags=["audit"], responses=INVALID)
 def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
     """List the audit log, oldest entries first."""
     return context.audit.page(query.tenant, query.after, query.limit)

@@ -15,6 +15,7 @@ from service.api.admission import storage_options
 from service.api.auth import Submitter
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import (
+    CONFLICT,
     CheckpointDamaged,
     CheckpointInUse,
     CheckpointNotFound,
@@ -98,7 +99,7 @@ _LAST_STEP = 10**15
 Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Step at which it was written.")]
 
 _LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
-_ONE = _LOOKED_AT | problem_responses(HTTPStatus.CONFLICT)
+_ONE = _LOOKED_AT | CONFLICT
 
 
 @router.get("", responses=_LOOKED_AT)

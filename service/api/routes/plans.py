@@ -3,7 +3,6 @@
 import platform
 from contextlib import suppress
 from functools import cache
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -18,9 +17,9 @@ from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
 from service.api.auth import Reader
 from service.api.deps import ContextDep
-from service.api.errors import InvalidJob, problem_responses
+from service.api.errors import BODY_REFUSED, InvalidJob
 from service.api.requests import StrictRoute
-from service.api.routes.profiles import shown
+from service.api.routes.cluster import shown
 from service.jobs.seen_nodes import size_of_a_node
 from service.models.cluster import Versions
 from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
@@ -45,9 +44,7 @@ def job_examples() -> JobExampleList:
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 
 
-@router.post(
-    "/plans", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-)
+@router.post("/plans", responses=BODY_REFUSED)
 def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 

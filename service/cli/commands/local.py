@@ -17,7 +17,7 @@ import typer
 import yaml
 
 from boost_core.messages import EvaluationReport, StepReport
-from service.cli.commands.trainer import run_trainer
+from service.cli.commands.checkpoints import run_trainer
 from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
 from service.cli.output.jobs import (
     follow,

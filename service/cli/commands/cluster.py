@@ -1,17 +1,18 @@
-"""``boost queues``, ``tenants`` and ``nodes``: what jobs share, with limits, usage and job counts by state."""
+"""What jobs share: ``boost queues``, ``tenants``, ``nodes``, and ``profiles`` of kinds of GPU."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli.connection import open_client
-from service.cli.failures import BadInput
+from service.cli.failures import BadInput, read_profile
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import number, print_facts, print_json, print_list, print_table, say
 from service.client import ApiError
 from service.models.access import Tenant
-from service.models.cluster import Queue
+from service.models.cluster import Queue, StoredProfile
 from service.models.jobs import QueueSettings, TenantSettings
 
 _NO_LIMIT = "none"
@@ -50,12 +51,12 @@ def by_state(jobs: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in jobs.items() if count) or "-"
 
 
-app = typer.Typer(no_args_is_help=True, help="List, create, limit and delete queues.")
+queues_app = typer.Typer(no_args_is_help=True, help="List, create, limit and delete queues.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
+QueueName = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
 
 
-@app.command("ls")
+@queues_app.command("ls")
 def list_queues(as_json: AsJson = False, url: Url = None) -> None:
     """List the queues, their usage and limits."""
     with open_client(url) as client:
@@ -63,8 +64,8 @@ def list_queues(as_json: AsJson = False, url: Url = None) -> None:
     print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), map(_queue_row, result.queues))
 
 
-@app.command()
-def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
+@queues_app.command("show")
+def show_queue(name: QueueName, as_json: AsJson = False, url: Url = None) -> None:
     """Show one queue."""
     with open_client(url) as client:
         queue = client.queue(name)
@@ -74,9 +75,9 @@ def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
     print_facts(zip(("name", "GPUs", "CPUs", "jobs", "description"), _queue_row(queue), strict=True))
 
 
-@app.command("set")
+@queues_app.command("set")
 def set_queue(
-    name: Name,
+    name: QueueName,
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     gpus: Gpus = None,
     cpus: Cpus = None,
@@ -100,8 +101,8 @@ def set_queue(
     say(f"queue {queue.name}: GPUs {usage(queue.used_gpus, queue.gpus)}, CPUs {usage(queue.used_cpus, queue.cpus)}")
 
 
-@app.command("rm")
-def remove(name: Name, url: Url = None) -> None:
+@queues_app.command("rm")
+def remove_queue(name: QueueName, url: Url = None) -> None:
     """Delete a queue that has no active jobs; for operators."""
     with open_client(url) as client:
         client.delete_queue(name)
@@ -177,3 +178,83 @@ def nodes(as_json: AsJson = False, url: Url = None) -> None:
         if node.unusable:
             say(f"{node.node_id} is not used: it {node.unusable}")
     say(f"(as seen at {result.seen_at.astimezone():%H:%M:%S})")
+
+
+profiles_app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
+
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of GPU by its name in Ray, such as H100.")]
+
+Precision = Annotated[str | None, typer.Option(help="Only the profile at this precision: bf16 or fp32.")]
+
+
+@profiles_app.command("ls")
+def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
+    """List the profiles that jobs are planned with."""
+    with open_client(url) as client:
+        result = client.profiles()
+    rows = (
+        (
+            each.kind,
+            each.profile.precision,
+            _measured(each),
+            each.profile.commit[:12],
+            f"{each.stored_at:%Y-%m-%d}",
+            each.stored_by or "-",
+            each.profile.device,
+        )
+        for each in result.profiles
+    )
+    print_list(result, as_json, ("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), rows)
+
+
+@profiles_app.command("show")
+def show_profile(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: Url = None) -> None:
+    """Show the profile of a kind of GPU (bf16 if there are two); with --json as stored."""
+    with open_client(url) as client:
+        stored = client.stored_profile(kind, precision)
+    if as_json:
+        print_json(stored)
+        return
+    profile = stored.profile
+    facts = {
+        "kind": stored.kind,
+        "device": profile.device,
+        "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
+        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC{f' by {stored.stored_by}' if stored.stored_by else ''}",
+        "precision": profile.precision,
+        "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
+        "attention": f"{profile.attention_flops / 1e12:.4g} TFLOP/s",
+        "bandwidth": f"{profile.bandwidth / 1e12:.4g} TB/s",
+        "correction": f"{profile.correction:.3f}",
+        "spread": f"{profile.spread:.3f}",
+        "host": f"{profile.host_bandwidth / 1e9:.4g} GB/s" if profile.host_bandwidth else "-",
+    }
+    for name, link in (("node", profile.link), ("between nodes", profile.between_nodes)):
+        facts[name] = f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
+    print_facts(facts.items(), 14)
+
+
+@profiles_app.command("set")
+def set_profile(
+    kind: Kind,
+    file: Annotated[Path, typer.Argument(metavar="PROFILE.JSON", help="What `boost bench profile` wrote.")],
+    url: Url = None,
+) -> None:
+    """Store the profile of a kind of GPU, replacing the one of the same precision; for operators."""
+    profile = read_profile(file)
+    with open_client(url) as client:
+        stored = client.put_profile(kind, profile)
+    jobs = f"jobs in {stored.profile.precision} on {stored.kind}"
+    say(f"{jobs} are now planned with what was measured on {stored.profile.device}")
+
+
+@profiles_app.command("rm")
+def remove_profile(kind: Kind, precision: Precision = None, url: Url = None) -> None:
+    """Delete the profiles of a kind of GPU, whose jobs are then planned from data sheets; for operators."""
+    with open_client(url) as client:
+        client.delete_profile(kind, precision)
+    say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
+
+
+def _measured(stored: StoredProfile) -> str:
+    return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
