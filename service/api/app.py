@@ -17,7 +17,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
 from service.api.auth import SECURITY_SCHEMES, Gate, needs_key
 from service.api.deps import Context
-from service.api.errors import GUARDED, MEDIA_TYPE, install_error_handlers
+from service.api.errors import GUARDED, HANDLERS, MEDIA_TYPE
 from service.api.examples import SPEC, examples_of_models
 from service.api.following import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
@@ -88,6 +88,7 @@ def create_app(
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        exception_handlers=HANDLERS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
@@ -110,7 +111,6 @@ def create_app(
         tracing=tracing,
         stopping=stopping,
     )
-    install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     if settings.cors_origins:
         # Pages of these origins may call the API with a key; only the service's own page may use cookies.

@@ -1,11 +1,11 @@
 """Errors as problem+json (RFC 9457): for what the API refuses a request, and how exceptions map to responses."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import (
@@ -140,13 +140,6 @@ _RETRY_SECONDS = "5"
 _log = logging.getLogger(__name__)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error with a problem."""
-    for kind in (RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, DatabaseError, HTTPException):
-        app.add_exception_handler(kind, _answer)
-    app.add_exception_handler(Exception, _internal_error)
-
-
 def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """A route's ``responses`` for OpenAPI, for problems with these statuses."""
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
@@ -247,3 +240,11 @@ _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
 async def _internal_error(request: Request, _: Exception) -> Response:
     # Starlette raises the exception again after this response, and the server logs it with its traceback.
     return await _answer(request, HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR))
+
+
+# Every error is answered with a problem.
+HANDLERS: dict[int | type[Exception], Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
+    **dict.fromkeys((RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, DatabaseError), _answer),
+    HTTPException: _answer,
+    Exception: _internal_error,
+}

@@ -270,7 +270,7 @@ class Feeds:
             try:
                 position, events = await self._in_thread(read_on)
             except SQLAlchemyError:  # the next poll finds that there is more to read
-                self._look_soon()
+                self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             except Exception:
                 _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
                 feed.end(lambda _: True)
@@ -310,10 +310,7 @@ class Feeds:
                 if not is_away:
                     _log.warning("event streams wait for the database: %s", error)
                 is_away = True
-                self._look_soon()
-
-    def _look_soon(self) -> None:
-        self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
+                self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
 
     async def _listen(self) -> None:
         """Listen for other processes' writes, if the database can notify of them."""
@@ -333,7 +330,7 @@ class Feeds:
                     _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
                 is_logged = True
             self._is_notified = False
-            self._look_soon()
+            self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:

@@ -1,18 +1,20 @@
-"""What jobs share: ``boost queues``, ``tenants``, ``nodes``, and ``profiles`` of kinds of GPU."""
+"""What jobs share: ``boost queues``, ``tenants``, ``nodes``, ``profiles`` of kinds of GPU, and ``datasets``."""
 
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from boost_core.config.base import counted
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, read_profile
+from service.cli.failures import BadInput, Failed, read_profile, read_yaml_as
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import number, print_facts, print_json, print_list, print_table, say
 from service.client import ApiError
 from service.models.access import Tenant
 from service.models.cluster import Queue, StoredProfile
+from service.models.datasets import Dataset, DatasetRequest, DatasetState
 from service.models.jobs import QueueSettings, TenantSettings
 
 _NO_LIMIT = "none"
@@ -41,14 +43,13 @@ def limit(option: str | None, otherwise: float | None) -> float | None:
         raise BadInput(f"{option!r} is not a limit; give a number, or {_NO_LIMIT}") from None
 
 
-def usage(used: float, of: float | None) -> str:
-    """Format what is used of a limit."""
-    return number(used) if of is None else f"{number(used)}/{number(of)}"
-
-
-def by_state(jobs: Mapping[str, int]) -> str:
-    """Format the job counts of all states that occur."""
-    return ", ".join(f"{count} {state}" for state, count in jobs.items() if count) or "-"
+def usage(each: Queue | Tenant) -> tuple[str, str, str]:
+    """Format what is used of the limits of GPUs and of CPUs, and the job counts of all states that occur."""
+    gpus, cpus = (
+        number(used) if of is None else f"{number(used)}/{number(of)}"
+        for used, of in ((each.used_gpus, each.gpus), (each.used_cpus, each.cpus))
+    )
+    return gpus, cpus, ", ".join(f"{count} {state}" for state, count in each.jobs.items() if count) or "-"
 
 
 queues_app = typer.Typer(no_args_is_help=True, help="List, create, limit and delete queues.")
@@ -61,7 +62,8 @@ def list_queues(as_json: AsJson = False, url: Url = None) -> None:
     """List the queues, their usage and limits."""
     with open_client(url) as client:
         result = client.queues()
-    print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), map(_queue_row, result.queues))
+    rows = ((each.name, *usage(each), each.description) for each in result.queues)
+    print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), rows)
 
 
 @queues_app.command("show")
@@ -72,7 +74,8 @@ def show_queue(name: QueueName, as_json: AsJson = False, url: Url = None) -> Non
     if as_json:
         print_json(queue)
         return
-    print_facts(zip(("name", "GPUs", "CPUs", "jobs", "description"), _queue_row(queue), strict=True))
+    row = (queue.name, *usage(queue), queue.description)
+    print_facts(zip(("name", "GPUs", "CPUs", "jobs", "description"), row, strict=True))
 
 
 @queues_app.command("set")
@@ -98,7 +101,8 @@ def set_queue(
             "cpus": limit(cpus, present.cpus),
         }
         queue = client.put_queue(name, settings)
-    say(f"queue {queue.name}: GPUs {usage(queue.used_gpus, queue.gpus)}, CPUs {usage(queue.used_cpus, queue.cpus)}")
+    used_gpus, used_cpus, _ = usage(queue)
+    say(f"queue {queue.name}: GPUs {used_gpus}, CPUs {used_cpus}")
 
 
 @queues_app.command("rm")
@@ -109,11 +113,6 @@ def remove_queue(name: QueueName, url: Url = None) -> None:
     say(f"deleted the queue {name}")
 
 
-def _queue_row(queue: Queue) -> tuple[str, ...]:
-    gpus, cpus = usage(queue.used_gpus, queue.gpus), usage(queue.used_cpus, queue.cpus)
-    return queue.name, gpus, cpus, by_state(queue.jobs), queue.description
-
-
 tenants_app = typer.Typer(no_args_is_help=True, help="List tenants and set their quotas; for operators.")
 
 
@@ -122,10 +121,7 @@ def list_tenants(as_json: AsJson = False, url: Url = None) -> None:
     """List the tenants, their usage and limits."""
     with open_client(url) as client:
         result = client.tenants()
-    rows = (
-        (each.name, usage(each.used_gpus, each.gpus), usage(each.used_cpus, each.cpus), by_state(each.jobs))
-        for each in result.tenants
-    )
+    rows = ((each.name, *usage(each)) for each in result.tenants)
     print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS"), rows)
 
 
@@ -141,7 +137,7 @@ def set_tenant(
         existing = (tenant for tenant in client.tenants().tenants if tenant.name == name)
         present: Tenant | TenantSettings = next(existing, TenantSettings())
         tenant = client.put_tenant(name, {"gpus": limit(gpus, present.gpus), "cpus": limit(cpus, present.cpus)})
-    used_gpus, used_cpus = usage(tenant.used_gpus, tenant.gpus), usage(tenant.used_cpus, tenant.cpus)
+    used_gpus, used_cpus, _ = usage(tenant)
     say(f"tenant {tenant.name}: GPUs {used_gpus}, CPUs {used_cpus}")
 
 
@@ -258,3 +254,91 @@ def remove_profile(kind: Kind, precision: Precision = None, url: Url = None) -> 
 
 def _measured(stored: StoredProfile) -> str:
     return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
+
+
+datasets_app = typer.Typer(
+    no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs can name."
+)
+
+DatasetName = Annotated[str, typer.Argument(metavar="NAME", help="The dataset.")]
+
+_POLL_SECONDS = 1.0
+
+
+@datasets_app.command("create")
+def create_dataset(
+    file: Annotated[Path, typer.Argument(metavar="DATASET.YAML", help="The dataset's description, as YAML or JSON.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until it is built.")] = False,
+    url: Url = None,
+) -> None:
+    """Build a dataset; one that failed or was cancelled continues with the remaining files."""
+    with open_client(url) as client:
+        dataset = client.create_dataset(read_yaml_as(DatasetRequest, file))
+        say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
+        if not follow:
+            return
+        printed = ""
+        while dataset.state is DatasetState.BUILDING:
+            if (line := _progress(dataset)) != printed:
+                say(line)
+                printed = line
+            time.sleep(_POLL_SECONDS)
+            dataset = client.dataset(dataset.name)
+    if dataset.state is not DatasetState.READY:
+        raise Failed(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
+    say(f"dataset {dataset.name} is {dataset.state}: {dataset.message}")
+
+
+@datasets_app.command("ls")
+def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
+    """List the datasets."""
+    with open_client(url) as client:
+        result = client.datasets()
+    rows = []
+    for dataset in result.datasets:
+        counts = dataset.counts or {}
+        numbers = (f"{counts[key]:,}" if key in counts else "-" for key in ("kept", "tokens"))
+        rows.append((dataset.name, dataset.state, *numbers, dataset.message))
+    print_list(result, as_json, ("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), rows)
+
+
+@datasets_app.command("show")
+def show_dataset(name: DatasetName, as_json: AsJson = False, url: Url = None) -> None:
+    """Show one dataset; with --json also its lineage."""
+    with open_client(url) as client:
+        dataset = client.dataset(name)
+    if as_json:
+        print_json(dataset)
+        return
+    facts = {"name": dataset.name, "state": dataset.state, "message": dataset.message, "url": dataset.url}
+    facts |= {"progress": _progress(dataset), "fingerprint": dataset.fingerprint or "-"}
+    counts = dict(dataset.counts or {})
+    filtered = counts.pop("filtered", {})
+    facts |= {key.replace("_", " "): str(value) for key, value in counts.items()}
+    facts |= {f"by {measure}": f"{count} filtered out" for measure, count in filtered.items()}
+    print_facts(facts.items(), 18)
+
+
+@datasets_app.command("cancel")
+def cancel_dataset(name: DatasetName, url: Url = None) -> None:
+    """Stop building a dataset."""
+    with open_client(url) as client:
+        dataset = client.cancel_dataset(name)
+    say(f"dataset {dataset.name} is {dataset.state}")
+
+
+@datasets_app.command("rm")
+def remove_dataset(name: DatasetName, url: Url = None) -> None:
+    """Forget a dataset that no active job names; its files stay where they are."""
+    with open_client(url) as client:
+        client.delete_dataset(name)
+    say(f"forgot the dataset {name}")
+
+
+def _progress(dataset: Dataset) -> str:
+    progress = dataset.progress
+    if progress is None:
+        return dataset.message
+    rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
+    documents = counted(progress.documents, "document")
+    return f"{progress.stage}: {progress.done} of {progress.of}; {documents}, {rate:,.1f} MiB/s"

@@ -32,7 +32,6 @@ from boost_core.messages import (
     restart_in_words,
     validation_in_words,
 )
-from boost_core.plan.context_report import PlannedContext
 from boost_core.plan.report import Plan, PlannedChoice, PlannedShape, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.cli.failures import ExitStatus
@@ -352,7 +351,8 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
             f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
         ]
         say(f"step time of the fastest: {', '.join(shown)}")
-        _print_context(fastest.context)
+        for line in fastest.context.why if fastest.context else ():
+            say(f"long context: {line}")
     say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
     for note in plan.notes:
         say(f"note: {note}")
@@ -390,14 +390,10 @@ def print_search(report: SearchReport) -> None:
         )
     for line in (*report.why, *report.would_change, *report.other_orders):
         say(f"- {line}")
-    _print_context(report.context)
+    for line in report.context.why if report.context else ():
+        say(f"long context: {line}")
     by = _PROVENANCE[report.provenance]
     say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
-
-
-def _print_context(context: PlannedContext | None) -> None:
-    for line in () if context is None else context.why:
-        say(f"long context: {line}")
 
 
 def _step(planned: PlannedShape | PlannedChoice) -> str:
