@@ -59,11 +59,7 @@ class Completed:
 
 
 async def admitted(
-    spec: JobSpec,
-    context: Context,
-    tenant: str,
-    then: Callable[[Completed], T],
-    original: JobSpec | None = None,
+    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None
 ) -> T:
     """Complete a job, check that it could run (paths, memory, queue, data, checkpoint), and return what ``then`` makes.
 

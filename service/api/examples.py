@@ -24,14 +24,7 @@ from service.models.cluster import (
     TargetGroup,
     TargetLabels,
 )
-from service.models.datasets import (
-    Dataset,
-    DatasetDetail,
-    DatasetList,
-    DatasetProgress,
-    DatasetRequest,
-    DatasetState,
-)
+from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetProgress, DatasetRequest, DatasetState
 from service.models.jobs import (
     Checkpoint,
     CheckpointList,

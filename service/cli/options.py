@@ -44,14 +44,12 @@ JobOrCheckpoint = Annotated[
 ]
 WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
 Tokenizer = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved."),
+    str | None, typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 IdempotencyKey = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job."),
+    str | None, typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job.")
 ]
 
 

@@ -45,12 +45,7 @@ class ApiError(RuntimeError):
     """
 
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        errors: list[FieldError],
-        code: str = "",
-        retry_after: float | None = None,
+        self, status: int, detail: str, errors: list[FieldError], code: str = "", retry_after: float | None = None
     ) -> None:
         super().__init__(detail)
         self.status = status

@@ -24,13 +24,7 @@ from service.api.errors import (
     problem_responses,
 )
 from service.jobs.model import JobRecord
-from service.models.jobs import (
-    Checkpoint,
-    CheckpointDetail,
-    CheckpointFile,
-    CheckpointList,
-    DamagedCheckpoint,
-)
+from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointFile, CheckpointList, DamagedCheckpoint
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
 

@@ -156,11 +156,7 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
 
 
 async def _create(
-    spec: JobSpec,
-    who: Principal,
-    http: HttpRequest,
-    request: Request | None,
-    original: JobRecord | None = None,
+    spec: JobSpec, who: Principal, http: HttpRequest, request: Request | None, original: JobRecord | None = None
 ) -> Response:
     context = context_of(http)
     record = await run_in_threadpool(context.store.known, request) if request else None

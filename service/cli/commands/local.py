@@ -19,10 +19,7 @@ import yaml
 from boost_core.messages import EvaluationReport, StepReport
 from service.cli.commands.checkpoints import run_trainer
 from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
-from service.cli.output.jobs import (
-    follow,
-    report_of,
-)
+from service.cli.output.jobs import follow, report_of
 from service.cli.output.printing import Terminal, print_line, say, say_unchanged
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
@@ -79,8 +76,7 @@ def serve(
         int | None, typer.Option(min=1, max=65_535, help="Port to listen on (default: BOOST_PORT, or 8900).")
     ] = None,
     auth: Annotated[
-        bool | None,
-        typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth)."),
+        bool | None, typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth).")
     ] = None,
     tls: Annotated[
         bool | None,
