@@ -1,7 +1,8 @@
 """Requests described independently of how they are sent, and API operations as methods of both clients.
 
-An operation is a function that describes its request. As a method of ``Client`` it returns the answer; as a method of
-``AsyncClient`` it is awaited. A ``Stream`` likewise becomes an iterator or an asynchronous iterator.
+An operation is a function that describes its request, or a ``request`` that has only a path. As a method of ``Client``
+it returns the answer; as a method of ``AsyncClient`` it is awaited. A ``Stream`` likewise becomes an iterator or an
+asynchronous iterator.
 """
 
 import functools

@@ -442,15 +442,16 @@ def profile(
 
 # ``boost watch``: several jobs at once, live, with the curves of their losses and throughputs.
 
+_LOOK_SECONDS = 2.0
+_PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
+_RETRY_SECONDS = 60.0  # a restart of the service must not end a watch that has run for hours
 _POINTS = 24  # of a curve
 _ENDED = 10  # ended jobs that stay visible while all active jobs are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
-
+_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 Curve = deque[tuple[int, float | None, float | None]]  # the newest steps of a job, each with its loss and throughput
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -465,13 +466,6 @@ def sparkline(values: Sequence[float | None]) -> str:
         share = (value - low) / (high - low) if high > low else 0.5
         line += _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
     return line
-
-
-_LOOK_SECONDS = 2.0
-_PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
-_RETRY_SECONDS = 60.0  # a restart of the service must not end a watch that has run for hours
-
-_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
 
 
 def watch(
