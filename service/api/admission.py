@@ -35,7 +35,6 @@ from service.trackers.opening import tracker_errors
 _MOST_NAMED = 3
 
 T = TypeVar("T")
-Named = TypeVar("Named", bound=NamedSource)
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Completed:
         profile: Profile that predicts its seconds; ``None``: data sheets.
         fitted: Correction of such predictions by earlier jobs; ``None`` if none has run.
         nodes: Size of the nodes that suit it.
+        basis: The basis of its predictions.
     """
 
     spec: JobSpec
@@ -55,19 +55,11 @@ class Completed:
     profile: StoredProfile | None
     fitted: Fitted | None
     nodes: NodeSize
-
-    @property
-    def basis(self) -> Basis:
-        """The basis of its predictions."""
-        return basis_of(self.profile, self.fitted, *self.nodes)
+    basis: Basis
 
 
 async def admitted(
-    spec: JobSpec,
-    context: Context,
-    tenant: str,
-    then: Callable[[Completed], T],
-    original: JobSpec | None = None,
+    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None
 ) -> T:
     """Complete a job, check that it could run (paths, memory, queue, data, checkpoint), and return what ``then`` makes.
 
@@ -92,8 +84,9 @@ async def admitted(
         profile = stored.for_record if stored else None
         nodes = size_of_a_node(full, context.store, autoscaling=context.settings.autoscaling)
         fitted = context.observations.for_job(full, profile.profile if profile else None, nodes.gpus, tenant)
-        full, chosen = with_layouts(full, context, tenant, basis_of(profile, fitted, *nodes))
-        job = Completed(full, chosen, profile, fitted, nodes)
+        basis = basis_of(profile, fitted, *nodes)
+        full, chosen = with_layouts(full, context, tenant, basis)
+        job = Completed(full, chosen, profile, fitted, nodes, basis)
 
         # Stores, users' files and secrets may be slow; without them, the checks read only the service's own files.
         trackers = [each for each in (full.trackers.mlflow, full.trackers.wandb) if each is not None]
@@ -206,19 +199,20 @@ def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpe
             errors.append(FieldError(field=paths_field, message=message))
         return {"kind": "tokenized", "paths": (dataset.url,)}
 
-    def resolved(field: str, source: Named) -> Named:
-        if source.dataset is None:
-            return source
-        return source.model_copy(update=shards(f"{field}.dataset", source.dataset, source, f"{field}.paths"))
-
     source = data.source
     if data.dataset is not None:
         source = SourceConfig(**shards("data.dataset", data.dataset, data.source, "data.source"))
-    mixture = tuple(resolved(f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture))
-    validation = tuple(resolved(f"data.validation[{number}]", each) for number, each in enumerate(data.validation))
+    update: dict[str, object] = {"source": source}
+    named = {"mixture": list[NamedSource](data.mixture), "validation": list[NamedSource](data.validation)}
+    for part, sources in named.items():
+        for number, each in enumerate(sources):
+            if each.dataset is not None:
+                field = f"data.{part}[{number}]"
+                paths = shards(f"{field}.dataset", each.dataset, each, f"{field}.paths")
+                sources[number] = each.model_copy(update=paths)
+        update[part] = tuple(sources)
     if errors:
         raise InvalidJob(errors)
-    update = {"source": source, "mixture": mixture, "validation": validation}
     return spec.model_copy(update={"data": data.model_copy(update=update)})
 
 

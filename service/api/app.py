@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -14,14 +15,14 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
-from service.api.auth import Gate, document_security
+from service.api.auth import SECURITY_SCHEMES, Gate, needs_key
 from service.api.deps import Context
-from service.api.errors import GUARDED, document_media_type, install_error_handlers
-from service.api.examples import document_examples
+from service.api.errors import GUARDED, HANDLERS, MEDIA_TYPE
+from service.api.examples import SPEC, examples_of_models
 from service.api.following import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
-from service.api.routes import access, checkpoints, cluster, datasets, events, jobs, plans, profiles
+from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans
 from service.api.searches import Searches
 from service.jobs.datasets import DatasetStore
 from service.jobs.observations import Observations
@@ -49,9 +50,18 @@ class _Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = super().openapi()
-            document_media_type(document)
-            document_security(document)
-            document_examples(document)
+            document["components"]["securitySchemes"] = SECURITY_SCHEMES
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    if needs_key(path):
+                        operation["security"] = [{scheme: []} for scheme in SECURITY_SCHEMES]
+                    for status, response in operation["responses"].items():
+                        if int(status) >= HTTPStatus.BAD_REQUEST:  # FastAPI knows only one media type per route
+                            (response["content"],) = ({MEDIA_TYPE: each} for each in response["content"].values())
+            examples = {type(example).__name__: example.model_dump(mode="json") for example in examples_of_models()}
+            for name, schema in document["components"]["schemas"].items():
+                if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
+                    schema["examples"] = [SPEC if name == "JobSpec-Input" else example]
         return super().openapi()
 
 
@@ -78,6 +88,7 @@ def create_app(
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        exception_handlers=HANDLERS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
@@ -100,7 +111,6 @@ def create_app(
         tracing=tracing,
         stopping=stopping,
     )
-    install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     if settings.cors_origins:
         # Pages of these origins may call the API with a key; only the service's own page may use cookies.
@@ -116,14 +126,14 @@ def create_app(
         jobs.router,
         cluster.queues_router,
         jobs.changes_router,
-        events.router,
+        jobs.events_router,
         jobs.history_router,
         checkpoints.router,
         datasets.router,
         jobs.results_router,
         cluster.router,
         plans.router,
-        profiles.router,
+        cluster.profiles_router,
         access.router,
         cluster.targets_router,
     ):

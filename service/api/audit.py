@@ -1,7 +1,7 @@
 """Records every request that changes something in the audit log before it is answered."""
 
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -54,19 +54,20 @@ class NotRecorded(RuntimeError):
     """A request cannot be recorded in the transaction that carries it out; it may be carried out without that."""
 
 
+@dataclass(frozen=True)
 class Audit:
     """An ASGI middleware that records requests in the audit log.
 
     Requests refused for exceeding a rate limit, and those without any key, are left out: anybody could fill the
     database with them.
 
-    Args:
+    Attributes:
         app: What is behind it.
         audit: The log.
     """
 
-    def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
-        self._app, self._audit = app, audit
+    app: ASGIApp
+    audit: AuditLog
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and record it as soon as its status is known."""
@@ -78,7 +79,7 @@ class Audit:
             )
             action = next(named, None)
         if action is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
 
         state: dict[str, Any] = scope["state"]
@@ -91,16 +92,16 @@ class Audit:
                 if status != _TOO_MANY and not without_key:
                     event = _event_of(Request(scope), status)
                     try:
-                        await run_in_threadpool(self._audit.record, event)
+                        await run_in_threadpool(self.audit.record, event)
                     except SQLAlchemyError as error:  # carried out by now; the process's log is the next best place
                         _log.error("cannot be stored in the audit log: %s (%s)", event, error)
             await send(message)
 
-        await self._app(scope, receive, record_and_send)
+        await self.app(scope, receive, record_and_send)
 
 
-def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[Connection], None]:
-    """Return a function that records a request in the transaction that carries it out; a second would double the cost.
+def record_with(request: Request, audit: AuditLog, status: int, connection: Connection) -> None:
+    """Record a request in the transaction that carries it out; a second would double the cost.
 
     If the response has another status in the end, that is recorded as for all other requests.
 
@@ -108,20 +109,17 @@ def recorded_with(request: Request, audit: AuditLog, status: int) -> Callable[[C
         request: The request.
         audit: The log.
         status: Status of the response.
+        connection: The transaction.
 
-    Returns:
-        A function that raises ``NotRecorded``.
+    Raises:
+        NotRecorded: It cannot be recorded.
     """
-
-    def record(connection: Connection) -> None:
-        request.state.recorded = None
-        try:
-            audit.write(connection, _event_of(request, status))
-        except SQLAlchemyError as error:
-            raise NotRecorded from error
-        request.state.recorded = status
-
-    return record
+    request.state.recorded = None
+    try:
+        audit.write(connection, _event_of(request, status))
+    except SQLAlchemyError as error:
+        raise NotRecorded from error
+    request.state.recorded = status
 
 
 def _event_of(request: Request, status: int) -> AuditEvent:

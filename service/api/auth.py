@@ -11,8 +11,9 @@ parameter or dependency.
 
 import logging
 import re
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import unquote
 
 from fastapi import Depends, HTTPException, Request
@@ -22,7 +23,7 @@ from starlette.types import Scope as AsgiScope
 
 from service.accounts.keys import ANONYMOUS, KeyStore, Principal
 from service.api.errors import AmbiguousHeader, Forbidden, Unauthenticated
-from service.api.limits import RateLimits
+from service.api.limits import RateLimits, network_of
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.models.access import Scope
 from service.security.network import is_loopback
@@ -33,7 +34,7 @@ COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; the service's operator can create one"
 
 # How a request may carry a key, for OpenAPI. FastAPI's own classes for this would read the headers once more.
-_SCHEMES: dict[str, dict[str, str]] = {
+SECURITY_SCHEMES: dict[str, dict[str, str]] = {
     "bearer": {"type": "http", "description": "An API key.", "scheme": "bearer"},
     "cookie": {
         "type": "apiKey", "description": "An API key, set by POST /session for browsers.", "in": "cookie",
@@ -47,24 +48,15 @@ def needs_key(path: str) -> bool:
     return path == "/metrics" or path == "/v1" or path.startswith("/v1/")
 
 
-def document_security(openapi: dict[str, Any]) -> None:
-    """State in an OpenAPI document which routes need a key, and how to send it."""
-    openapi["components"]["securitySchemes"] = _SCHEMES
-    for path, operations in openapi["paths"].items():
-        if needs_key(path):
-            for operation in operations.values():
-                operation["security"] = [{scheme: []} for scheme in _SCHEMES]
-
-
+@dataclass(frozen=True)
 class Requires:
     """A dependency that admits principals with a scope, and returns the principal.
 
-    Args:
+    Attributes:
         scope: The scope.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    scope: Scope
 
     async def __call__(self, request: Request) -> Principal:
         """Return the sender of the request.
@@ -93,23 +85,15 @@ _KEY = re.compile(r"boost_[0-9a-z]+_[\w-]+")
 _NAME = re.compile(r"[a-z_]{1,32}")  # of a parameter
 
 
-def without_values(target: str) -> str:
-    """A request's path and the parameter names of its query."""
-    path, mark, query = target.partition("?")
-    names = (part.partition("=")[0] for part in query.split("&"))
-    shown = "&".join(f"{name if _NAME.fullmatch(name) else REDACTED}={REDACTED}" for name in names)
-    return _KEY.sub(REDACTED, path) + (f"?{shown}" if mark else "")
-
-
-def keep_values_out() -> None:
-    """Remove values from uvicorn's access log of this process."""
-    logging.getLogger("uvicorn.access").addFilter(_without_values)
-
-
-def _without_values(record: logging.LogRecord) -> bool:
+def without_values(record: logging.LogRecord) -> bool:
+    """Remove values from a line of uvicorn's access log: it shows a path and the parameter names of its query."""
     match record.args:
         case (client, method, str(target), *rest):
-            record.args = (client, method, without_values(target), *rest)
+            path, mark, query = target.partition("?")
+            names = (part.partition("=")[0] for part in query.split("&"))
+            shown = "&".join(f"{name if _NAME.fullmatch(name) else REDACTED}={REDACTED}" for name in names)
+            target = _KEY.sub(REDACTED, path) + (f"?{shown}" if mark else "")
+            record.args = (client, method, target, *rest)
     return True
 
 
@@ -122,18 +106,21 @@ _SINGLE = ("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Last
 _SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: the user's own navigation
 
 
+@dataclass(frozen=True)
 class Gate:
     """An ASGI middleware that admits requests.
 
-    Args:
+    Attributes:
         app: The app behind it.
         keys: The API keys.
         limits: Rate limits.
         settings: The operator's settings.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyStore, limits: RateLimits, settings: Settings) -> None:
-        self._app, self._keys, self._limits, self._settings = app, keys, limits, settings
+    app: ASGIApp
+    keys: KeyStore
+    limits: RateLimits
+    settings: Settings
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Admit a request.
@@ -145,12 +132,10 @@ class Gate:
             HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
-        if scope["type"] == "http":
-            request = Request(scope)
-            request.state.principal = await self._admit(request)
-        await self._app(scope, receive, send)
-
-    async def _admit(self, request: Request) -> Principal | None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
         # The server limits the sum of both.
         if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
             raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
@@ -164,7 +149,7 @@ class Gate:
                 if len(set(request.headers.getlist(name))) > 1:
                     raise AmbiguousHeader(f"the request has several {name} headers, and they differ; send one")
 
-        if not self._settings.auth:
+        if not self.settings.auth:
             # Only this machine's programs and pages, as one user with all rights. DNS rebinding: a page under a name
             # that resolves to this machine would pass as one of its own.
             host = request.headers.get("host", "")
@@ -173,8 +158,10 @@ class Gate:
                     "without authentication, only requests to localhost or 127.0.0.1 are answered, not to "
                     f"{host[:100]!r}"
                 )
-            refuse_foreign_page(request, self._settings.cors_origins)
-            return ANONYMOUS
+            refuse_foreign_page(request, self.settings.cors_origins)
+            request.state.principal = ANONYMOUS
+            await self.app(scope, receive, send)
+            return
 
         if _KEY.search(unquote(request.scope["query_string"].decode("latin-1"))):
             raise Unauthenticated(
@@ -182,11 +169,12 @@ class Gate:
                 "Authorization: Bearer boost_…"
             )
         path, address = request.scope["path"], request.client.host if request.client else None
-        if path in _PROBES:
-            return None
         if not needs_key(path):
-            self._limits.count_address(address)
-            return None
+            if path not in _PROBES:
+                self.limits.addresses.count(network_of(address))
+            request.state.principal = None
+            await self.app(scope, receive, send)
+            return
 
         header = request.headers.get("authorization")
         if header is None:
@@ -196,20 +184,20 @@ class Gate:
             presented = key.strip() if scheme.lower() == "bearer" else ""
         request.state.came_with_key = presented is not None
         if presented is None:
-            self._limits.count_address(address)
+            self.limits.addresses.count(network_of(address))
             raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
-        principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
+        principal = self.keys.recall(presented) or await run_in_threadpool(self.keys.verify, presented)
         if principal is None:
-            self._limits.count_failure(address)
+            self.limits.failures.count(network_of(address))
             raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
         request.state.principal = principal  # known from here on, even if this request is refused
-        self._limits.count(principal)
+        self.limits.keys.count(str(principal.key_id))
         # Browsers send the cookie with requests from any page; only the service's own page may change things.
         if header is None and request.method not in SAFE_METHODS and not _from_own_page(request):
             raise Forbidden(
                 "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
             )
-        return principal
+        await self.app(scope, receive, send)
 
 
 def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None:

@@ -1,11 +1,11 @@
 """Errors as problem+json (RFC 9457): for what the API refuses a request, and how exceptions map to responses."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import (
@@ -14,13 +14,14 @@ from sqlalchemy.exc import (
     InterfaceError,
     InternalError,
     OperationalError,
-    TimeoutError,  # noqa: A004
+    SQLAlchemyError,
+    TimeoutError,
 )
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
-from service.api.middleware import is_stream
+from service.api.middleware import ENDLESS
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
@@ -91,9 +92,6 @@ class NotReady(RuntimeError):
 class CheckpointNotFound(LookupError):
     """A job has no committed checkpoint of some step."""
 
-    def __init__(self, job_id: str, step: int) -> None:
-        super().__init__(f"job {job_id} has no checkpoint of step {step}; list its checkpoints to see which it has")
-
 
 class CheckpointDamaged(ValueError):
     """A committed checkpoint can no longer be read."""
@@ -142,23 +140,15 @@ _RETRY_SECONDS = "5"
 _log = logging.getLogger(__name__)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error with a problem."""
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(InvalidJob, _invalid_job)
-    for kind in _PROBLEMS:
-        app.add_exception_handler(kind, _known_problem)
-    for away in (*_DATABASE_AWAY, DatabaseError):
-        app.add_exception_handler(away, _database_unavailable)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _internal_error)
-
-
 def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """A route's ``responses`` for OpenAPI, for problems with these statuses."""
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
 
 
+INVALID = problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY)
+NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+CONFLICT = problem_responses(HTTPStatus.CONFLICT)
+BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 # Problems that every route requiring a key may answer with.
 GUARDED = problem_responses(
     HTTPStatus.UNAUTHORIZED,
@@ -169,24 +159,61 @@ GUARDED = problem_responses(
 )
 
 
-def document_media_type(openapi: dict[str, Any]) -> None:
-    """Document the media type of problems in OpenAPI. FastAPI knows only one media type per route."""
-    for path in openapi["paths"].values():
-        for operation in path.values():
-            for status, response in operation["responses"].items():
-                if int(status) >= HTTPStatus.BAD_REQUEST:
-                    (response["content"],) = ({MEDIA_TYPE: content} for content in response["content"].values())
-
-
-def _answer(
-    request: Request,
-    status: int,
-    code: str,
-    detail: str,
-    *,
-    errors: Sequence[FieldError] = (),
-    headers: Mapping[str, str] | None = None,
-) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
+    errors: Sequence[FieldError] = ()
+    headers: Mapping[str, str] | None = None
+    status: int = HTTPStatus.UNPROCESSABLE_ENTITY
+    detail, left_out = "", 0
+    match error:
+        case RequestValidationError():
+            faults, fields = error.errors(), list[FieldError]()
+            for entry in faults[:_MOST_FAULTS]:
+                place, *path = entry["loc"]
+                if entry["type"] == "json_invalid":
+                    fields.append(FieldError(field="body", message=entry["ctx"]["error"]))
+                elif place == "body":
+                    expected = request.scope["route"].body_field.field_info.annotation
+                    fields += job_errors([{**entry, "loc": tuple(path)}], expected)
+                else:
+                    fields.append(field_error(tuple(path), entry))
+            code, errors, left_out = "invalid-request", fields, len(faults) - len(fields)
+        case InvalidJob():
+            code = "invalid-dataset" if isinstance(error, InvalidDataset) else "invalid-job"
+            errors, left_out = error.errors, error.left_out
+        case SQLAlchemyError():
+            fault = fault_of(error)
+            if fault is None and not isinstance(error, _DATABASE_AWAY):
+                raise error  # a faulty query of the service's own
+            fault = fault or UNKNOWN_FAULT
+            _log.error("%s: %s", fault.code, error)
+            is_full = fault.code == "database-full"
+            status = HTTPStatus.INSUFFICIENT_STORAGE if is_full else HTTPStatus.SERVICE_UNAVAILABLE
+            code, detail = fault.code, fault.message
+            headers = {"Retry-After": _RETRY_SECONDS} if fault.transient else None
+        case HTTPException():
+            status, headers = error.status_code, error.headers
+            code, detail = _HTTP_PROBLEMS.get(status, (f"http-{status}", error.detail))
+            if status == HTTPStatus.METHOD_NOT_ALLOWED:
+                # All methods of the requested path; Starlette names only those of the first route with this path.
+                path = getattr(request.scope.get("route"), "path", "")
+                methods = {method.upper() for method in request.app.openapi()["paths"].get(path, ())}
+                if "GET" in methods and not ENDLESS.fullmatch(path):
+                    methods.add("HEAD")
+                if methods:
+                    headers = {"Allow": ", ".join(sorted(methods))}
+        case _:
+            status, code = _PROBLEMS[type(error)]
+            detail = str(error)
+            if isinstance(error, RateLimited):
+                headers = {"Retry-After": str(error.retry_after)}
+            elif isinstance(error, Unauthenticated):
+                headers = {"WWW-Authenticate": "Bearer"}
+            elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+                headers = {"Retry-After": _RETRY_SECONDS}
+    if errors:
+        detail = "; ".join(f"{field.field}: {field.message}" for field in errors)
+        if left_out:
+            detail += f"; and {left_out} more (fix these first)"
     problem = Problem(
         type=f"urn:boost:problem:{code}",
         code=code,
@@ -199,82 +226,25 @@ def _answer(
     return Response(problem.model_dump_json(exclude_none=True), status, dict(headers or {}), MEDIA_TYPE)
 
 
-async def _invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    faults = error.errors()
-    fields: list[FieldError] = []
-    for entry in faults[:_MOST_FAULTS]:
-        place, *path = entry["loc"]
-        if entry["type"] == "json_invalid":
-            fields.append(FieldError(field="body", message=entry["ctx"]["error"]))
-        elif place == "body":
-            expected = request.scope["route"].body_field.field_info.annotation
-            fields += job_errors([{**entry, "loc": tuple(path)}], expected)
-        else:
-            fields.append(field_error(tuple(path), entry))
-    return _refused(request, "invalid-request", fields, left_out=len(faults) - len(fields))
-
-
-async def _invalid_job(request: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidJob)
-    code = "invalid-dataset" if isinstance(error, InvalidDataset) else "invalid-job"
-    return _refused(request, code, error.errors, error.left_out)
-
-
-def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:
-    detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
-    if left_out:
-        detail += f"; and {left_out} more (fix these first)"
-    return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, errors=fields)
-
-
-async def _known_problem(request: Request, error: Exception) -> Response:
-    status, code = _PROBLEMS[type(error)]
-    headers = {"Retry-After": _RETRY_SECONDS} if status is HTTPStatus.SERVICE_UNAVAILABLE else {}
-    if isinstance(error, RateLimited):
-        headers = {"Retry-After": str(error.retry_after)}
-    if isinstance(error, Unauthenticated):
-        headers = {"WWW-Authenticate": "Bearer"}
-    return _answer(request, status, code, str(error), headers=headers)
-
-
-async def _database_unavailable(request: Request, error: Exception) -> Response:
-    fault = fault_of(error)
-    if fault is None and not isinstance(error, _DATABASE_AWAY):
-        raise error  # a faulty query of the service's own
-    fault = fault or UNKNOWN_FAULT
-    _log.error("%s: %s", fault.code, error)
-    status = HTTPStatus.INSUFFICIENT_STORAGE if fault.code == "database-full" else HTTPStatus.SERVICE_UNAVAILABLE
-    headers = {"Retry-After": _RETRY_SECONDS} if fault.transient else None
-    return _answer(request, status, fault.code, fault.message, headers=headers)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code, detail = _HTTP_PROBLEMS.get(error.status_code, (f"http-{error.status_code}", error.detail))
-    headers, methods = error.headers, set[str]()
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # All methods of the requested path; Starlette names only those of the first route with this path.
-        path = getattr(request.scope.get("route"), "path", "")
-        methods = {method.upper() for method in request.app.openapi()["paths"].get(path, ())}
-        if "GET" in methods and not is_stream(path):
-            methods.add("HEAD")
-    if methods:
-        headers = {"Allow": ", ".join(sorted(methods))}
-    return _answer(request, error.status_code, code, detail, headers=headers)
-
-
 # Written out, because the phrases of HTTPStatus differ between Python versions.
 _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
     404: ("not-found", "there is nothing at this path; /openapi.json lists all paths"),
     405: ("method-not-allowed", "this path does not support this method; the Allow header lists those it supports"),
     414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; shorten them"),
     431: ("headers-too-large", f"the headers are larger than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones"),
+    500: ("internal-error", "the service failed on this request; its log says why"),
     413: ("body-too-large", f"the body is larger than {MOST_BODY_BYTES} bytes; send less"),
 }
 
 
-async def _internal_error(request: Request, _error: Exception) -> Response:
+async def _internal_error(request: Request, _: Exception) -> Response:
     # Starlette raises the exception again after this response, and the server logs it with its traceback.
-    detail = "the service failed on this request; its log says why"
-    return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
+    return await _answer(request, HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR))
+
+
+# Every error is answered with a problem.
+HANDLERS: dict[int | type[Exception], Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
+    **dict.fromkeys((RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, DatabaseError), _answer),
+    HTTPException: _answer,
+    Exception: _internal_error,
+}

@@ -24,14 +24,7 @@ from service.models.cluster import (
     TargetGroup,
     TargetLabels,
 )
-from service.models.datasets import (
-    Dataset,
-    DatasetDetail,
-    DatasetList,
-    DatasetProgress,
-    DatasetRequest,
-    DatasetState,
-)
+from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetProgress, DatasetRequest, DatasetState
 from service.models.jobs import (
     Checkpoint,
     CheckpointList,
@@ -62,14 +55,6 @@ SPEC: dict[str, Any] = {
     "elasticity": {"data_parallel_size": {"min": 1, "max": 4}},
     "queue": "research",
 }
-
-
-def document_examples(openapi: dict[str, Any]) -> None:
-    """Add the examples to an OpenAPI document."""
-    examples = {type(example).__name__: example.model_dump(mode="json") for example in examples_of_models()}
-    for name, schema in openapi["components"]["schemas"].items():
-        if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
-            schema["examples"] = [SPEC if name == "JobSpec-Input" else example]
 
 
 def examples_of_models() -> list[Any]:

@@ -48,19 +48,18 @@ class EncodedEvent:
     encoded: ServerSentEvent
     size: int
 
-    @classmethod
-    def of(cls, event: JobEvent) -> "EncodedEvent":
-        """Encode an event."""
-        json = event.model_dump_json()
-        return cls(event, ServerSentEvent(id=str(event.id), event=event.kind, raw_data=json), len(json))
-
 
 Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
 
 
 def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
     """Read a job's next events from the record: a batch, or fewer if there are no more."""
-    return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, selection)]
+    events = []
+    for event in store.events(job_id, after, BATCH, selection):
+        json = event.model_dump_json()
+        encoded = ServerSentEvent(id=str(event.id), event=event.kind, raw_data=json)
+        events.append(EncodedEvent(event, encoded, len(json)))
+    return events
 
 
 class Feed:
@@ -75,6 +74,7 @@ class Feed:
         start: All events read with greater ids are kept.
         size: Size of the kept events in bytes of JSON.
         stale: Set when there may be more to read.
+        changed: Set, and replaced, when there is something new.
     """
 
     def __init__(self, job_id: str) -> None:
@@ -87,7 +87,7 @@ class Feed:
         self.stale.set()
         self.size = 0
         self._events: list[EncodedEvent] = []
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
         """Take what was read: the job's position, then its next events; a full batch means there may be more."""
@@ -125,56 +125,54 @@ class Feed:
             follower.over |= is_over(follower.who)
         self._wake()
 
-    async def changed(self) -> None:
-        """Wait until there is something new."""
-        await self._changed.wait()
-
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def _index(self, seen: int) -> int:
         return bisect_right(self._events, seen, key=lambda each: each.event.id)
 
 
+@dataclass(eq=False)
 class Follower:
     """One stream that follows a job.
 
-    Args:
+    Attributes:
         feed: The job's feed.
         read: Reads the record; see ``read_events``.
         who: Whose stream it is.
         selection: Which events to follow.
-        seen: Id of the event after which it starts.
-
-    Attributes:
+        seen: Id of the event after which it starts; then of the newest that it has returned.
         over: Set when the stream is to end before the job does.
     """
 
-    def __init__(self, feed: Feed, read: Read, who: Principal, selection: EventFilter, seen: int) -> None:
-        self.who, self.seen, self.over = who, seen, False
-        self._feed, self._read, self._selection = feed, read, selection
+    feed: Feed
+    read: Read
+    who: Principal
+    selection: EventFilter
+    seen: int
+    over: bool = False
 
     async def next(self) -> Sequence[EncodedEvent]:
         """Wait for the next selected events and return them in order; none at the end of the stream."""
         while not self.over:
-            if self._feed.newest is None:
-                await self._feed.changed()
-            elif self.seen < self._feed.start:
-                newest = self._feed.newest
-                batch = await self._read(self._feed.job_id, self.seen, self._selection)
+            if self.feed.newest is None:
+                await self.feed.changed.wait()
+            elif self.seen < self.feed.start:
+                newest = self.feed.newest
+                batch = await self.read(self.feed.job_id, self.seen, self.selection)
                 # If there were no more, these include all selected events up to what the feed had read before.
                 self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
                 if batch:
                     return batch
-            elif events := self._feed.after(self.seen):
+            elif events := self.feed.after(self.seen):
                 self.seen = events[-1].event.id
-                if matching := [each for each in events if self._selection.matches(each.event)]:
+                if matching := [each for each in events if self.selection.matches(each.event)]:
                     return matching
-            elif self._feed.finished:
+            elif self.feed.finished:
                 break
             else:
-                await self._feed.changed()
+                await self.feed.changed.wait()
         return []
 
 
@@ -203,7 +201,7 @@ class Feeds:
         self._store, self._keys, self._stopping = store, keys, stopping
         self._feeds: dict[str, Feed] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}  # by job
-        self._watcher: asyncio.Task[None] | None = None  # while there are feeds
+        self._watchers: list[asyncio.Task[None]] = []  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._is_notified = False  # by the database, of other processes' writes
@@ -225,7 +223,7 @@ class Feeds:
             if not self._feeds:
                 self._loop = asyncio.get_running_loop()
                 self._is_notified, self._next_look = False, time.monotonic() + LOOK_SECONDS
-                self._watcher = asyncio.create_task(self._look_after())
+                self._watchers = [asyncio.create_task(each) for each in (self._tend(), self._watch(), self._listen())]
             feed = self._feeds[job_id] = Feed(job_id)
             self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
         follower = Follower(feed, self.read, who, selection, after)
@@ -238,8 +236,9 @@ class Feeds:
             if not feed.followers:
                 del self._feeds[job_id]
                 self._readers.pop(job_id).cancel()
-                if not self._feeds and self._watcher is not None:
-                    self._watcher.cancel()
+                if not self._feeds:
+                    for watcher in self._watchers:
+                        watcher.cancel()
 
     async def read(self, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
         """Read the record in another thread; see ``read_events``."""
@@ -271,18 +270,13 @@ class Feeds:
             try:
                 position, events = await self._in_thread(read_on)
             except SQLAlchemyError:  # the next poll finds that there is more to read
-                self._look_soon()
+                self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             except Exception:
                 _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
                 feed.end(lambda _: True)
             else:
                 feed.take(position, events)
                 feed.trim(KEPT_BYTES // len(self._feeds))
-
-    async def _look_after(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for work in (self._tend(), self._watch(), self._listen()):
-                tasks.create_task(work)
 
     async def _tend(self) -> None:
         """Do what must not wait for the database: end all streams when the server stops, and bound the memory."""
@@ -316,10 +310,7 @@ class Feeds:
                 if not is_away:
                     _log.warning("event streams wait for the database: %s", error)
                 is_away = True
-                self._look_soon()
-
-    def _look_soon(self) -> None:
-        self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
+                self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
 
     async def _listen(self) -> None:
         """Listen for other processes' writes, if the database can notify of them."""
@@ -339,7 +330,7 @@ class Feeds:
                     _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
                 is_logged = True
             self._is_notified = False
-            self._look_soon()
+            self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -43,12 +44,20 @@ _STOPPING_SECONDS = 2.0
 T = TypeVar("T")
 
 
-class _Window:
-    """A sliding window: limits the requests of each sender in the last seconds."""
+@dataclass
+class Window:
+    """A sliding window: limits the requests of each sender in the last seconds.
 
-    def __init__(self, most: int, seconds: float, what: str) -> None:
-        self._most, self._seconds, self._what = most, seconds, what
-        self._counted: dict[str, deque[float]] = {}  # when each sender's newest requests came, ``most`` of them
+    Attributes:
+        most: Maximum number of requests.
+        seconds: Length of the window.
+        what: What a sender did that sent more, for messages.
+    """
+
+    most: int
+    seconds: float
+    what: str
+    _counted: dict[str, deque[float]] = field(default_factory=dict)  # when each sender's newest ``most`` requests came
 
     def count(self, who: str) -> None:
         """Count a request.
@@ -58,14 +67,14 @@ class _Window:
         """
         now = time.monotonic()
         if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
-            before = now - self._seconds
+            before = now - self.seconds
             self._counted = {sender: times for sender, times in self._counted.items() if times[-1] > before}
             if len(self._counted) >= _MOST_COUNTED:
                 self._counted.clear()
-        times = self._counted.setdefault(who, deque(maxlen=self._most))
-        until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
+        times = self._counted.setdefault(who, deque(maxlen=self.most))
+        until_free = times[0] + self.seconds - now if len(times) == self.most else 0.0
         if until_free > 0:
-            raise RateLimited(self._what, math.ceil(until_free))
+            raise RateLimited(self.what, math.ceil(until_free))
         times.append(now)  # which drops the oldest
 
 
@@ -74,40 +83,21 @@ class RateLimits:
 
     Args:
         settings: The operator's settings.
+
+    Attributes:
+        keys: Requests that came with a key, by its id.
+        addresses: Requests that came without a key, by network.
+        failures: Requests that came with a wrong key, by network. Those from there with a valid key are still admitted.
     """
 
     def __init__(self, settings: Settings) -> None:
         rate, failures = settings.rate_per_second, settings.failed_logins_per_minute
         often = rate * WINDOW_SECONDS, WINDOW_SECONDS
-        self._keys = _Window(*often, f"this key has sent more than {rate} requests a second")
-        self._addresses = _Window(*often, f"this address has sent more than {rate} requests a second without a key")
-        self._failures = _Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
+        self.keys = Window(*often, f"this key has sent more than {rate} requests a second")
+        self.addresses = Window(*often, f"this address has sent more than {rate} requests a second without a key")
+        self.failures = Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
         self._most_streams = settings.streams_per_key
         self._streams: Counter[str] = Counter()
-
-    def count(self, principal: Principal) -> None:
-        """Count a request that came with a key.
-
-        Raises:
-            RateLimited: There were too many.
-        """
-        self._keys.count(str(principal.key_id))
-
-    def count_address(self, address: str | None) -> None:
-        """Count a request that came without a key.
-
-        Raises:
-            RateLimited: There were too many.
-        """
-        self._addresses.count(network_of(address))
-
-    def count_failure(self, address: str | None) -> None:
-        """Count a request that came with a wrong key.
-
-        Raises:
-            RateLimited: The address sent too many. Requests from there with a valid key are still admitted.
-        """
-        self._failures.count(network_of(address))
 
     @contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
@@ -211,10 +201,27 @@ class StoreAccess:
             StoreUnavailable: It took too long.
         """
         began, has_slot, own = time.monotonic(), False, self._of_tenant[tenant]
+        loop, context = asyncio.get_running_loop(), copy_context()
+        outcome: asyncio.Future[T] = loop.create_future()
 
-        def release() -> None:
+        def settle(result: T | None, error: BaseException | None) -> None:
             own.release()
             self._all.release()
+            if outcome.cancelled():
+                return
+            if error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)  # type: ignore[arg-type]  # None only if that is what T is
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = context.run(look)
+            except Exception as caught:
+                error = caught
+            with suppress(RuntimeError):  # the server has stopped in the meantime
+                loop.call_soon_threadsafe(settle, result, error)
 
         try:
             async with asyncio.timeout(self._seconds) as deadline:
@@ -226,15 +233,20 @@ class StoreAccess:
                     own.release()
                     raise
                 has_slot = True
-                return await _in_thread(look, release)
+                try:
+                    threading.Thread(target=work, name="store", daemon=True).start()
+                except RuntimeError:  # no more threads can be started
+                    own.release()
+                    self._all.release()
+                    raise
+                return await outcome
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the function's own
             waited = f"within {time.monotonic() - began:.0f} s"
+            problem = f"{what} did not respond {waited}"
             if not has_slot:
                 problem = f"{what} was not accessed {waited}: earlier requests wait for stores that do not respond"
-            else:
-                problem = f"{what} did not respond {waited}"
             raise StoreUnavailable(redact(f"{problem}; check that the store can be reached, and try again")) from error
         finally:
             self._waiting.discard(deadline)
@@ -245,37 +257,6 @@ class StoreAccess:
         for deadline in self._waiting:
             if not deadline.expired():
                 deadline.reschedule(min(soon, deadline.when() or soon))
-
-
-async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
-    """Run a function in a daemon thread of its own and return its result; its slot is released at the end."""
-    loop, context = asyncio.get_running_loop(), copy_context()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        release()
-        if outcome.cancelled():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # None only if that is what T is
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(look)
-        except Exception as caught:
-            error = caught
-        with suppress(RuntimeError):  # the server has stopped in the meantime
-            loop.call_soon_threadsafe(settle, result, error)
-
-    try:
-        threading.Thread(target=work, name="store", daemon=True).start()
-    except RuntimeError:  # no more threads can be started
-        release()
-        raise
-    return await outcome
 
 
 _Key = Annotated[

@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.routing import compile_path
@@ -35,7 +36,7 @@ _NOT_STORED = (b"cache-control", b"no-store")
 _FAILED = 500
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
 _EVENT_STREAM = b"text/event-stream"
-_ENDLESS = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
+ENDLESS = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
 
 _log = logging.getLogger(__name__)
 
@@ -130,32 +131,23 @@ class Measuring:
                 self._metrics.seconds.labels(*labels).observe(time.perf_counter() - began)
 
 
-def is_stream(path: str) -> bool:
-    """Whether GET returns a stream of events.
-
-    Args:
-        path: The path of a request, or of a route.
-    """
-    return _ENDLESS.fullmatch(path) is not None
-
-
+@dataclass(frozen=True)
 class Heads:
     """An ASGI middleware that answers HEAD wherever there is GET: the same response without the body.
 
-    Args:
+    Attributes:
         app: The app behind it, which only sees GET.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        if scope["type"] != "http" or scope["method"] != "HEAD" or is_stream(scope["path"]):
-            await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] != "HEAD" or ENDLESS.fullmatch(scope["path"]):
+            await self.app(scope, receive, send)
             return
 
         async def send_without_body(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+        await self.app({**scope, "method": "GET"}, receive, send_without_body)

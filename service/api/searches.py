@@ -5,8 +5,10 @@ Each search keeps a core busy, so it runs in a process of its own, and only a fe
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Generic, TypeVar
 
@@ -33,12 +35,12 @@ _TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # suits every vocabul
 Answer = TypeVar("Answer")
 
 
+@dataclass(eq=False)
 class Turns:
     """Allows one search at a time per tenant, and two in all."""
 
-    def __init__(self) -> None:
-        self._tenants: set[str] = set()
-        self._lock = threading.Lock()
+    _tenants: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def of(self, tenant: str) -> Iterator[None]:
@@ -60,31 +62,44 @@ class Turns:
                 self._tenants.discard(tenant)
 
 
-class LatestResults(Generic[Answer]):
-    """Results of the latest searches.
+@dataclass(eq=False)
+class _Results(Generic[Answer]):
+    """The results of the latest searches of one kind, and the turns of those under way.
 
-    Args:
+    Attributes:
         most: Maximum number of results.
+        turns: The turns.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
-        self._lock = threading.Lock()
+    most: int
+    turns: Turns = field(default_factory=Turns)
+    _answers: OrderedDict[bytes, Answer] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, key: bytes) -> Answer | None:
-        """Return a result, if it is still remembered."""
+    def get(self, search: Callable[[], Answer], tenant: str, field: str, *requested: Config) -> Answer:
+        """Return the result of a search, without searching if the same was requested before.
+
+        Args:
+            search: The search.
+            tenant: The tenant that searches.
+            field: At fault if the search fails.
+            requested: All that the result depends on.
+        """
+        key = sha256("\n".join(part.model_dump_json() for part in requested).encode()).digest()
         with self._lock:
             if key in self._answers:
                 self._answers.move_to_end(key)
-            return self._answers.get(key)
-
-    def add(self, key: bytes, answer: Answer) -> None:
-        """Remember a result, and forget the least recently used."""
+                return self._answers[key]
+        with self.turns.of(tenant):
+            try:
+                answer = search()
+            except (ValueError, TooLong, SearchFailed) as error:
+                raise InvalidJob([FieldError(field=field, message=str(error))]) from error
         with self._lock:
             self._answers[key] = answer
-            if len(self._answers) > self._most:
+            if len(self._answers) > self.most:
                 self._answers.popitem(last=False)
+        return answer
 
 
 class Searches:
@@ -96,9 +111,9 @@ class Searches:
     """
 
     def __init__(self) -> None:
-        self.for_plans, self.for_layouts = Turns(), Turns()
-        self._plans: LatestResults[SearchReport] = LatestResults(_REMEMBERED_PLANS)
-        self._layouts: LatestResults[ChosenLayouts] = LatestResults(_REMEMBERED_LAYOUTS)
+        self._plans: _Results[SearchReport] = _Results(_REMEMBERED_PLANS)
+        self._layouts: _Results[ChosenLayouts] = _Results(_REMEMBERED_LAYOUTS)
+        self.for_plans, self.for_layouts = self._plans.turns, self._layouts.turns
 
     def plans(self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
         """Return the best ways to train a job, without a search if the same was requested before.
@@ -114,16 +129,9 @@ class Searches:
             RateLimited: The tenant has a search under way, or too many others have.
         """
         shape = _without_what_does_not_matter(job).model_copy(update={"elasticity": None})
-        key = _digest(shape, requested, *([fitted] if fitted else []))
-        if remembered := self._plans.get(key):
-            return remembered
-        with self.for_plans.of(tenant):
-            try:
-                report = search_apart(job, requested, _SECONDS, fitted)
-            except (TooLong, SearchFailed) as error:
-                raise InvalidJob([FieldError(field="search", message=str(error))]) from error
-        self._plans.add(key, report)
-        return report
+        corrections = [fitted] if fitted else []
+        search = partial(search_apart, job, requested, _SECONDS, fitted)
+        return self._plans.get(search, tenant, "search", shape, requested, *corrections)
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.
@@ -138,21 +146,8 @@ class Searches:
             RateLimited: The tenant has a search under way, or too many others have.
         """
         requested = _without_what_does_not_matter(spec)
-        key = _digest(requested, basis)
-        if remembered := self._layouts.get(key):
-            return remembered
-        with self.for_layouts.of(tenant):
-            try:
-                chosen = layouts_apart(requested, _SECONDS, basis)
-            except (ValueError, TooLong, SearchFailed) as error:
-                raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
-        self._layouts.add(key, chosen)
-        return chosen
-
-
-def _digest(*parts: Config) -> bytes:
-    """A key for these parts, of fixed length."""
-    return sha256("\n".join(part.model_dump_json() for part in parts).encode()).digest()
+        search = partial(layouts_apart, requested, _SECONDS, basis)
+        return self._layouts.get(search, tenant, "elasticity.gpus", requested, basis)
 
 
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.api.auth import keep_values_out
+from service.api.auth import without_values
 from service.api.deps import Context
 from service.api.limits import network_of
 from service.settings import Settings
@@ -62,22 +62,16 @@ def most_connections(limit: int) -> int:
     return limit if soft == resource.RLIM_INFINITY else max(2, min(limit, soft // 2))
 
 
-class Notes:
+class Notes(Counter[str]):
     """Connection problems for the log: at most one line per minute, however many there are."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._written = float("-inf")
-
-    def add(self, what: str) -> None:
-        """Count a problem."""
-        self._counts[what] += 1
+    _written = float("-inf")
 
     def write(self, now: float) -> None:
         """Write the line, if there is anything to report and the last one is at least a minute old."""
-        if self._counts and now - self._written >= _LOG_SECONDS:
-            _log.warning("connections: %s", "; ".join(f"{count} {what}" for what, count in self._counts.items()))
-            self._counts.clear()
+        if self and now - self._written >= _LOG_SECONDS:
+            _log.warning("connections: %s", "; ".join(f"{count} {what}" for what, count in self.items()))
+            self.clear()
             self._written = now
 
 
@@ -134,23 +128,23 @@ class Listener(socket.socket):
         """
         accepted, address = super().accept()
         connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
+        why = None
         if self._open.total() >= self._most:
-            self._turn_away(connection, f"refused, because all {self._most} were in use")
-        if self._open[sender] >= self._most_of_one and not any(
+            why = f"refused, because all {self._most} were in use"
+        elif self._open[sender] >= self._most_of_one and not any(
             ipaddress.ip_address(address[0]) in network for network in self._proxies
         ):
-            self._turn_away(connection, f"refused, because their address had {self._most_of_one} open")
+            why = f"refused, because their address had {self._most_of_one} open"
+        if why is not None:
+            self._notes[why] += 1
+            with connection:
+                connection.setblocking(False)
+                if not self._encrypted:
+                    connection.send(_TOO_MANY)
+            raise BlockingIOError
         self._open[sender] += 1
         connection.when_closed = weakref.finalize(connection, self._forget, sender)
         return connection, address
-
-    def _turn_away(self, connection: socket.socket, why: str) -> None:
-        self._notes.add(why)
-        with connection:
-            connection.setblocking(False)
-            if not self._encrypted:
-                connection.send(_TOO_MANY)
-        raise BlockingIOError
 
     def _forget(self, sender: str) -> None:
         self._open[sender] -= 1
@@ -210,16 +204,16 @@ class _Clocks:
     unread_since: float = 0.0
 
 
+@dataclass
 class Watch:
     """Ends connections on which a request does not arrive in time, or a response is not read.
 
-    Args:
+    Attributes:
         notes: Collects problems.
     """
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
-        self._clocks: dict[H11Protocol, _Clocks] = {}
+    notes: Notes
+    _clocks: dict[H11Protocol, _Clocks] = field(default_factory=dict)
 
     def look(self, connections: Iterable[H11Protocol], now: float) -> None:
         """End connections whose time is up; to be called about once a second.
@@ -230,7 +224,21 @@ class Watch:
         """
         self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
         for connection, clocks in self._clocks.items():
-            self._look_at_request(connection, clocks, now)
+            # The part of a request that the server waits for; none between requests, and while it reads no more.
+            state, part = connection.conn.their_state, None
+            if state is h11.IDLE and connection.timeout_keep_alive_task is None:
+                part = "head", connection.cycle
+            elif state is h11.SEND_BODY and not connection.flow.read_paused:
+                part = "body", connection.cycle
+            if part != clocks.part:
+                clocks.part, clocks.part_since = part, now
+            if part is not None and not connection.transport.is_closing():
+                seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
+                if now - clocks.part_since >= seconds:
+                    self.notes[f"closed, because the {part[0]} of a request took longer than {seconds:g} s"] += 1
+                    if connection.cycle is None or not connection.cycle.response_started:
+                        connection.transport.write(_TOO_SLOW)
+                    connection.transport.close()
 
             unread = connection.transport.get_write_buffer_size()
             if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
@@ -238,26 +246,8 @@ class Watch:
                 continue
             clocks.unread = max(unread, clocks.unread)
             if now - clocks.unread_since >= READ_SECONDS:
-                self._notes.add(f"cut off, because an answer was not read for {READ_SECONDS:g} s")
+                self.notes[f"cut off, because an answer was not read for {READ_SECONDS:g} s"] += 1
                 connection.transport.abort()
-
-    def _look_at_request(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
-        # The part of a request that the server waits for; none between requests, and while it reads no more.
-        state, part = connection.conn.their_state, None
-        if state is h11.IDLE and connection.timeout_keep_alive_task is None:
-            part = "head", connection.cycle
-        elif state is h11.SEND_BODY and not connection.flow.read_paused:
-            part = "body", connection.cycle
-        if part != clocks.part:
-            clocks.part, clocks.part_since = part, now
-        if part is None or connection.transport.is_closing():
-            return
-        seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
-        if now - clocks.part_since >= seconds:
-            self._notes.add(f"closed, because the {part[0]} of a request took longer than {seconds:g} s")
-            if connection.cycle is None or not connection.cycle.response_started:
-                connection.transport.write(_TOO_SLOW)
-            connection.transport.close()
 
 
 GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
@@ -292,7 +282,7 @@ class ApiServer(uvicorn.Server):
                 log_config=None,  # its lines look like all others from this process
             )
         )
-        keep_values_out()
+        logging.getLogger("uvicorn.access").addFilter(without_values)
         self._settings = settings
         self._context: Context = app.state.context
         self._notes = Notes()
@@ -333,7 +323,7 @@ class ApiServer(uvicorn.Server):
         """Log errors of the loop; it retries every second to accept connections without a free descriptor."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
-            self._notes.add("attempts to accept one failed, because this process has no file descriptor left")
+            self._notes["attempts to accept one failed, because this process has no file descriptor left"] += 1
         else:
             loop.default_exception_handler(context)
 

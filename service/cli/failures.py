@@ -18,10 +18,9 @@ from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.config.reading import read_yaml
 from boost_core.config.storage import StoreUnusable, stores_in_words
-from boost_core.plan.machine import MeasuredProfile, NetworkConfig
+from boost_core.plan.machine import MeasuredProfile
 from service.cli.output.printing import Terminal, print_line
 from service.client import ApiError, ServiceUnreachable
-from service.models.datasets import DatasetRequest
 from service.models.problems import FieldError, job_errors
 from service.settings import Settings
 
@@ -77,11 +76,14 @@ class ReadableErrors(TyperGroup):
                 raise _exit([str(error)], ExitStatus.FAILED) from error
             finally:
                 sys.stdout.flush()  # here, where a failure can be reported
-        except BrokenPipeError as error:
-            _discard_output()
-            raise typer.Exit(ExitStatus.OUTPUT_CLOSED) from error
         except OSError as error:
-            _discard_output()
+            # Discard what could not be printed; otherwise the interpreter would try again when it ends.
+            with suppress(OSError, ValueError):  # standard output may be no file
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
+            if isinstance(error, BrokenPipeError):
+                raise typer.Exit(ExitStatus.OUTPUT_CLOSED) from error
             raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
@@ -121,13 +123,19 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         raise BadInput(str(error)) from error
 
 
-def read_dataset(path: Path) -> DatasetRequest:
-    """Read a dataset's description.
+def read_yaml_as(model: type[Model], path: Path) -> Model:
+    """Read a YAML file, such as a dataset's description or the network's levels.
 
     Raises:
-        BadInput: The file cannot be read, or is not a valid description.
+        BadInput: The file cannot be read, or is not valid.
     """
-    return _read_yaml_as(DatasetRequest, path)
+    try:
+        return model.model_validate(read_yaml(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        lines = _field_lines(job_errors(error.errors(), model))
+        raise BadInput(*(f"{path}: {line}" for line in lines)) from error
+    except (OSError, ValueError, YAMLError) as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def read_profile(path: Path) -> MeasuredProfile:
@@ -142,15 +150,6 @@ def read_profile(path: Path) -> MeasuredProfile:
         raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
     except OSError as error:
         raise BadInput(str(error)) from error
-
-
-def read_network(path: Path) -> NetworkConfig:
-    """Read a description of the network's levels.
-
-    Raises:
-        BadInput: The file cannot be read, or is not a valid description.
-    """
-    return _read_yaml_as(NetworkConfig, path)
 
 
 def read_settings(**options: Any) -> Settings:
@@ -170,26 +169,8 @@ def read_settings(**options: Any) -> Settings:
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
 
 
-def _read_yaml_as(model: type[Model], path: Path) -> Model:
-    try:
-        return model.model_validate(read_yaml(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        lines = _field_lines(job_errors(error.errors(), model))
-        raise BadInput(*(f"{path}: {line}" for line in lines)) from error
-    except (OSError, ValueError, YAMLError) as error:
-        raise BadInput(f"{path}: {error}") from error
-
-
 def _field_lines(problems: list[FieldError]) -> list[str]:
     return [f"{problem.field}: {problem.message}" for problem in problems]
-
-
-def _discard_output() -> None:
-    """Discard what could not be printed; otherwise the interpreter would try again when it ends."""
-    with suppress(OSError, ValueError):  # standard output may be no file
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _exit(lines: Iterable[str], status: ExitStatus) -> typer.Exit:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import access, ckpt, datasets, jobs, local, profiles, queues, submit, trainer, watch
+from service.cli.commands import access, checkpoints, cluster, jobs, local
 from service.cli.failures import ReadableErrors
 
 _JOBS = "Jobs"
@@ -22,12 +22,12 @@ app = typer.Typer(
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     _JOBS: {
-        "submit": submit.submit,
-        "clone": submit.clone,
-        "plan": submit.plan,
+        "submit": jobs.submit,
+        "clone": jobs.clone,
+        "plan": jobs.plan,
         "ls": jobs.list_jobs,
         "show": jobs.show,
-        "watch": watch.watch,
+        "watch": jobs.watch,
         "events": jobs.events,
         "logs": jobs.logs,
         "pause": jobs.pause,
@@ -36,12 +36,12 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "retry": jobs.retry,
         "patch": jobs.patch,
         "drill": jobs.drill,
-        "profile": profiles.profile,
-        "export": trainer.export,
-        "generate": trainer.generate,
-        "eval": trainer.evaluate,
+        "profile": jobs.profile,
+        "export": checkpoints.export,
+        "generate": checkpoints.generate,
+        "eval": checkpoints.evaluate,
     },
-    _CLUSTER: {"nodes": queues.nodes},
+    _CLUSTER: {"nodes": cluster.nodes},
     _ACCOUNT: {"login": access.login, "logout": access.logout, "whoami": access.whoami},
     _OPERATORS: {"audit": access.audit, "migrate": local.migrate},
     _HERE: {"serve": local.serve, "demo": local.demo, "import-config": local.import_configuration},
@@ -54,12 +54,12 @@ for panel, commands in _COMMANDS.items():
 for name, command in (("bench", local.bench), ("data", local.data)):
     app.command(name, rich_help_panel=_HERE, **local.HANDED_ON)(command)
 
-app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_JOBS)
-app.add_typer(datasets.app, name="datasets", rich_help_panel=_JOBS)
-app.add_typer(queues.app, name="queues", rich_help_panel=_CLUSTER)
-app.add_typer(profiles.app, name="profiles", rich_help_panel=_CLUSTER)
+app.add_typer(checkpoints.app, name="ckpt", rich_help_panel=_JOBS)
+app.add_typer(cluster.datasets_app, name="datasets", rich_help_panel=_JOBS)
+app.add_typer(cluster.queues_app, name="queues", rich_help_panel=_CLUSTER)
+app.add_typer(cluster.profiles_app, name="profiles", rich_help_panel=_CLUSTER)
 app.add_typer(access.app, name="keys", rich_help_panel=_OPERATORS)
-app.add_typer(queues.tenants_app, name="tenants", rich_help_panel=_OPERATORS)
+app.add_typer(cluster.tenants_app, name="tenants", rich_help_panel=_OPERATORS)
 
 if __name__ == "__main__":
     app()

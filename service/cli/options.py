@@ -44,49 +44,39 @@ JobOrCheckpoint = Annotated[
 ]
 WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
 Tokenizer = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved."),
+    str | None, typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 IdempotencyKey = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job."),
+    str | None, typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job.")
 ]
 
 
-def moment_before_now(text: str) -> datetime:
-    """Parse a past time: ``10m`` is ten minutes ago; otherwise a date and time, local unless it names a time zone.
+def moment(text: str, *, in_future: bool) -> datetime:
+    """Parse a time: a span such as ``10m`` from now, or else a date and time, local unless it names a time zone.
 
-    Raises:
-        BadInput: The text is neither.
-    """
-    return _moment(text, -1)
-
-
-def moment_from_now(text: str) -> datetime:
-    """Parse a future time: ``90d`` is in ninety days; otherwise a date and time, local unless it names a time zone.
+    Args:
+        text: The text.
+        in_future: Whether the time has to be in the future, and a span leads there; otherwise a span leads back.
 
     Raises:
         BadInput: The text is neither, or the time is not in the future.
     """
-    moment = _moment(text, 1)
-    if moment <= datetime.now(UTC):
-        raise BadInput(f"{text} is not in the future; give a later time, such as 90d")
-    return moment
-
-
-def _moment(text: str, sign: int) -> datetime:
     if match := _SPAN.fullmatch(text):
-        span = sign * timedelta(**{_UNITS[match[2]]: int(match[1])})
+        span = (1 if in_future else -1) * timedelta(**{_UNITS[match[2]]: int(match[1])})
         try:
-            return datetime.now(UTC) + span
+            result = datetime.now(UTC) + span
         except OverflowError:
             problem = f"{span.days} days are beyond the calendar's range; give a shorter span, such as 90d"
             raise BadInput(problem) from None
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise BadInput(
-            f"{text!r} is not a time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
-        ) from None
+    else:
+        try:
+            result = datetime.fromisoformat(text).astimezone()
+        except (ValueError, OverflowError):
+            raise BadInput(
+                f"{text!r} is not a time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
+            ) from None
+    if in_future and result <= datetime.now(UTC):
+        raise BadInput(f"{text} is not in the future; give a later time, such as 90d")
+    return result

@@ -1,10 +1,9 @@
 """A typed client of the REST API, blocking (``Client``) and for asyncio (``AsyncClient``).
 
-Every operation is described once, in the module of this package named after its subject; the two
-clients differ only in how they send a request.
+Every operation is described once, in ``api.Api``; the two clients differ only in how they send a request.
 """
 
+from service.client.api import AsyncClient, Client
 from service.client.calls import ApiError, ServiceUnreachable
-from service.client.clients import AsyncClient, Client
 
 __all__ = ["ApiError", "AsyncClient", "Client", "ServiceUnreachable"]

@@ -1,16 +1,41 @@
-"""All operations of the API."""
+"""All operations of the API, the blocking client, and the one for asyncio."""
 
-from collections.abc import Collection, Mapping
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
+from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
+
+import httpx
+from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 
 from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import MeasuredProfile
 from boost_core.plan.report import PlanSearch, PresetList
-from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
-from service.jobs.model import EventKind, JobPage, JobRecord
+from service.client.calls import (
+    RETRY_SECONDS,
+    TIMEOUT_SECONDS,
+    ApiError,
+    Awaiting,
+    Blocking,
+    Call,
+    RetryPolicy,
+    ServiceUnreachable,
+    Stream,
+    create,
+    get,
+    operation,
+    options_of_httpx,
+    path_of,
+    plain,
+    request,
+    stream,
+)
+from service.jobs.model import EventKind, JobEvent, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.models.access import AuditPage, Identity, KeyList, NewKey, Tenant, TenantList
@@ -31,6 +56,26 @@ from service.models.jobs import (
     TenantSettings,
     TrackerList,
 )
+
+
+def _service(_: object) -> tuple[object, ...]:
+    return ()
+
+
+def _job(_: object, job_id: str) -> tuple[object, ...]:
+    return "jobs", job_id
+
+
+def _checkpoint(_: object, job_id: str, step: int) -> tuple[object, ...]:
+    return "jobs", job_id, "checkpoints", step
+
+
+def _queue(_: object, name: str) -> tuple[object, ...]:
+    return "queues", name
+
+
+def _dataset(_: object, name: str) -> tuple[object, ...]:
+    return "datasets", name
 
 
 class Api:
@@ -79,15 +124,11 @@ class Api:
         filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
         return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
 
-    @operation
-    def get(self, job_id: str) -> Call[JobRecord]:
-        """Return one job."""
-        return get(path_of("jobs", job_id), JobRecord)
-
-    @operation
-    def job_plan(self, job_id: str) -> Call[PlanAnswer]:
-        """Return what a job needs in each of its layouts, by the figures that it was submitted with."""
-        return get(path_of("jobs", job_id, "plan"), PlanAnswer)
+    get = request("GET", _job, "", JobRecord, "Return one job.")
+    job_plan = request(
+        "GET", _job, "plan", PlanAnswer,
+        "Return what a job needs in each of its layouts, by the figures that it was submitted with.",
+    )  # fmt: skip
 
     @operation
     def patch(
@@ -103,25 +144,13 @@ class Api:
         headers = {"If-Match": if_match} if if_match else {}
         return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
 
-    @operation
-    def cancel(self, job_id: str) -> Call[JobRecord]:
-        """Request that a job be cancelled."""
-        return Call("DELETE", path_of("jobs", job_id), JobRecord, repeatable=True)
-
-    @operation
-    def pause(self, job_id: str) -> Call[JobRecord]:
-        """Request that a job be paused."""
-        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord, repeatable=True)
-
-    @operation
-    def resume(self, job_id: str) -> Call[JobRecord]:
-        """Resume a paused job."""
-        return Call("POST", path_of("jobs", job_id, "resume"), JobRecord)
-
-    @operation
-    def retry(self, job_id: str) -> Call[JobRecord]:
-        """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
-        return Call("POST", path_of("jobs", job_id, "retry"), JobRecord)
+    cancel = request("DELETE", _job, "", JobRecord, "Request that a job be cancelled.")
+    pause = request("POST", _job, "pause", JobRecord, "Request that a job be paused.")
+    resume = request("POST", _job, "resume", JobRecord, "Resume a paused job.", repeatable=False)
+    retry = request(
+        "POST", _job, "retry", JobRecord,
+        "Requeue a failed or cancelled job; it continues from its newest checkpoint.", repeatable=False,
+    )  # fmt: skip
 
     @operation
     def clone(
@@ -166,10 +195,10 @@ class Api:
         """Record the scores of one of a job's checkpoints on tasks; a mapping is validated by the service."""
         return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
 
-    @operation
-    def evaluations(self, job_id: str) -> Call[EvaluationList]:
-        """Return the evaluations of a job's checkpoints on tasks, newest first."""
-        return get(path_of("jobs", job_id, "evaluations"), EvaluationList)
+    evaluations = request(
+        "GET", _job, "evaluations", EvaluationList,
+        "Return the evaluations of a job's checkpoints on tasks, newest first.",
+    )  # fmt: skip
 
     @operation
     def metrics(
@@ -179,10 +208,10 @@ class Api:
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
 
-    @operation
-    def trackers(self, job_id: str) -> Call[TrackerList]:
-        """Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is."""
-        return get(path_of("jobs", job_id, "trackers"), TrackerList)
+    trackers = request(
+        "GET", _job, "trackers", TrackerList,
+        "Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is.",
+    )  # fmt: skip
 
     @stream
     def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
@@ -222,10 +251,7 @@ class Api:
 
     # Identities, keys and the audit log.
 
-    @operation
-    def whoami(self) -> Call[Identity]:
-        """Return the key's tenant, name and scopes."""
-        return get(path_of("whoami"), Identity)
+    whoami = request("GET", _service, "whoami", Identity, "Return the key's tenant, name and scopes.")
 
     @operation
     def create_key(
@@ -237,10 +263,7 @@ class Api:
         """
         return create(path_of("keys"), NewKey, plain(request), idempotency_key)
 
-    @operation
-    def keys(self) -> Call[KeyList]:
-        """Return all keys; for operators."""
-        return get(path_of("keys"), KeyList)
+    keys = request("GET", _service, "keys", KeyList, "Return all keys; for operators.")
 
     @operation
     def revoke_key(self, key_id: str) -> Call[None]:
@@ -260,72 +283,36 @@ class Api:
 
     # A job's checkpoints.
 
-    @operation
-    def checkpoints(self, job_id: str) -> Call[CheckpointList]:
-        """Return a job's committed checkpoints, newest first."""
-        return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
-
-    @operation
-    def checkpoint(self, job_id: str, step: int) -> Call[CheckpointDetail]:
-        """Return one checkpoint with its files."""
-        return get(path_of("jobs", job_id, "checkpoints", step), CheckpointDetail)
-
-    @operation
-    def pin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Keep a checkpoint, regardless of retention."""
-        return Call("PUT", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
-
-    @operation
-    def unpin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Return a checkpoint to the job's retention."""
-        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
-
-    @operation
-    def delete_checkpoint(self, job_id: str, step: int) -> Call[None]:
-        """Delete a checkpoint that is neither pinned nor needed by its job."""
-        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step), NoneType, repeatable=True)
+    checkpoints = request(
+        "GET", _job, "checkpoints", CheckpointList, "Return a job's committed checkpoints, newest first."
+    )
+    checkpoint = request("GET", _checkpoint, "", CheckpointDetail, "Return one checkpoint with its files.")
+    pin = request("PUT", _checkpoint, "pin", Checkpoint, "Keep a checkpoint, regardless of retention.")
+    unpin = request("DELETE", _checkpoint, "pin", Checkpoint, "Return a checkpoint to the job's retention.")
+    delete_checkpoint = request(
+        "DELETE", _checkpoint, "", NoneType, "Delete a checkpoint that is neither pinned nor needed by its job."
+    )
 
     # What jobs share: queues, tenants, nodes and profiles.
 
-    @operation
-    def queues(self) -> Call[QueueList]:
-        """Return all queues."""
-        return get(path_of("queues"), QueueList)
-
-    @operation
-    def queue(self, name: str) -> Call[Queue]:
-        """Return one queue."""
-        return get(path_of("queues", name), Queue)
+    queues = request("GET", _service, "queues", QueueList, "Return all queues.")
+    queue = request("GET", _queue, "", Queue, "Return one queue.")
 
     @operation
     def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
         """Create a queue or set an existing one's limits; for operators."""
         return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
 
-    @operation
-    def delete_queue(self, name: str) -> Call[None]:
-        """Delete a queue that has no unfinished jobs; for operators."""
-        return Call("DELETE", path_of("queues", name), NoneType, repeatable=True)
-
-    @operation
-    def tenants(self) -> Call[TenantList]:
-        """Return all tenants; for operators."""
-        return get(path_of("tenants"), TenantList)
+    delete_queue = request("DELETE", _queue, "", NoneType, "Delete a queue that has no unfinished jobs; for operators.")
+    tenants = request("GET", _service, "tenants", TenantList, "Return all tenants; for operators.")
 
     @operation
     def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
         """Create a tenant or set an existing one's quota; for operators."""
         return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
 
-    @operation
-    def nodes(self) -> Call[NodeList]:
-        """Return the cluster's nodes, as the scheduler last saw them."""
-        return get(path_of("nodes"), NodeList)
-
-    @operation
-    def profiles(self) -> Call[ProfileList]:
-        """Return the measured profiles of all kinds of GPU."""
-        return get(path_of("profiles"), ProfileList)
+    nodes = request("GET", _service, "nodes", NodeList, "Return the cluster's nodes, as the scheduler last saw them.")
+    profiles = request("GET", _service, "profiles", ProfileList, "Return the measured profiles of all kinds of GPU.")
 
     @operation
     def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
@@ -350,25 +337,12 @@ class Api:
         """Build a dataset. One that failed or was cancelled continues with the remaining files."""
         return Call("POST", path_of("datasets"), Dataset, body=plain(request))
 
-    @operation
-    def datasets(self) -> Call[DatasetList]:
-        """Return the tenant's datasets."""
-        return get(path_of("datasets"), DatasetList)
-
-    @operation
-    def dataset(self, name: str) -> Call[DatasetDetail]:
-        """Return one dataset, with its lineage."""
-        return get(path_of("datasets", name), DatasetDetail)
-
-    @operation
-    def cancel_dataset(self, name: str) -> Call[Dataset]:
-        """Stop building a dataset."""
-        return Call("POST", path_of("datasets", name, "cancel"), Dataset, repeatable=True)
-
-    @operation
-    def delete_dataset(self, name: str) -> Call[None]:
-        """Forget a dataset that no active job names; its files stay."""
-        return Call("DELETE", path_of("datasets", name), NoneType, repeatable=True)
+    datasets = request("GET", _service, "datasets", DatasetList, "Return the tenant's datasets.")
+    dataset = request("GET", _dataset, "", DatasetDetail, "Return one dataset, with its lineage.")
+    cancel_dataset = request("POST", _dataset, "cancel", Dataset, "Stop building a dataset.")
+    delete_dataset = request(
+        "DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; its files stay."
+    )
 
     # What helps before a job is submitted.
 
@@ -378,17 +352,221 @@ class Api:
         body = {} if search is None else {"search": plain(search)}
         return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
 
-    @operation
-    def presets(self) -> Call[PresetList]:
-        """Return the published models."""
-        return get(path_of("presets"), PresetList)
+    presets = request("GET", _service, "presets", PresetList, "Return the published models.")
+    examples = request("GET", _service, "examples", JobExampleList, "Return example job files.")
+    versions = request(
+        "GET", _service, "versions", Versions, "Return the versions of the service and of what it runs on."
+    )
 
-    @operation
-    def examples(self) -> Call[JobExampleList]:
-        """Return example job files."""
-        return get(path_of("examples"), JobExampleList)
 
-    @operation
-    def versions(self) -> Call[Versions]:
-        """Return the versions of the service and of what it runs on."""
-        return get(path_of("versions"), Versions)
+# The clients, and how both read a stream across connections.
+
+
+class StreamEndedEarly(ConnectionError):
+    """The service ended a stream before the job had ended, as it does when it stops."""
+
+
+class EventStreamReader:
+    """One stream across all its connections: each event is taken once.
+
+    Args:
+        stream: The stream to read.
+        base_url: URL of the service.
+        seconds: How long to keep trying while nothing arrives.
+
+    Attributes:
+        look: The request for the job, which tells whether more events may follow.
+    """
+
+    def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
+        self._stream = stream
+        self._base_url = base_url
+        self._seconds = seconds
+        self._after = stream.after
+        self._patience: RetryPolicy | None = None
+        self.look = get(path_of("jobs", stream.job_id), JobRecord)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The arguments for httpx-sse's ``connect_sse`` for the next connection."""
+        params = {name: value for name, value in self._stream.params.items() if value is not None}
+        return {
+            "method": "GET",
+            "url": path_of("jobs", self._stream.job_id, self._stream.part),
+            "params": params | {"follow": self._stream.follow},
+            "headers": {"Last-Event-ID": str(self._after)},
+        }
+
+    def take(self, sent: ServerSentEvent) -> JobEvent | None:
+        """Return the event that was received; ``None`` if the message only keeps the connection alive."""
+        self._patience = None
+        if not sent.data:
+            return None
+        event = JobEvent.model_validate_json(sent.data)
+        self._after = event.id
+        return event
+
+    def pause_after(self, failure: Exception) -> float:
+        """Return how many seconds to wait before the next connection.
+
+        Raises:
+            ApiError: The service refuses the stream, or has done so for too long.
+            ServiceUnreachable: The service has been unreachable for too long.
+        """
+        self._patience = self._patience or RetryPolicy(self._seconds)
+        if not isinstance(failure, ApiError | ServiceUnreachable):
+            failure = ServiceUnreachable(self._base_url, failure)
+        return self._patience.pause_after(failure)
+
+
+BROKEN_OFF = (httpx.TransportError, ServiceUnreachable, StreamEndedEarly, ApiError)
+
+_Answer = TypeVar("_Answer")
+
+
+class Client(Api, Blocking, AbstractContextManager["Client"]):
+    """A client of a BOOST service.
+
+    Every method raises ``ApiError`` when the service refuses, and ``ServiceUnreachable`` when it does not answer.
+    A request that may safely reach the service twice is retried when the connection fails or the service answers
+    429 or 503. Requests that create something are among these: all tries carry the same Idempotency-Key.
+
+    Args:
+        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
+        api_key: API key; ``None`` for a service without authentication.
+        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
+        retry_seconds: How long to retry a request; 0: never.
+        timeout: Seconds to wait for the service to send something.
+
+    Raises:
+        ValueError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        verify: bool | str | Path = True,
+        retry_seconds: float = RETRY_SECONDS,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._http = httpx.Client(**options_of_httpx(base_url, api_key, verify, timeout))
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def perform(self, call: Call[_Answer]) -> _Answer:
+        """Send a call; the named methods are easier to use."""
+        patience = RetryPolicy(self._retry_seconds, call.repeatable)
+        while True:
+            try:
+                try:
+                    response = self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._base_url, error) from error
+                return call.read(response)
+            except (ApiError, ServiceUnreachable) as failure:
+                pause = patience.pause_after(failure)
+            time.sleep(pause)
+
+    def listen(self, stream: Stream) -> Iterator[JobEvent]:
+        """Receive a stream; reconnect when the connection is lost."""
+        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        job_finished = self.perform(reading.look).finished
+        while True:
+            try:
+                with connect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        source.response.read()
+                        raise ApiError.of(source.response)
+                    for sent in source.iter_sse():
+                        if event := reading.take(sent):
+                            yield event
+                # A connection opened before the job ended may have been closed by a service that was stopping.
+                if job_finished or not stream.follow:
+                    return
+                job_finished = self.perform(reading.look).finished
+                if job_finished:
+                    continue
+                raise StreamEndedEarly("the stream ended early")
+            except BROKEN_OFF as failure:
+                pause = reading.pause_after(failure)
+            time.sleep(pause)
+
+
+class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
+    """``Client`` for asyncio: the same methods, awaited; ``events`` and ``logs`` are asynchronous iterators.
+
+    Args:
+        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
+        api_key: API key; ``None`` for a service without authentication.
+        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
+        retry_seconds: How long to retry a request; 0: never.
+        timeout: Seconds to wait for the service to send something.
+
+    Raises:
+        ValueError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        verify: bool | str | Path = True,
+        retry_seconds: float = RETRY_SECONDS,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._http = httpx.AsyncClient(**options_of_httpx(base_url, api_key, verify, timeout))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def perform(self, call: Call[_Answer]) -> _Answer:
+        """Send a call; the named methods are easier to use."""
+        patience = RetryPolicy(self._retry_seconds, call.repeatable)
+        while True:
+            try:
+                try:
+                    response = await self._http.request(**call.request)
+                except httpx.TransportError as error:
+                    raise ServiceUnreachable(self._base_url, error) from error
+                return call.read(response)
+            except (ApiError, ServiceUnreachable) as failure:
+                pause = patience.pause_after(failure)
+            await asyncio.sleep(pause)
+
+    async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
+        """Receive a stream; reconnect when the connection is lost."""
+        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        job_finished = (await self.perform(reading.look)).finished
+        while True:
+            try:
+                async with aconnect_sse(self._http, **reading.request) as source:
+                    if source.response.is_error:
+                        await source.response.aread()
+                        raise ApiError.of(source.response)
+                    async for sent in source.aiter_sse():
+                        if event := reading.take(sent):
+                            yield event
+                # A connection opened before the job ended may have been closed by a service that was stopping.
+                if job_finished or not stream.follow:
+                    return
+                job_finished = (await self.perform(reading.look)).finished
+                if job_finished:
+                    continue
+                raise StreamEndedEarly("the stream ended early")
+            except BROKEN_OFF as failure:
+                pause = reading.pause_after(failure)
+            await asyncio.sleep(pause)

@@ -1,7 +1,8 @@
 """Requests described independently of how they are sent, and API operations as methods of both clients.
 
-An operation is a function that describes its request. As a method of ``Client`` it returns the answer; as a method of
-``AsyncClient`` it is awaited. A ``Stream`` likewise becomes an iterator or an asynchronous iterator.
+An operation is a function that describes its request, or a ``request`` that has only a path. As a method of ``Client``
+it returns the answer; as a method of ``AsyncClient`` it is awaited. A ``Stream`` likewise becomes an iterator or an
+asynchronous iterator.
 """
 
 import functools
@@ -10,7 +11,6 @@ import re
 import secrets
 import ssl
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 import httpx
@@ -46,12 +46,7 @@ class ApiError(RuntimeError):
     """
 
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        errors: list[FieldError],
-        code: str = "",
-        retry_after: float | None = None,
+        self, status: int, detail: str, errors: list[FieldError], code: str = "", retry_after: float | None = None
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -109,6 +104,8 @@ class ServiceUnreachable(ConnectionError):
 _KEY = re.compile(r"[!-~]{1,255}")
 
 _Answer = TypeVar("_Answer")
+_Now = TypeVar("_Now")
+_Later = TypeVar("_Later")
 _Arguments = ParamSpec("_Arguments")
 
 
@@ -207,70 +204,81 @@ def path_of(*parts: object) -> str:
     return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
-class Blocking(ABC):
+class Blocking:
     """A client whose methods block."""
 
-    @abstractmethod
-    def perform(self, call: Call[_Answer]) -> _Answer:
-        """Send a call and return its answer."""
 
-    @abstractmethod
-    def listen(self, stream: Stream) -> Iterator[JobEvent]:
-        """Receive a stream."""
-
-
-class Awaiting(ABC):
+class Awaiting:
     """A client whose methods are awaited."""
 
-    @abstractmethod
-    async def perform(self, call: Call[_Answer]) -> _Answer:
-        """Send a call and return its answer."""
 
-    @abstractmethod
-    def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
-        """Receive a stream."""
+class Method(Generic[_Arguments, _Now, _Later]):
+    """A method of both clients, from a function that describes its call or stream."""
 
-
-class operation(Generic[_Arguments, _Answer]):  # noqa: N801  # a decorator
-    """Turns a function that describes a call into a method of both clients."""
-
-    def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Call[_Answer]]) -> None:
+    def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Call[Any] | Stream]) -> None:
         self.__doc__ = describe.__doc__
         self._describe = describe
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._describe.__name__ = name
+
     @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
+    def __get__(self, client: Blocking, owner: type) -> Callable[_Arguments, _Now]: ...
     @overload
-    def __get__(self, client: Blocking, owner: type) -> Callable[_Arguments, _Answer]: ...
-    @overload
-    def __get__(self, client: Awaiting, owner: type) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
+    def __get__(self, client: Awaiting, owner: type) -> Callable[_Arguments, _Later]: ...
     def __get__(self, client: Any, owner: type) -> Any:
-        return self if client is None else _method(self._describe, client, client.perform)
+        if client is None:
+            return self
+
+        @functools.wraps(self._describe)
+        def call(client: Any, *args: Any, **kwargs: Any) -> Any:
+            described = self._describe(client, *args, **kwargs)
+            return client.listen(described) if isinstance(described, Stream) else client.perform(described)
+
+        return MethodType(call, client)
 
 
-class stream(Generic[_Arguments]):  # noqa: N801  # a decorator
-    """Turns a function that describes a stream into a method of both clients."""
-
-    def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Stream]) -> None:
-        self.__doc__ = describe.__doc__
-        self._describe = describe
-
-    @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, client: Blocking, owner: type) -> Callable[_Arguments, Iterator[JobEvent]]: ...
-    @overload
-    def __get__(self, client: Awaiting, owner: type) -> Callable[_Arguments, AsyncGenerator[JobEvent, None]]: ...
-    def __get__(self, client: Any, owner: type) -> Any:
-        return self if client is None else _method(self._describe, client, client.listen)
+def operation(
+    describe: Callable[Concatenate[Any, _Arguments], Call[_Answer]],
+) -> Method[_Arguments, _Answer, Coroutine[Any, Any, _Answer]]:
+    """Turn a function that describes a call into a method of both clients."""
+    return Method(describe)
 
 
-def _method(describe: Callable[..., Any], client: object, carry: Callable[[Any], Any]) -> MethodType:
-    @functools.wraps(describe)
-    def call(self: object, *args: Any, **kwargs: Any) -> Any:
-        return carry(describe(self, *args, **kwargs))
+def stream(
+    describe: Callable[Concatenate[Any, _Arguments], Stream],
+) -> Method[_Arguments, Iterator[JobEvent], AsyncGenerator[JobEvent, None]]:
+    """Turn a function that describes a stream into a method of both clients."""
+    return Method(describe)
 
-    return MethodType(call, client)
+
+def request(
+    method: str,
+    place: Callable[Concatenate[Any, _Arguments], tuple[object, ...]],
+    part: str,
+    answer: type[_Answer],
+    doc: str,
+    *,
+    repeatable: bool = True,
+) -> Method[_Arguments, _Answer, Coroutine[Any, Any, _Answer]]:
+    """Return a method of both clients for a request that has no parameters but those of its path.
+
+    Args:
+        method: The HTTP method.
+        place: Returns the parts of the path that name what the request is about; it has the method's parameters.
+        part: The rest of the path, unless empty.
+        answer: Type of the answer.
+        doc: The method's docstring.
+        repeatable: See ``Call``.
+    """
+
+    @functools.wraps(place)
+    def describe(client: Any, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Call[_Answer]:
+        path = path_of(*place(client, *args, **kwargs), *filter(None, [part]))
+        return Call(method, path, answer, repeatable=repeatable)
+
+    describe.__doc__ = doc
+    return operation(describe)
 
 
 # When a request is retried, and after how long.
@@ -320,51 +328,40 @@ RETRY_SECONDS = 30.0
 TIMEOUT_SECONDS = 60.0  # an open stream sends something at least every 15 s; looking up data may take long
 
 
-@dataclass(frozen=True)
-class Options:
-    """The service's URL, and how to talk to it.
+def options_of_httpx(base_url: str, api_key: str | None, verify: bool | str | Path, timeout: float) -> dict[str, Any]:
+    """Return the arguments for httpx's clients.
 
     Raises:
         ValueError: An option is invalid; the message says why.
     """
-
-    base_url: str
-    api_key: str | None
-    verify: bool | str | Path
-    retry_seconds: float
-    timeout: float
-
-    def __post_init__(self) -> None:
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"{self.base_url!r} is not the URL of a service; give one such as http://127.0.0.1:8900")
-        try:
-            httpx.URL(self.base_url)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{self.base_url!r} is not the URL of a service: {error}") from error
-        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+    if not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"{base_url!r} is not the URL of a service; give one such as http://127.0.0.1:8900")
+    try:
+        httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{base_url!r} is not the URL of a service: {error}") from error
+    headers = {"User-Agent": f"boost-client/{__version__}"}
+    if api_key is not None:
+        if not re.fullmatch("[!-~]+", api_key):
             raise ValueError("the API key contains characters that no key has; give it as it was shown")
-
-    @property
-    def of_httpx(self) -> dict[str, Any]:
-        """The arguments for httpx's clients."""
-        headers = {"User-Agent": f"boost-client/{__version__}"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        trusted: bool | ssl.SSLContext
-        if not self.base_url.startswith("https://"):
-            trusted = False  # otherwise httpx would load all system certificates, which takes longer than most requests
-        elif isinstance(self.verify, bool):
-            trusted = httpx.create_ssl_context(self.verify)
-        else:
-            try:
-                trusted = ssl.create_default_context(cafile=self.verify)
-            except OSError as error:  # includes ssl.SSLError
-                raise ValueError(f"{self.verify} cannot be used as a CA bundle: {error}") from error
-        return {
-            "base_url": self.base_url,
-            "timeout": self.timeout,
-            "headers": headers,
-            "verify": trusted,
-            "proxy": proxy_of(self.base_url),
-            "trust_env": False,  # of the environment, httpx would read proxies in its own way
-        }
+        headers["Authorization"] = f"Bearer {api_key}"
+    trusted: bool | ssl.SSLContext
+    if not base_url.startswith("https://"):
+        trusted = False  # otherwise httpx would load all system certificates, which takes longer than most requests
+    elif isinstance(verify, bool):
+        trusted = httpx.create_ssl_context(verify)
+    else:
+        try:
+            trusted = ssl.create_default_context(cafile=verify)
+        except OSError as error:  # includes ssl.SSLError
+            raise ValueError(f"{verify} cannot be used as a CA bundle: {error}") from error
+    # Of the environment, httpx would read proxies in its own way.
+    proxy = proxy_of(base_url)
+    return {
+        "base_url": base_url,
+        "timeout": timeout,
+        "headers": headers,
+        "verify": trusted,
+        "proxy": proxy,
+        "trust_env": False,
+    }

@@ -67,11 +67,6 @@ class PlanRequest(JobSpec):
 
     search: PlanSearch | None = Field(None, description="Search for the best ways to train it; default: no search.")
 
-    @property
-    def job(self) -> JobSpec:
-        """The job without the search."""
-        return JobSpec.model_construct(**{name: getattr(self, name) for name in JobSpec.model_fields})
-
 
 class PlanAnswer(Plan):
     """A job's plan, and the best ways to train it if requested."""

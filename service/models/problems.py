@@ -71,8 +71,18 @@ def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = Job
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
     """Convert one entry of ``ValidationError.errors()`` for the field at ``path``."""
     hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
-    value = None if hidden else _shown(error.get("input"))
-    shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
+    sent = error.get("input")
+    value: str | int | float | bool | None = None
+    # JSON has no NaN; everything but plain values is too long to show.
+    if hidden:
+        pass
+    elif (isinstance(sent, float) and abs(sent) < float("inf")) or (
+        isinstance(sent, bool | int) and len(str(sent)) <= _LONGEST_VALUE
+    ):
+        value = sent
+    elif isinstance(sent, str | float) and not may_hold_credentials(str(sent)):
+        value = str(sent)[:_LONGEST_VALUE]
+    shown = not hidden and not (isinstance(sent, str) and value is None)
     # pydantic marks a mapping's key, as opposed to its value, with an extra part.
     named = path[:-1] if path[-1] == "[key]" else path
     dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
@@ -93,14 +103,3 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_section_in, get_args(annotation))), None)
-
-
-def _shown(value: object) -> str | int | float | bool | None:
-    # JSON has no NaN; everything but plain values is too long to show.
-    if isinstance(value, float) and abs(value) < float("inf"):
-        return value
-    if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
-        return value
-    if isinstance(value, str | float) and not may_hold_credentials(str(value)):
-        return str(value)[:_LONGEST_VALUE]
-    return None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import Plan
-from service.cli.commands.submit import merge_patch
+from service.cli.commands.jobs import merge_patch
 from service.cli.failures import BadInput
-from service.cli.options import moment_before_now, moment_from_now
+from service.cli.options import moment
 from service.jobs.states import JobState
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
 from tests.service.command_line import boost_at, job_file
@@ -270,7 +271,7 @@ def test_logs_and_events_say_what_the_other_is_for() -> None:
 # Times
 
 
-@pytest.mark.parametrize("read", [moment_before_now, moment_from_now])
+@pytest.mark.parametrize("read", [partial(moment, in_future=False), partial(moment, in_future=True)])
 def test_times_that_are_none(read: Callable[[str], datetime]) -> None:
     for text in ("", "10", "m", "10 m", "-5m", "1y", "soon", "2026-13-01"):
         with pytest.raises(BadInput, match="is not a time"):
@@ -280,13 +281,13 @@ def test_times_that_are_none(read: Callable[[str], datetime]) -> None:
 def test_times() -> None:
     now = datetime.now(UTC)
     for text, span in (("90s", 90), ("10m", 600), ("2h", 7200), ("3d", 3 * 86_400), ("1w", 7 * 86_400)):
-        assert (now - moment_before_now(text)).total_seconds() == pytest.approx(span, abs=30)
-        assert (moment_from_now(text) - now).total_seconds() == pytest.approx(span, abs=30)
-    assert moment_before_now("2026-01-02T03:04:05Z") == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert moment_before_now("2026-01-02T03:04:05").utcoffset() is not None
-    assert moment_from_now("2999-01-01").year == 2999
+        assert (now - moment(text, in_future=False)).total_seconds() == pytest.approx(span, abs=30)
+        assert (moment(text, in_future=True) - now).total_seconds() == pytest.approx(span, abs=30)
+    assert moment("2026-01-02T03:04:05Z", in_future=False) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert moment("2026-01-02T03:04:05", in_future=False).utcoffset() is not None
+    assert moment("2999-01-01", in_future=True).year == 2999
     with pytest.raises(BadInput, match="not in the future"):
-        moment_from_now("2020-01-01")
+        moment("2020-01-01", in_future=True)
 
 
 # Checkpoints

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.cli.commands import watch
-from service.cli.commands.watch import sparkline
+from service.cli.commands import jobs
+from service.cli.commands.jobs import sparkline
 from service.jobs.states import JobState, Reason
 from tests.service.canned import a_job, a_running_job, metrics
 from tests.service.command_line import boost_at, process
@@ -24,7 +24,7 @@ NONE = Answer(200, {"jobs": [], "next_cursor": None})
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "_LOOK_SECONDS", 0.01)
 
 
 def states(*jobs: dict[str, Any]) -> list[Answer]:

@@ -19,7 +19,7 @@ import boost_core.data.__main__
 import boost_core.inference.__main__
 from boost_core.bench.results import Row, table
 from boost_core.terminal import cells, print_lines, table_lines, wrapped
-from service.cli.commands import watch
+from service.cli.commands import jobs
 from service.cli.main import app
 from service.jobs.states import JobState, Reason
 from tests.service.canned import (
@@ -47,7 +47,7 @@ TIME = "2026-01-01T00:00:00Z"
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "_LOOK_SECONDS", 0.01)
 
 
 def too_wide(shown: str) -> list[str]:

@@ -299,7 +299,7 @@ def test_half_of_the_descriptors_are_left_to_others() -> None:
 def test_the_log_has_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes()
     for second in range(150):
-        notes.add("closed")
+        notes["closed"] += 1
         notes.write(float(second))
     assert [record.message for record in caplog.records] == [
         "connections: 1 closed", "connections: 60 closed", "connections: 60 closed"

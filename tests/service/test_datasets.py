@@ -12,7 +12,7 @@ from boost_core.data.corpus import load_corpus
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import LocalEngine
 from boost_core.data.tokenizers import train_bpe
-from service.cli.failures import read_dataset
+from service.cli.failures import read_yaml_as
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder
@@ -407,7 +407,7 @@ def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: py
 
 def test_the_example_is_legal() -> None:
     example = Path(__file__).parents[2] / "examples" / "datasets" / "python-v1.yaml"
-    assert read_dataset(example).name == "python-v1"
+    assert read_yaml_as(DatasetRequest, example).name == "python-v1"
 
 
 def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(

@@ -13,7 +13,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.inference.__main__ import main
 from boost_core.inference.generate import load_model
 from boost_core.messages import Scores
-from service.cli.commands import trainer
+from service.cli.commands import checkpoints
 from service.jobs.store import JobStore
 from tests.distributed.recording import train_and_record
 from tests.jobs import TEXT, tiny_job, write_corpus
@@ -184,7 +184,7 @@ def test_what_cannot_be_recorded_is_kept_and_named(monkeypatch: pytest.MonkeyPat
         Path(out).write_text(SCORES.model_dump_json())
         return 0
 
-    monkeypatch.setattr(trainer, "run_trainer", scored)
+    monkeypatch.setattr(checkpoints, "run_trainer", scored)
     refusing = {
         "GET /v1/jobs/job-1/checkpoints/10": Answer(200, A_CHECKPOINT | {"step": 10, "files": {}, "versions": {}}),
         "POST /v1/jobs/job-1/evaluations": problem(403, "not-you"),
@@ -207,7 +207,7 @@ def test_a_card_gets_the_newest_scores_of_tasks_whatever_their_number(
         known.update(json.loads(Path(file).read_text()))
         return 0
 
-    monkeypatch.setattr(trainer, "run_trainer", exported)
+    monkeypatch.setattr(checkpoints, "run_trainer", exported)
     newest, older = (
         SCORES.model_copy(
             update={

@@ -10,7 +10,7 @@ import pytest
 from httpx_sse import connect_sse
 
 from service.api.errors import RateLimited
-from service.api.limits import WINDOW_SECONDS, RateLimits
+from service.api.limits import WINDOW_SECONDS, RateLimits, network_of
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
 from service.models.access import Scope
@@ -128,21 +128,21 @@ def test_a_key_has_only_so_many_streams(server_with: Begin, store: JobStore) -> 
 
 def test_one_sender_has_a_whole_network_of_ipv6() -> None:
     limits = RateLimits(Settings(failed_logins_per_minute=2))
-    limits.count_failure("2001:db8::1")
-    limits.count_failure("2001:db8::ffff:2")
+    limits.failures.count(network_of("2001:db8::1"))
+    limits.failures.count(network_of("2001:db8::ffff:2"))
     with pytest.raises(RateLimited):
-        limits.count_failure("2001:db8::3")
-    limits.count_failure("2001:db8:0:1::3")
-    limits.count_failure("192.0.2.1")
-    limits.count_failure(None)
+        limits.failures.count(network_of("2001:db8::3"))
+    limits.failures.count(network_of("2001:db8:0:1::3"))
+    limits.failures.count(network_of("192.0.2.1"))
+    limits.failures.count(network_of(None))
 
 
 def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.limits._MOST_COUNTED", 100)
     limits = RateLimits(Settings())
     for number in range(1000):
-        limits.count_address(f"10.0.{number // 250}.{number % 250}")
-    assert len(limits._addresses._counted) <= 100
+        limits.addresses.count(network_of(f"10.0.{number // 250}.{number % 250}"))
+    assert len(limits.addresses._counted) <= 100
 
 
 def test_the_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_the_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     for now in (100.0, 130.0, 159.0, 160.0, 189.0, 190.0, 300.0):  # noqa: B007  # the clock reads it
         try:
-            limits.count_failure("192.0.2.1")
+            limits.failures.count(network_of("192.0.2.1"))
         except RateLimited as refused:
             taken.append(refused.retry_after)
         else:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
 from service.api.deps import ContextDep
-from service.api.errors import Unauthenticated, problem_responses
-from service.api.limits import IdempotentDep
+from service.api.errors import INVALID, NOT_FOUND, Unauthenticated, problem_responses
+from service.api.limits import IdempotentDep, network_of
 from service.api.requests import StrictRoute
 from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
 from service.models.jobs import KeyRequest
@@ -38,12 +38,7 @@ def list_keys(_who: Admin, context: ContextDep) -> KeyList:
     return KeyList(keys=list(context.keys.list()))
 
 
-@router.delete(
-    "/keys/{key_id}",
-    tags=["keys"],
-    status_code=HTTPStatus.NO_CONTENT,
-    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
-)
+@router.delete("/keys/{key_id}", tags=["keys"], status_code=HTTPStatus.NO_CONTENT, responses=NOT_FOUND)
 def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
     """Revoke a key. This cannot be undone, and takes effect everywhere within seconds."""
     context.keys.revoke(key_id)
@@ -62,7 +57,7 @@ class AuditQuery(BaseModel):
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
 
 
-@router.get("/audit", tags=["audit"], responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("/audit", tags=["audit"], responses=INVALID)
 def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
     """List the audit log, oldest entries first."""
     return context.audit.page(query.tenant, query.after, query.limit)
@@ -107,7 +102,7 @@ async def open_session(session: SessionRequest, request: Request, response: Resp
     refuse_foreign_page(request)
     principal = await run_in_threadpool(context.keys.verify, session.key)
     if principal is None:
-        context.limits.count_failure(request.client.host if request.client else None)
+        context.limits.failures.count(network_of(request.client.host if request.client else None))
         raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)

@@ -1,22 +1,37 @@
-"""What jobs share: nodes, queues, tenants and their limits. What operators watch: scrape targets, health, metrics."""
+"""What jobs share: nodes, queues, tenants, profiles of kinds of GPU. What operators watch: targets, health, metrics."""
 
 from collections import Counter
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from boost_core.config.job import AcceleratorType
+from boost_core.plan.machine import MeasuredProfile, ProfilePrecision
+from service.accounts.keys import Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep, context_of
-from service.api.errors import GUARDED, NotReady, problem_responses
+from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, NOT_FOUND, NotReady, problem_responses
 from service.api.requests import StrictRoute
 from service.jobs.model import NODES
 from service.jobs.outlook import cpus_without_rank
 from service.models.access import Scope, Tenant, TenantList, TenantName
-from service.models.cluster import Node, NodeDataset, NodeJob, NodeList, Queue, QueueList, QueueName, TargetGroup
+from service.models.cluster import (
+    Node,
+    NodeDataset,
+    NodeJob,
+    NodeList,
+    ProfileList,
+    Queue,
+    QueueList,
+    QueueName,
+    StoredProfile,
+    TargetGroup,
+)
 from service.models.jobs import QueueSettings, TenantSettings
 from service.telemetry.exporter import ServiceCollector, TenantCollector, targets
 
@@ -57,9 +72,6 @@ queues_router = APIRouter(prefix="/v1", tags=["queues"], route_class=StrictRoute
 QueuePath = Annotated[QueueName, Path(description="The queue.")]
 TenantPath = Annotated[TenantName, Path(description="The tenant.")]
 
-_NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-_BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-
 
 @queues_router.get("/queues", response_model=QueueList)
 async def list_queues(_who: Reader, request: Request) -> Response:
@@ -68,23 +80,19 @@ async def list_queues(_who: Reader, request: Request) -> Response:
     return Response(QueueList(queues=queues).model_dump_json(), media_type="application/json")
 
 
-@queues_router.get("/queues/{name}", responses=_NOT_FOUND)
+@queues_router.get("/queues/{name}", responses=NOT_FOUND)
 def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> Queue:
     """Show one queue."""
     return context.quotas.queue(name)
 
 
-@queues_router.put("/queues/{name}", responses=_BODY_REFUSED)
+@queues_router.put("/queues/{name}", responses=BODY_REFUSED)
 def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> Queue:
     """Create or change a queue. Limits below its current usage do not disturb running jobs."""
     return context.quotas.put_queue(name, settings)
 
 
-@queues_router.delete(
-    "/queues/{name}",
-    status_code=HTTPStatus.NO_CONTENT,
-    responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
-)
+@queues_router.delete("/queues/{name}", status_code=HTTPStatus.NO_CONTENT, responses=NOT_FOUND | CONFLICT)
 def delete_queue(name: QueuePath, _who: Admin, context: ContextDep) -> None:
     """Delete a queue that has no active jobs."""
     context.quotas.delete_queue(name)
@@ -96,7 +104,7 @@ def list_tenants(_who: Admin, context: ContextDep) -> TenantList:
     return TenantList(tenants=context.quotas.tenants())
 
 
-@queues_router.put("/tenants/{name}", responses=_BODY_REFUSED)
+@queues_router.put("/tenants/{name}", responses=BODY_REFUSED)
 def put_tenant(name: TenantPath, settings: TenantSettings, _who: Admin, context: ContextDep) -> Tenant:
     """Set a tenant's limits. Limits below its current usage do not disturb running jobs."""
     return context.quotas.put_tenant(name, settings)
@@ -144,3 +152,45 @@ def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
         registry.register(TenantCollector(context.store, context.quotas, who.tenant))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=media_type)
+
+
+# Profiles of kinds of GPU: measured per precision, stored by operators, used for every job's predictions.
+
+profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
+
+KindPath = Annotated[AcceleratorType, Path(description="Ray's name for the kind of GPU, for example H100.")]
+PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the profile measured at this precision.")]
+
+
+def shown(stored: StoredProfile, who: Principal) -> StoredProfile:
+    """A profile as shown to a principal: only operators see the names of operators' keys."""
+    return stored if who.may(Scope.ADMIN) else stored.anonymous
+
+
+@profiles_router.get("")
+def list_profiles(who: Reader, context: ContextDep) -> ProfileList:
+    """List the profiles of all kinds of GPU."""
+    return ProfileList(profiles=[shown(stored, who) for stored in context.profiles.list()])
+
+
+@profiles_router.get("/{kind}", responses=NOT_FOUND)
+def show_profile(kind: KindPath, who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
+    """Show the profile of one kind of GPU; by default the one in bf16 if there are several."""
+    return shown(context.profiles.get(kind, precision), who)
+
+
+@profiles_router.put("/{kind}", responses=BODY_REFUSED)
+def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> StoredProfile:
+    """Store the profile of a kind of GPU, replacing any profile of the same precision."""
+    try:
+        profile.refuse_other_kind(kind)
+    except ValueError as error:
+        fault = {"type": "value_error", "loc": ("body", "device"), "msg": str(error), "input": profile.device}
+        raise RequestValidationError([fault]) from error
+    return context.profiles.put(kind, profile, who.name)
+
+
+@profiles_router.delete("/{kind}", status_code=HTTPStatus.NO_CONTENT, responses=NOT_FOUND)
+def delete_profile(kind: KindPath, _who: Admin, context: ContextDep, precision: PrecisionQuery = None) -> None:
+    """Delete the profiles of a kind of GPU, or only one precision's; its jobs are then planned from data sheets."""
+    context.profiles.delete(kind, precision)

@@ -11,7 +11,7 @@ from boost_core.config.data import DatasetName
 from service.api.admission import if_dataset_fits
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep
-from service.api.errors import problem_responses
+from service.api.errors import CONFLICT, NOT_FOUND, problem_responses
 from service.api.requests import StrictRoute
 from service.jobs.model import Owner
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
@@ -23,7 +23,6 @@ DatasetPath = Annotated[DatasetName, Path(description="The dataset.")]
 _BODY_REFUSED = problem_responses(
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT
 )
-_NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
@@ -40,24 +39,19 @@ def list_datasets(who: Reader, context: ContextDep) -> DatasetList:
     return DatasetList(datasets=list(context.datasets.list(who.tenant)))
 
 
-@router.get("/{name}", responses=_NOT_FOUND)
+@router.get("/{name}", responses=NOT_FOUND)
 def show_dataset(name: DatasetPath, who: Reader, context: ContextDep) -> DatasetDetail:
     """Show one dataset with its full lineage."""
     return context.datasets.get(name, who.tenant)
 
 
-@router.post("/{name}/cancel", responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT))
+@router.post("/{name}/cancel", responses=NOT_FOUND | CONFLICT)
 def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Dataset:
     """Stop building a dataset. Created again, it continues with the remaining files."""
     return context.datasets.cancel(name, who.tenant)
 
 
-@router.delete(
-    "/{name}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_class=Response,
-    responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
-)
+@router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=NOT_FOUND | CONFLICT)
 def delete_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> None:
     """Delete the record of a dataset that no active job uses. Its files stay where they are."""
     context.datasets.delete(name, who.tenant)

@@ -1,35 +1,38 @@
-"""Jobs: submit, dry-run, list, show, clone; change; their curves, trackers and evaluations.
+"""Jobs: submit, dry-run, list, show, clone; change; their curves, trackers, evaluations and streams of events and logs.
 
 Routes that get the most requests come first (``service.api.app``), hence several routers.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
+from boost_core.config.reading import Moment
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, planned, with_layouts
-from service.api.audit import NotRecorded, recorded_with
+from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import ContextDep, JobDep, context_of, refuse_others
-from service.api.errors import InvalidJob, problem_responses
+from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
+from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, InvalidJob, problem_responses
+from service.api.following import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
-from service.jobs.model import JobFilter, JobPage, JobRecord, Owner, Request
+from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec
-from service.jobs.queries import JobNotFound, history
+from service.jobs.queries import EventFilter, JobNotFound, history
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
@@ -52,7 +55,6 @@ from service.trackers.opening import kinds_of, place_of
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 _JSON = "application/json"
-_BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 class JobQuery(BaseModel):
@@ -72,7 +74,7 @@ class JobQuery(BaseModel):
 # Routes are tried in turn, so those that get most requests come first; but dry-run is not a job's id.
 
 
-@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("", response_model=JobPage, responses=INVALID)
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
@@ -94,40 +96,37 @@ async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: Http
     return Response(await context_of(http).reads.run(page), media_type=_JSON)
 
 
-@router.post("/dry-run", responses=_BODY_REFUSED)
+@router.post("/dry-run", responses=BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-
-    def tried(job: Completed) -> DryRun:
-        return DryRun(
+    return await admitted(
+        spec,
+        context,
+        who.tenant,
+        lambda job: DryRun(
             spec=job.spec,
             plan=planned(job.spec, job.basis.machine(job.spec)),
             chosen=job.chosen,
             profile=job.profile,
             fitted=job.fitted,
-        )
+        ),
+    )
 
-    return await admitted(spec, context, who.tenant, tried)
 
-
-@router.get(
-    "/{job_id}",
-    response_model=JobRecord,
-    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
-)
+@router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
 async def show(job: JobDep, http: HttpRequest) -> Response:
     """Show one job."""
     job = context_of(http).outlook().of(job)
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
-@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
+@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=BODY_REFUSED)
 async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
     """Submit a training job. It is QUEUED, and starts when its turn comes and its workers can be placed."""
     return await _create(spec, who, http, request)
 
 
-@router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("/{job_id}/plan", responses=NOT_FOUND)
 def show_plan(job: JobDep) -> PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
     plan = planned(job.spec, job.basis.machine(job.spec))
@@ -138,7 +137,7 @@ def show_plan(job: JobDep) -> PlanAnswer:
     "/{job_id}/clone",
     status_code=HTTPStatus.CREATED,
     response_model=JobRecord,
-    responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    responses=BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
     """Submit a copy of a job, with changes."""
@@ -156,11 +155,7 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
 
 
 async def _create(
-    spec: JobSpec,
-    who: Principal,
-    http: HttpRequest,
-    request: Request | None,
-    original: JobRecord | None = None,
+    spec: JobSpec, who: Principal, http: HttpRequest, request: Request | None, original: JobRecord | None = None
 ) -> Response:
     context = context_of(http)
     record = await run_in_threadpool(context.store.known, request) if request else None
@@ -183,7 +178,7 @@ async def _create(
                 node_memory_bytes=job.nodes.memory_bytes,
             )
             try:
-                return store(alongside=recorded_with(http, context.audit, HTTPStatus.CREATED))
+                return store(alongside=partial(record_with, http, context.audit, HTTPStatus.CREATED))
             except NotRecorded:
                 return store()
 
@@ -302,9 +297,7 @@ class HistoryQuery(BaseModel):
     to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
 
 
-@history_router.get(
-    "/{job_id}/metrics", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-)
+@history_router.get("/{job_id}/metrics", responses=NOT_FOUND)
 def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> MetricsHistory:
     """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
     newest = job.goodput.highest_step
@@ -320,10 +313,9 @@ results_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_clas
 _MOST = 50
 _MOST_SCORES = 500
 _MOST_BYTES = 2**18
-_EVALUATION_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-@results_router.get("/trackers", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
+@results_router.get("/trackers", responses=NOT_FOUND)
 def trackers(job: JobDep, context: ContextDep) -> TrackerList:
     """Show a job's trackers, how many events each is behind, and why."""
     return TrackerList(
@@ -346,7 +338,7 @@ def trackers(job: JobDep, context: ContextDep) -> TrackerList:
 @results_router.post(
     "/evaluations",
     status_code=HTTPStatus.CREATED,
-    responses=_EVALUATION_REFUSED | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    responses=NOT_FOUND | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
 )
 def record_evaluation(
     job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
@@ -358,9 +350,102 @@ def record_evaluation(
     return context.store.add_scores(job.id, scores, request)
 
 
-@results_router.get("/evaluations", responses=_EVALUATION_REFUSED)
+@results_router.get("/evaluations", responses=NOT_FOUND)
 def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
     """List the evaluations of a job's checkpoints on tasks, newest first."""
     with Session(context.store.engine) as session:
         events = queries.newest_events(session, job.id, "scores", _MOST)
     return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])
+
+
+# A job's events and log lines as streams of server-sent events.
+
+
+async def _hold_stream(who: Reader, context: ContextDep) -> AsyncIterator[ExitStack]:
+    """Limit the number of open event streams per key, and release what a stream holds when it ends."""
+    with context.limits.stream(who), ExitStack() as contexts:
+        yield contexts
+
+
+# For routes that return a stream: it is counted, and contexts entered here are held, until the stream ends for whatever
+# reason. A generator is not closed in time if its client leaves while an event is being sent.
+HeldByStream = Annotated[ExitStack, Depends(_hold_stream)]
+
+
+events_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_LARGEST_ID = 2**63 - 1  # what a database can compare
+_MOST_RANKS = 2**31 - 1
+
+After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
+LastEventId = Annotated[
+    int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that reconnect.")
+]
+Follow = Annotated[bool, Query(description="Keep the stream open until the job has ended.")]
+
+
+@events_router.get("/{job_id}/events", response_class=EventSourceResponse, responses=NOT_FOUND)
+async def events(
+    job: JobDep,
+    who: Reader,
+    context: ContextDep,
+    contexts: HeldByStream,
+    kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
+    since: Annotated[Moment | None, Query(description="Only events at or after this time.")] = None,
+    after: After = 0,
+    last_event_id: LastEventId = None,
+    follow: Follow = True,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream a job's past and future events: state changes, progress, evaluations, logs."""
+    selection = EventFilter(frozenset(kind) or None, since)
+    async for event in _stream(
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
+    ):
+        yield event
+
+
+@events_router.get("/{job_id}/logs", response_class=EventSourceResponse, responses=NOT_FOUND)
+async def logs(
+    job: JobDep,
+    who: Reader,
+    context: ContextDep,
+    contexts: HeldByStream,
+    rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
+    level: Annotated[
+        list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
+    ] = [],  # noqa: B006  # FastAPI copies it
+    since: Annotated[Moment | None, Query(description="Only lines at or after this time.")] = None,
+    after: After = 0,
+    last_event_id: LastEventId = None,
+    follow: Follow = True,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream the log lines of a job's ranks. They are kept after the gang has ended."""
+    selection = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
+    async for event in _stream(
+        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
+    ):
+        yield event
+
+
+async def _stream(
+    context: Context,
+    contexts: ExitStack,
+    who: Principal,
+    job: JobRecord,
+    selection: EventFilter,
+    after: int,
+    follow: bool,
+) -> AsyncIterator[ServerSentEvent]:
+    if follow and not job.finished:
+        follower = contexts.enter_context(context.feeds.follow(job.id, who, selection, after))
+        while batch := await follower.next():
+            for event in batch:
+                yield event.encoded
+        return
+    while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
+        batch = await context.feeds.read(job.id, after, selection)
+        for event in batch:
+            yield event.encoded
+        if len(batch) < BATCH:
+            return
+        after = batch[-1].event.id

@@ -1,8 +1,8 @@
 """Plans of jobs before they are submitted, presets, examples and versions."""
 
 import platform
+from contextlib import suppress
 from functools import cache
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.config.job import load_job
+from boost_core.config.job import JobSpec, load_job
 from boost_core.plan.machine import Basis
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
 from service.api.auth import Reader
 from service.api.deps import ContextDep
-from service.api.errors import InvalidJob, problem_responses
+from service.api.errors import BODY_REFUSED, InvalidJob
 from service.api.requests import StrictRoute
-from service.api.routes.profiles import shown
+from service.api.routes.cluster import shown
 from service.jobs.outlook import size_of_a_node
 from service.models.cluster import Versions
 from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
@@ -44,9 +44,7 @@ def job_examples() -> JobExampleList:
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 
 
-@router.post(
-    "/plans", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-)
+@router.post("/plans", responses=BODY_REFUSED)
 def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
@@ -56,7 +54,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     of GPUs per node is the search's, else that of the nodes that the service sees, else 8. Layouts that need more host
     memory than these nodes have, if that is known, do not fit.
     """
-    job, search = request.job, request.search
+    job = JobSpec.model_construct(**{name: getattr(request, name) for name in JobSpec.model_fields})
+    search = request.search
     sent = search.profile if search else None
     stored = context.profiles.for_job(job) if sent is None else None
     profile = stored.profile if stored else sent
@@ -99,19 +98,16 @@ def show_versions(_who: Reader, context: ContextDep) -> Versions:
     database: Literal["sqlite", "postgresql"] = (
         "postgresql" if context.store.engine.dialect.name == "postgresql" else "sqlite"
     )
+    installed: dict[str, str] = {}
+    for package in ("ray", "torch"):
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
     return Versions(
         service=__version__,
         api="v1",
         python=platform.python_version(),
-        ray=_installed("ray"),
-        torch=_installed("torch"),
+        ray=installed.get("ray"),
+        torch=installed.get("torch"),
         ray_dashboard_url=context.settings.ray_dashboard_url,
         database=database,
     )
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -12,13 +12,12 @@ from pydantic import SecretStr, ValidationError
 
 from service.cli.connection import Login, client_of, open_client, write_login
 from service.cli.failures import BadInput, Failed, read_settings
-from service.cli.options import AsJson, Url, moment_from_now
+from service.cli.options import AsJson, Url, moment
 from service.cli.output.printing import print_json, print_list, print_table, say
 from service.client import Client
 from service.models.access import Identity, Scope
 from service.models.jobs import KeyRequest
 from service.models.problems import job_errors
-from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.accounts.local import LocalKeys
@@ -96,7 +95,7 @@ def create(
     url: Url = None,
 ) -> None:
     """Create a key and print it. It is shown only once."""
-    expires_at = moment_from_now(expires) if expires else None
+    expires_at = moment(expires, in_future=True) if expires else None
     fields = {"name": name, "tenant": tenant, "scopes": scope, "expires_at": expires_at}
     try:
         request = KeyRequest.model_validate(fields)
@@ -137,18 +136,18 @@ def revoke(
     say(f"key {key_id} is revoked")
 
 
-def _keys(direct: bool, url: str | None) -> "AbstractContextManager[Client | LocalKeys]":
-    """Return what creates, lists and revokes keys: a service, or direct access to its database."""
-    return _keys_in_database(read_settings()) if direct else open_client(url)
-
-
 @contextmanager
-def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
-    """Access the keys in the database itself, creating its tables if needed.
+def _keys(direct: bool, url: str | None) -> "Iterator[Client | LocalKeys]":
+    """Give what creates, lists and revokes keys: a service, or the database itself, with its tables if needed.
 
     Raises:
         Failed: The database cannot be used, or the key does not exist.
     """
+    if not direct:
+        with open_client(url) as client:
+            yield client
+        return
+
     # Imported here because few commands need SQL.
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -156,6 +155,7 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
     from service.accounts.local import LocalKeys
     from service.jobs.database import in_words, migrate
 
+    settings = read_settings()
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)

@@ -1,15 +1,28 @@
-"""Jobs: ``boost ls``, ``show``, ``events`` and ``logs`` inspect them, ``pause`` to ``drill`` act on one."""
+"""Jobs: ``boost submit``, ``clone``, ``plan``; ``ls`` to ``watch`` show them, ``pause`` to ``profile`` act on one."""
 
-from collections.abc import Callable
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
+import yaml
+from rich.console import Console
+from rich.live import Live
 
-from boost_core.messages import Drill
+from boost_core.config.reading import read_yaml
+from boost_core.messages import Drill, Profile, duration, numbers_of
+from boost_core.plan.machine import Basis, NetworkConfig, machine_of
+from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
+from boost_core.plan.report import plan as plan_of
+from boost_core.plan.resolve import choose_layouts
 from service.cli.connection import open_client
-from service.cli.failures import BadInput
-from service.cli.options import AsJson, Follow, JobId, Url, moment_before_now
+from service.cli.failures import BadInput, ExitStatus, Failed, read_job, read_profile, read_yaml_as
+from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url, complete_job_ids, moment
 from service.cli.output.jobs import (
     age,
     exit_as,
@@ -18,15 +31,199 @@ from service.cli.output.jobs import (
     line_of,
     loss,
     news,
-    scores,
+    print_chosen,
+    print_plan,
+    print_search,
+    print_stored,
+    productive_share,
     step,
-    trackers_in_words,
 )
-from service.cli.output.printing import Terminal, print_facts, print_json, print_table, say, say_unchanged
+from service.cli.output.printing import (
+    PlainTable,
+    Terminal,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    say,
+    say_unchanged,
+)
 from service.client import ApiError, Client
-from service.jobs.model import EVENT_KINDS, JobPage, JobRecord
-from service.jobs.states import JobState
-from service.models.jobs import JobEvaluation
+from service.jobs.model import EVENT_KINDS, EventKind, JobPage, JobRecord
+from service.jobs.states import TERMINAL_STATES, JobState
+from service.models.jobs import JobEvaluation, PlanAnswer
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
+
+
+def submit(
+    job: JobFile,
+    name: Annotated[str | None, typer.Option(help="Override the job's name.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Override the job's queue.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Override the job's priority.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan the job without submitting it.")] = False,
+    idempotency_key: IdempotencyKey = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Submit a job."""
+    spec = read_job(job, {"name": name, "queue": queue, "priority": priority})
+    with open_client(url) as client:
+        if dry_run:
+            result = client.dry_run(spec)
+            if as_json:
+                print_json(result)
+                return
+            say(f"{result.spec.name} could be submitted to the queue {result.spec.queue}")
+            print_plan(result.plan, result.spec)
+            if result.chosen is not None:
+                print_chosen(result.chosen)
+            print_stored(result.profile)
+            return
+        _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, as_json)
+
+
+def clone(
+    job_id: JobId,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
+    ] = None,
+    from_checkpoint: Annotated[
+        bool, typer.Option("--from-checkpoint", help="Continue from the job's newest checkpoint, at its step.")
+    ] = False,
+    from_weights: Annotated[
+        bool, typer.Option("--from-weights", help="Start at step 0 from the weights of the job's newest checkpoint.")
+    ] = False,
+    idempotency_key: IdempotencyKey = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Submit a copy of a job."""
+    patch = merge_patch(changes or [])
+    if from_checkpoint and from_weights:
+        raise BadInput("--from-checkpoint continues and --from-weights starts at step 0; give one of them")
+    with open_client(url) as client:
+        record = client.clone(
+            job_id, patch, from_checkpoint=from_checkpoint, from_weights=from_weights, idempotency_key=idempotency_key
+        )
+        _go_on(client, record, follow_it, as_json)
+
+
+def plan(
+    job: JobFile,
+    profile: Annotated[
+        Path | None, typer.Option(help="Profile of the devices, from `boost bench profile` (default: data sheets).")
+    ] = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=65_536, help="Search for the best way to train the job on this many GPUs.")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
+    spec = read_job(job)
+    network, measured = (
+        read_yaml_as(NetworkConfig, cluster) if cluster else None,
+        read_profile(profile) if profile else None,
+    )
+    if service:
+        if gpus is None and (network or measured):
+            raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
+        search = None
+        if gpus is not None:
+            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+        with open_client(url) as client:
+            answer = client.plan(spec, search)
+        if as_json:
+            print_json(answer)
+            return
+        if answer.search is not None:
+            print_search(answer.search)
+        else:
+            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
+            if answer.chosen is not None:
+                print_chosen(answer.chosen)
+        print_stored(answer.profile)
+        return
+
+    if url is not None:
+        raise BadInput("--url goes with --service")
+    result: Plan | SearchReport
+    chosen = None
+    try:
+        if gpus is None:
+            if spec.leaves_layouts:
+                chosen = choose_layouts(spec, Basis(profile=measured))
+                spec = spec.with_layouts(chosen.sizes)
+            machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
+            result = plan_of(spec, machine)
+        else:
+            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+            result = search_report(spec, search)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if as_json:
+        print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
+    elif isinstance(result, SearchReport):
+        print_search(result)
+    else:
+        print_plan(result, spec)
+        if chosen is not None:
+            print_chosen(chosen)
+
+
+def merge_patch(changes: list[str]) -> dict[str, Any]:
+    """Build a JSON merge patch from ``section.field=value`` changes; values are read as YAML.
+
+    Raises:
+        BadInput: A change does not have this form, or conflicts with another one.
+    """
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        *sections, field = path.split(".")
+        if not equals or not all([*sections, field]):
+            raise BadInput(f"--set {change}: give a field and its value, such as training.steps=500")
+        section = patch
+        for name in sections:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
+        try:
+            section[field] = read_yaml(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
+    return patch
+
+
+def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:
+    """Print a job that has just been submitted, or follow it."""
+    if not as_json:
+        say(f"submitted {record.id}")
+    if follow_it:
+        record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json))
+    elif not as_json:
+        say(f"watch it with: boost watch {record.id}")
+    if as_json:
+        print_json(record)
+    exit_as(record)
+
+
+# Inspecting and changing them.
 
 _Part = TypeVar("_Part")
 
@@ -73,7 +270,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     if as_json:
         print_json(job)
         return
-    print_facts((*facts(job), *scores(evaluations), *trackers_in_words(tracked.trackers if tracked else [])))
+    print_facts(facts(job, evaluations, tracked.trackers if tracked else []))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
@@ -119,7 +316,7 @@ def logs(
     url: Url = None,
 ) -> None:
     """Print the logs of a job's ranks. For the job's events: `boost events`."""
-    begin = moment_before_now(since) if since else None
+    begin = moment(since, in_future=False) if since else None
     levels = [each.upper() for each in level or ()]
     with open_client(url) as client:
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
@@ -204,3 +401,164 @@ def drill(
 
 def _without_none(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+# Traces of steps.
+
+_OUTCOMES: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # of a profile
+_READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
+
+
+def profile(
+    job_id: JobId,
+    steps: Annotated[int, typer.Option(help="Number of steps, 1 to 20.")] = Profile().steps,
+    rank: Annotated[list[int] | None, typer.Option(help="Rank to trace (default: 0); repeatable.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces and print their locations.")] = False,
+    url: Url = None,
+) -> None:
+    """Trace some steps of a running job with torch's profiler. The traces are stored next to its checkpoints."""
+    ranks = rank or [0]
+    with open_client(url) as client:
+        seen = max((event.id for event in client.events(job_id, follow=False, kinds=_OUTCOMES)), default=0)
+        job = client.profile(job_id, {"steps": steps, "ranks": ranks})
+        if not wait:
+            say(f"{steps} step(s) of {job.id} will be traced; for the traces' locations: boost events {job.id} -f")
+            say(_READERS)
+            return
+
+        untraced = set(ranks)
+        for event in client.events(job_id, after=seen, kinds=_OUTCOMES):
+            is_of_them = event.data.get("rank") in untraced
+            failed = event.kind == "fault" and event.data["what"] == "profile" and is_of_them
+            if event.kind == "interruption" or failed:
+                raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
+            if event.kind == "profile" and is_of_them:
+                untraced.remove(event.data["rank"])
+                say(event.data["url"])
+            if not untraced:
+                return
+    raise Failed(f"the job ended before the steps of rank {min(untraced)} were traced")
+
+
+# ``boost watch``: several jobs at once, live, with the curves of their losses and throughputs.
+
+_LOOK_SECONDS = 2.0
+_PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
+_RETRY_SECONDS = 60.0  # a restart of the service must not end a watch that has run for hours
+_POINTS = 24  # of a curve
+_ENDED = 10  # ended jobs that stay visible while all active jobs are watched
+_UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
+_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+Curve = deque[tuple[int, float | None, float | None]]  # the newest steps of a job, each with its loss and throughput
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Draw a block for each value, taller for larger values; a blank for missing and non-finite ones."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    line = ""
+    for value in values:
+        if value is None or not math.isfinite(value):
+            line += " "
+            continue
+        share = (value - low) / (high - low) if high > low else 0.5
+        line += _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
+    return line
+
+
+def watch(
+    job_ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...", help="Jobs to watch (default: all active ones).", autocompletion=complete_job_ids
+        ),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, otherwise as lines."""
+    console, named = Terminal(), list(dict.fromkeys(job_ids or []))
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None  # its last state stays
+    printed: dict[str, tuple[JobState, str | None, float]] = {}
+    jobs: list[JobRecord] = []
+    curves: dict[str, Curve] = {}
+    with open_client(url) as client:
+        client.list(limit=1)  # fail at once if the service was never reachable
+    with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
+        try:
+            with live or nullcontext():
+                while True:
+                    if named:
+                        jobs = [client.get(job_id) for job_id in named]
+                    else:  # the active jobs, and those that ended while they were watched
+                        active = client.list(_UNFINISHED).jobs
+                        ids = {job.id for job in active}
+                        ended = [job if job.finished else client.get(job.id) for job in jobs if job.id not in ids]
+                        jobs = active + ended[:_ENDED]
+                    for job in jobs:
+                        _extend_curve(curves, job, client)
+                    if live:
+                        live.update(PlainTable(_COLUMNS, [_row(job, curves[job.id]) for job in jobs]), refresh=True)
+                    else:
+                        _print_changes(console, jobs, printed)
+                    if named and all(job.finished for job in jobs):
+                        break
+                    time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    if any(job.state is not JobState.SUCCEEDED for job in jobs):
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _extend_curve(curves: dict[str, Curve], job: JobRecord, client: Client) -> None:
+    """Add a job's newest step to its curve, if it is new; at first also its past: without it, the curve starts now."""
+    if job.id not in curves:
+        curve: Curve = deque(maxlen=_POINTS)
+        curves[job.id] = curve
+        if job.progress:
+            with suppress(ApiError):
+                samples = client.metrics(job.id, _POINTS).samples
+                curve.extend((sample.step, sample.loss, sample.tokens_per_second) for sample in samples)
+    curve, newest = curves[job.id], job.progress
+    if newest and newest.step != (curve[-1][0] if curve else 0):
+        curve.append((newest.step, newest.loss, newest.tokens_per_second))
+
+
+def _print_changes(
+    console: Console, jobs: Iterable[JobRecord], printed: dict[str, tuple[JobState, str | None, float]]
+) -> None:
+    """Print a line for a job when its state changes, and from time to time."""
+    for job in jobs:
+        state, waiting_for, until = printed.get(job.id, (None, None, 0.0))
+        is_due = job.state is JobState.RUNNING and time.monotonic() >= until
+        if (job.state, job.waiting_for) == (state, waiting_for) and not is_due:
+            continue
+        printed[job.id] = job.state, job.waiting_for, time.monotonic() + _PLAIN_SECONDS
+        line = f"{time.strftime('%H:%M:%S')}  {job.id} {job.name}  {job.state}"
+        if job.state is JobState.RUNNING and job.progress:
+            if job.last_seen:
+                line += f", as last seen at {job.last_seen.astimezone():%H:%M:%S}"
+            line += f"  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}"
+            line += f"  ETA {duration(job.progress.eta_seconds)}"
+        else:
+            line += f": {news(job)}"
+        print_line(console, line)
+
+
+def _row(job: JobRecord, curve: Curve) -> tuple[str, ...]:
+    newest = job.progress
+    trains = job.state is JobState.RUNNING and newest is not None
+    losses, throughputs = ([point[number] for point in curve] for number in (1, 2))
+    return (
+        f"{job.name}\n{job.id}",
+        job.state,
+        step(job),
+        duration(newest.eta_seconds) if newest and trains else "-",
+        f"{loss(job)}\n{sparkline(losses)}",
+        f"{newest.tokens_per_second:,.0f}\n{sparkline(throughputs)}" if newest else "-",
+        f"{newest.exposed_communication_share:.0%}" if newest else "-",
+        str(job.present_layout) if job.shape else "-",
+        productive_share(job),
+        "" if trains else news(job),
+    )

@@ -10,24 +10,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import httpx
 import typer
 import yaml
-from rich.console import Console
 
 from boost_core.messages import EvaluationReport, StepReport
-from service.cli.commands.trainer import run_trainer
+from service.cli.commands.checkpoints import run_trainer
 from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
-from service.cli.output.jobs import (
-    follow,
-    report_of,
-)
+from service.cli.output.jobs import follow, report_of
 from service.cli.output.printing import Terminal, print_line, say, say_unchanged
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
-from service.settings import Settings
 
 EXAMPLE = Path("examples/cola-tiny.yaml")
 
@@ -36,123 +31,37 @@ _STOP_SECONDS = 15.0
 _LOG_LINES = 20
 
 
-def run_demo(settings: Settings, console: Console) -> ExitStatus:
-    """Start a service, train the example on it, report the result, and stop the service.
-
-    Returns:
-        OK if the job SUCCEEDED and its validation loss is below the unigram entropy of the validation text.
-
-    Raises:
-        BadInput: The example job is not below the current folder.
-    """
-    if not EXAMPLE.exists():
-        raise BadInput(f"{EXAMPLE} is not under {Path.cwd()}; run this in the root of the repository")
-    spec = read_job(EXAMPLE)
-    log = settings.home / "demo.log"
-    try:
-        with _ended_by_signals(), _service(log) as (process, url), Client(url) as client:
-            with console.status("starting the service"):
-                deadline = time.monotonic() + _START_SECONDS
-                while not _ready(url):
-                    if process.poll() is not None:
-                        raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
-                    if time.monotonic() > deadline:
-                        raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
-                    time.sleep(0.2)
-
-            job_id = client.submit(spec).id
-            print_line(console, f"submitted {EXAMPLE} as {job_id}")
-            try:
-                record = follow(client, job_id, console)
-            except BaseException:  # the next demo would have to wait for it
-                with suppress(ServiceUnreachable, ApiError):
-                    client.cancel(job_id)
-                raise
-            reports = [report_of(event) for event in client.events(job_id, follow=False)]
-    except (_ServiceFailed, ServiceUnreachable) as error:
-        print_line(console, f"{error}\nlast lines of {log}:", style="red")
-        say_unchanged("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
-        return ExitStatus.FAILED
-
-    steps = [report for report in reports if isinstance(report, StepReport)]
-    evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
-    lines = [""]
-    status = ExitStatus.FAILED
-    if record.state is not JobState.SUCCEEDED or not steps or not evaluations or record.checkpoint is None:
-        lines.append(f"the job is {record.state}: {record.message}; the service's log is {log}")
-    else:
-        last = evaluations[-1]
-        lines += [
-            f"checkpoint     {record.checkpoint.url}",
-            f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps",
-            f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}",
-        ]
-        if last.loss >= last.unigram_entropy:
-            lines.append("the model learned no more than byte frequencies: the demo failed")
-        else:
-            status, boost = ExitStatus.OK, Path(sys.argv[0])  # as the user can call this program from here
-            if boost.name != "boost" or shutil.which("boost") == str(boost):
-                boost = Path("boost")
-            elif boost.is_relative_to(Path.cwd()):
-                boost = boost.relative_to(Path.cwd())
-            lines += [
-                "\nTry next:",
-                f"  {boost} serve --no-auth",
-                f"  {boost} submit {EXAMPLE} --follow",
-                f"  {boost} ls",
-            ]
-    for line in lines:
-        print_line(console, line)
-    return status
-
-
 class _ServiceFailed(RuntimeError):
     """The service did not become ready."""
 
 
 @contextmanager
 def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a service in its own process on a free port, and stop it on the way out in any case."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    address = ["--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
-    with log.open("wb") as output:
-        # A session of its own, so that Ctrl-C reaches the service only through us, and only once.
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    """Run a service in its own process on a free port, and stop it in any case, also on SIGTERM and SIGHUP."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
     try:
-        yield process, f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port: int = listener.getsockname()[1]
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
+        with log.open("wb") as output:
+            # A session of its own, so that Ctrl-C reaches the service only through us, and only once.
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Exit cleanly on SIGTERM and SIGHUP, so that the service is not left running."""
-
-    def leave(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", trust_env=False).is_success
-    except httpx.TransportError:
-        return False
 
 
 HANDED_ON: dict[str, Any] = {
@@ -167,8 +76,7 @@ def serve(
         int | None, typer.Option(min=1, max=65_535, help="Port to listen on (default: BOOST_PORT, or 8900).")
     ] = None,
     auth: Annotated[
-        bool | None,
-        typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth)."),
+        bool | None, typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth).")
     ] = None,
     tls: Annotated[
         bool | None,
@@ -221,7 +129,69 @@ def import_configuration(
 
 def demo() -> None:
     """Start a service, train the example job on it and show the result."""
-    raise typer.Exit(run_demo(read_settings(), Terminal()))
+    settings, console = read_settings(), Terminal()
+    if not EXAMPLE.exists():
+        raise BadInput(f"{EXAMPLE} is not under {Path.cwd()}; run this in the root of the repository")
+    spec = read_job(EXAMPLE)
+    log = settings.home / "demo.log"
+    try:
+        with _service(log) as (process, url), Client(url) as client:
+            with console.status("starting the service"):
+                deadline = time.monotonic() + _START_SECONDS
+                while True:
+                    with suppress(httpx.TransportError):
+                        if httpx.get(f"{url}/readyz", trust_env=False).is_success:
+                            break
+                    if process.poll() is not None:
+                        raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
+                    if time.monotonic() > deadline:
+                        raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
+                    time.sleep(0.2)
+
+            job_id = client.submit(spec).id
+            print_line(console, f"submitted {EXAMPLE} as {job_id}")
+            try:
+                record = follow(client, job_id, console)
+            except BaseException:  # the next demo would have to wait for it
+                with suppress(ServiceUnreachable, ApiError):
+                    client.cancel(job_id)
+                raise
+            reports = [report_of(event) for event in client.events(job_id, follow=False)]
+    except (_ServiceFailed, ServiceUnreachable) as error:
+        print_line(console, f"{error}\nlast lines of {log}:", style="red")
+        say_unchanged("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
+        raise typer.Exit(ExitStatus.FAILED) from None
+
+    steps = [report for report in reports if isinstance(report, StepReport)]
+    evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
+    lines = [""]
+    status = ExitStatus.FAILED
+    if record.state is not JobState.SUCCEEDED or not steps or not evaluations or record.checkpoint is None:
+        lines.append(f"the job is {record.state}: {record.message}; the service's log is {log}")
+    else:
+        last = evaluations[-1]
+        lines += [
+            f"checkpoint     {record.checkpoint.url}",
+            f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps",
+            f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}",
+        ]
+        if last.loss >= last.unigram_entropy:
+            lines.append("the model learned no more than byte frequencies: the demo failed")
+        else:
+            status, boost = ExitStatus.OK, Path(sys.argv[0])  # as the user can call this program from here
+            if boost.name != "boost" or shutil.which("boost") == str(boost):
+                boost = Path("boost")
+            elif boost.is_relative_to(Path.cwd()):
+                boost = boost.relative_to(Path.cwd())
+            lines += [
+                "\nTry next:",
+                f"  {boost} serve --no-auth",
+                f"  {boost} submit {EXAMPLE} --follow",
+                f"  {boost} ls",
+            ]
+    for line in lines:
+        print_line(console, line)
+    raise typer.Exit(status)
 
 
 def migrate() -> None:

@@ -1,13 +1,12 @@
-"""A job as text: what ``boost show`` and ``boost ls`` print, and its events as readable lines.
+"""A job as text: what ``boost show`` and ``boost ls`` print, its events as readable lines, and its plan as a table.
 
 Following a job shows a live progress bar on a terminal, and plain lines elsewhere.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import typer
 from pydantic import ValidationError
@@ -16,8 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from boost_core import messages
+from boost_core.config import JobSpec, Layout
 from boost_core.config.base import counted
+from boost_core.hardware import BYTES
 from boost_core.messages import (
+    Provenance,
     Report,
     Score,
     Scores,
@@ -30,13 +32,15 @@ from boost_core.messages import (
     restart_in_words,
     validation_in_words,
 )
+from boost_core.plan.report import Plan, PlannedChoice, PlannedShape, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.cli.failures import ExitStatus
-from service.cli.output.printing import print_line
+from service.cli.output.printing import print_facts, print_line, print_table, say
 from service.client import Client
 from service.jobs.ledger import as_of
 from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord
 from service.jobs.states import JobState
+from service.models.cluster import StoredProfile
 from service.models.jobs import JobEvaluation, TrackerState
 
 _SHOWN_RESTARTS = 5
@@ -44,16 +48,22 @@ _SHOWN_SCORES = 20
 _LAYOUTS_A_LINE = 3
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
-_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events until it is closed
-
 # Kinds of events that are not reports of the trainer.
 _OF_THE_SERVICE = frozenset({"state", "patch", "drill", "scores", "layouts"})
 # All but the frequent ones, which feed curves and gauges, and those of newer services.
 _SHOWN = EVENT_KINDS - {"ranks", "spare"}
 
 
-def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """Yield a job's facts, each with its name; the name is empty on continuation lines."""
+def facts(
+    job: JobRecord, evaluations: Sequence[JobEvaluation] = (), trackers: Sequence[TrackerState] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield a job's facts, each with its name; the name is empty on continuation lines.
+
+    Args:
+        job: The job.
+        evaluations: Its evaluations on tasks, newest first.
+        trackers: The state of its trackers.
+    """
     yield "id", job.id
     yield "name", job.name
     requested = ""
@@ -109,20 +119,12 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
         yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
         yield from (("", f"{each.name} {validation_in_words(each)}") for each in newest.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
-
-
-def trackers_in_words(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
-    """Yield the state of each of a job's trackers, with the tracker's kind."""
+    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
+    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
         problem = f", failing: {tracker.problem}" if tracker.problem else ""
         yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
-
-
-def scores(evaluations: Sequence[JobEvaluation]) -> Iterator[tuple[str, str]]:
-    """Yield the scores of the newest evaluations on tasks."""
-    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
-    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
 
 
 def score_in_words(score: Score) -> str:
@@ -208,7 +210,7 @@ def line_of(event: JobEvent) -> str:
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if value is None:
         return "none"
     return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
@@ -221,8 +223,7 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
-    view: _View = _live(console) if console.is_terminal else nullcontext(_PlainView(console).show)
-    with view as show:
+    with _view(console) as show:
         for event in client.events(job_id):
             if event.kind in _SHOWN:
                 show(event)
@@ -254,8 +255,22 @@ def exit_as(job: JobRecord) -> None:
 
 
 @contextmanager
-def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
-    """A progress bar for steps; all other events scroll by above it."""
+def _view(console: Console) -> Iterator[Callable[[JobEvent], None]]:
+    """Show events as lines. Of steps, a terminal shows a progress bar; elsewhere one has a line every few seconds."""
+    quiet_until = 0.0
+
+    def show_plainly(event: JobEvent) -> None:
+        nonlocal quiet_until
+        report = report_of(event)
+        if isinstance(report, StepReport) and report.step < report.steps:
+            if time.monotonic() < quiet_until:
+                return
+            quiet_until = time.monotonic() + _PLAIN_SECONDS
+        print_line(console, line_of(event))
+
+    if not console.is_terminal:
+        yield show_plainly
+        return
     columns = (
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
@@ -275,18 +290,120 @@ def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
         yield show
 
 
-class _PlainView:
-    """Plain lines: for steps only one every few seconds, and the last."""
+# Plans.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._quiet_until = 0.0
+_COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY/RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_PROVENANCE: dict[Provenance, str] = {
+    "assumed": "from data sheets",
+    "fitted": "from data sheets, corrected by measured jobs",
+    "measured": "from a measured profile",
+    "measured_fitted": "from a measured profile, corrected by measured jobs",
+}
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
-    def show(self, event: JobEvent) -> None:
-        """Print an event's line, unless another step was printed too recently."""
-        report = report_of(event)
-        if isinstance(report, StepReport) and report.step < report.steps:
-            if time.monotonic() < self._quiet_until:
-                return
-            self._quiet_until = time.monotonic() + _PLAIN_SECONDS
-        print_line(self._console, line_of(event))
+
+def print_plan(plan: Plan, spec: JobSpec) -> None:
+    """Print what a job needs in each of its layouts."""
+    facts = {
+        "parameters": f"{plan.parameters:,}",
+        "FLOPs per token": f"{plan.flops_per_token:,}",
+        "tokens per step": f"{plan.tokens_per_step:,}",
+    }
+    print_facts(facts.items(), 17)
+    rows, training = [], spec.training
+    for index, planned in enumerate(plan.shapes):
+        if planned.fits_host is False and planned.node_memory_bytes is not None:
+            fits = f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
+        elif planned.fits_device is None or planned.device_memory_bytes is None:
+            fits = "unknown"
+        else:
+            fits = f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
+
+        sent, exchange = planned.communication, "none"
+        if sent.all_reduces:
+            tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
+            element = BYTES[training.precision]
+            exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
+            if gathered := sent.gathered_elements_per_token * tokens * element:
+                exchange += f", {_size(gathered)} gathered"
+
+        rows.append(
+            (
+                str(Layout.of(planned)),
+                str(planned.world_size),
+                planned.recompute,
+                _size(planned.memory.total),
+                fits,
+                exchange,
+                _step(planned),
+                f"{planned.tokens_per_second:,.0f}",
+                duration(planned.total_seconds),
+                "fastest" if index == plan.fastest else "",
+            )
+        )
+    print_table(_COLUMNS, rows)
+    largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
+    say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
+    if plan.fastest is not None:
+        fastest = plan.shapes[plan.fastest]
+        shares = {name: part / fastest.step_seconds for name, part in fastest.step_parts.model_dump().items()}
+        shown = [
+            f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
+        ]
+        say(f"step time of the fastest: {', '.join(shown)}")
+        for line in fastest.context.why if fastest.context else ():
+            say(f"long context: {line}")
+    say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
+    for note in plan.notes:
+        say(f"note: {note}")
+
+
+def print_chosen(chosen: ChosenLayouts) -> None:
+    """Print why a job with ``layouts: auto`` gets its layouts."""
+    say(f"chosen from {chosen.timed} legal layouts:")
+    for layout in chosen.layouts:
+        say(f"- {layout.layout}: {'; '.join(layout.why)}")
+
+
+def print_stored(profile: StoredProfile | None) -> None:
+    """Print which stored profile the service used to predict times, if any."""
+    if profile is not None:
+        say(
+            f"from the service's profile of {profile.kind}: {profile.profile.device}, "
+            f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC{f' by {profile.stored_by}' if profile.stored_by else ''}"
+        )
+
+
+def print_search(report: SearchReport) -> None:
+    """Print the best ways to train a job."""
+    rows = (
+        (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
+        for each in report.choices
+    )
+    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S"), rows)
+    if not report.choices:
+        say("nothing fits")
+    elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
+        say(
+            f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
+            "not checked"
+        )
+    for line in (*report.why, *report.would_change, *report.other_orders):
+        say(f"- {line}")
+    for line in report.context.why if report.context else ():
+        say(f"long context: {line}")
+    by = _PROVENANCE[report.provenance]
+    say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
+
+
+def _step(planned: PlannedShape | PlannedChoice) -> str:
+    return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
+
+
+def _size(count: float) -> str:
+    """Format a number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

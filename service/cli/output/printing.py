@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import typer
 from pydantic import BaseModel
@@ -65,21 +66,22 @@ def print_facts(facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
         print_line(console, f"{name:<{indent}}{value}", hang=indent)
 
 
+@dataclass(frozen=True)
 class PlainTable:
     """A table without borders, as wide as the console that shows it; see ``table_lines``.
 
-    Args:
+    Attributes:
         columns: The headings.
         rows: A cell per column.
     """
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        self._columns = columns
-        self._rows = [[printable(cell) for cell in row] for row in rows]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay it out."""
-        headings, lines = table_lines(self._columns, self._rows, options.max_width)
+        rows = [[printable(cell) for cell in row] for row in self.rows]
+        headings, lines = table_lines(self.columns, rows, options.max_width)
         # As Text: brackets in a message are not markup.
         yield Text("\n".join(headings), style="table.header", no_wrap=True, overflow="ignore")
         if lines:
@@ -88,7 +90,7 @@ class PlainTable:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
-    Terminal().print(PlainTable(columns, rows), crop=False)
+    Terminal().print(PlainTable(columns, [*rows]), crop=False)
 
 
 def print_list(answer: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
