@@ -1,24 +1,30 @@
-"""One job: how well and how fast it learns, how its steps and its time are spent, and what happened to it."""
+"""A job's dashboards: how well and how fast it learns and what happened to it, and the ranks of its gang compared."""
 
-from grafana_foundation_sdk.builders import stat
+from grafana_foundation_sdk.builders import common, dashboard, statushistory
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common as looks
+from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
 from deploy.grafana.source import panels
 from deploy.grafana.source.panels import (
     JOB,
+    PROMETHEUS,
+    TOOLTIP,
+    WIDTH,
     Need,
     Query,
     Row,
     a_step,
     bars,
     count,
+    counted,
     curves,
     frame,
     goodput,
     levels,
     newest,
     number,
+    over_time,
     rate,
     share,
     stacked,
@@ -34,79 +40,59 @@ _STEP = rate("boost_rank_step_part_seconds_total", JOB)
 _WHOLE = rate("boost_rank_communication_seconds_total", JOB)
 _EXPOSED = rate("boost_rank_exposed_communication_seconds_total", JOB)
 
+_BY_RANK = f"max by (gpu, rank) (boost_rank_gpu_memory_total_bytes{{{JOB}}}) > bool 0"
+_COLUMNS, _ROWS = 100, 64  # Grafana draws no heat map that has more columns than fit
+_SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
+
 
 def job() -> Dashboard:
-    """The dashboard."""
-    rows = [_now(), _learning(), _speed(), _communication(), _time()]
-    board = frame(
-        "boost-job",
-        "Boost / Job",
-        "One training job, from its loss to how its time was spent.",
-        rows,
-        ["tenant", "job_name", "job_id"],
-    )
-    board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
-    return board.link(panels.to_dashboard("Ranks", "boost-ranks")).link(panels.to_service("/jobs/${job_id}"))
-
-
-def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
-    return number(title, says, unit, Query(expr))
-
-
-def _of_job(metric: str, legend: str, *by: str) -> Query:
-    return Query(newest(metric, JOB, *by), legend)
-
-
-def _now() -> Row:
-    """How the job stands now: two lines of numbers."""
+    """One job: how well and how fast it learns, how its steps and its time are spent, and what happened to it."""
+    # How the job stands now: two lines of numbers.
     step, target = newest("boost_job_step", JOB), newest("boost_job_target_steps", JOB)
-    state = count("State", "What the job does.", "none", Query(newest("boost_job_info", JOB, "state"), "{{state}}"))
+    state = count("State", "What the job does.", "none", newest("boost_job_info", JOB, "state"), "{{state}}")
     pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
-    good = _value(
+    good = number(
         "Goodput", "Share of the job's time, without waiting, that went into new steps.", "percentunit", goodput(JOB)
     )
-    silence = _value(
+    silence = number(
         "Last step",
         "Time since the newest step was done.",
         "s",
         f"time() - {newest('boost_job_progress_timestamp_seconds', JOB)}",
     ).decimals(0)
-    age = _value(
+    age = number(
         "Last checkpoint",
         "Time since the newest checkpoint was committed.",
         "s",
         f"time() - {newest('boost_job_checkpoint_timestamp_seconds', JOB)}",
     )
-    restarts = _value(
+    restarts = number(
         "Interruptions",
         "How often training resumed after an interruption.",
         "none",
         total(newest("boost_job_restarts_total", JOB, "cause")),
     )
-    attempts = _value("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
-    shown = [
+    attempts = number("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
+    now = [
         state.no_value("ended").text_mode(looks.BigValueTextMode.NAME),
-        _value("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
-        _value("Steps", "Optimizer steps done.", "locale", step),
-        _value(
+        number("Done", "Share of the job's steps that are done.", "percentunit", f"{step} / {target}").max(1),
+        number("Steps", "Optimizer steps done.", "locale", step),
+        number(
             "Time left",
             "Time until the last step, at the pace of the last ten minutes.",
             "s",
             f"({target} - {step}) / ({pace} > 0)",
         ),
-        _value("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
-        _value("Speed", "Tokens trained on per second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
+        number("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
+        number("Speed", "Tokens trained on per second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
         good.max(1).thresholds(levels("red", (0.5, "yellow"), (0.7, "green"))),
         silence.thresholds(levels("text", (120, "yellow"), (600, "red"))),
         age.decimals(0).thresholds(levels("text", (3600, "yellow"), (7200, "red"))),
         restarts.thresholds(levels("text", (1, "yellow"), (3, "red"))),
         attempts,
-        _value("Workers", "Ranks that train.", "none", newest("boost_job_workers", JOB)),
+        number("Workers", "Ranks that train.", "none", newest("boost_job_workers", JOB)),
     ]
-    return Row("Now", shown)
 
-
-def _learning() -> Row:
     loss = curves(
         "Loss",
         "Training loss of the newest step, and loss on validation text, in nats per token.",
@@ -123,10 +109,7 @@ def _learning() -> Row:
     learning_rate = time_series(
         "Learning rate", "Learning rate of the newest step.", "sci", _of_job("boost_job_learning_rate", "rate")
     )
-    return Row("Learning", [loss, norm, learning_rate])
 
-
-def _speed() -> Row:
     tokens = time_series(
         "Tokens",
         "Tokens trained on per second, as reported by the newest step, and as the total grows.",
@@ -204,7 +187,7 @@ def _speed() -> Row:
         "none",
         _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
     )
-    shown = [
+    speed = [
         tokens,
         tokens_of_a_worker,
         samples,
@@ -214,14 +197,11 @@ def _speed() -> Row:
         utilization.max(1).no_value(Need.PEAK),
         flops,
     ]
-    rest = [seconds, memory, imbalance.no_value(Need.CONTEXT)]
-    return Row("Speed", [*(panel.span(6) for panel in shown), *(panel.span(8) for panel in rest)])
+    predicted = [seconds, memory, imbalance.no_value(Need.CONTEXT)]
 
-
-def _communication() -> Row:
-    """Communication between a job's ranks: how long, how much, and which part training waits for."""
-    counted_bytes = rate("boost_rank_communication_bytes_total", JOB, *_BY)
-    bandwidth = share(counted_bytes, rate("boost_rank_communication_seconds_total", JOB, *_BY), *_BY)
+    # Communication between the ranks: how long, how much, and which part training waits for.
+    sent = rate("boost_rank_communication_bytes_total", JOB, *_BY)
+    bandwidth = share(sent, rate("boost_rank_communication_seconds_total", JOB, *_BY), *_BY)
     shares = time_series(
         "Share of the step",
         "Communication that training waits for, and the hidden part, as shares of the step's time.",
@@ -247,7 +227,7 @@ def _communication() -> Row:
         "bytes",
         Query(a_step("boost_rank_communication_bytes_total", JOB, *_BY), _LEGEND),
     )
-    speed = time_series(
+    achieved = time_series(
         "Bandwidth by collective",
         "Payload divided by the duration of the collectives.",
         "binBps",
@@ -259,16 +239,11 @@ def _communication() -> Row:
         "none",
         Query(a_step("boost_rank_communication_calls_total", JOB, *_BY), _LEGEND),
     )
-    return Row("Communication", [stacked(shares), stacked(seconds), stacked(exposed), stacked(volume), speed, calls])
+    communication = [stacked(shares), stacked(seconds), stacked(exposed), stacked(volume), achieved, calls]
 
-
-def _time() -> Row:
-    seconds = newest("boost_job_goodput_seconds", JOB, "kind")
+    kinds = newest("boost_job_goodput_seconds", JOB, "kind")
     spent = bars(
-        "Where the time went",
-        "How the job's time so far was spent.",
-        "s",
-        Query(f"sort_desc({seconds})", "{{kind}}"),
+        "Where the time went", "How the job's time so far was spent.", "s", Query(f"sort_desc({kinds})", "{{kind}}")
     )
     good = time_series(
         "Goodput of the last hour",
@@ -289,4 +264,169 @@ def _time() -> Row:
         _of_job("boost_job_faults_total", "{{what}}", "what"),
     )
     recent = good.max(1).no_value(Need.HALF_AN_HOUR)
-    return Row("Time", [spent.span(6), recent.span(6), stepped(restarts).span(6), stepped(faults).span(6)])
+
+    rows = [
+        Row("Now", now),
+        Row("Learning", [loss, norm, learning_rate]),
+        Row("Speed", [*(panel.span(6) for panel in speed), *(panel.span(8) for panel in predicted)]),
+        Row("Communication", communication),
+        Row("Time", [panel.span(6) for panel in (spent, recent, stepped(restarts), stepped(faults))]),
+    ]
+    says = "One training job, from its loss to how its time was spent."
+    board = frame("boost-job", "Boost / Job", says, rows, ["tenant", "job_name", "job_id"])
+    board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
+    return board.link(panels.to_dashboard("Ranks", "boost-ranks")).link(panels.to_service("/jobs/${job_id}"))
+
+
+def _of_job(metric: str, legend: str, *by: str) -> Query:
+    return Query(newest(metric, JOB, *by), legend)
+
+
+def ranks() -> Dashboard:
+    """The ranks of one job's gang: which of them is slow, and the state of its process and its GPU."""
+    # Seconds of a step: without waiting for others, waiting for them, and waiting for data.
+    steps = rate("boost_rank_steps_total", JOB, "rank")
+    own, exposed, data = (
+        share(rate("boost_rank_step_part_seconds_total", f"{JOB}, part{parts}", "rank"), steps, "rank")
+        for parts in ('!="exposed_communication"', '="exposed_communication"', '="data"')
+    )
+
+    # A row of cells for each rank, whose colour goes from blue at 1 to red where BoostRankSlow fires.
+    slow = statushistory.Panel().title("Against the others").datasource(PROMETHEUS)
+    slow = slow.description(
+        "A rank's own time in a step, as a multiple of that of the faster ranks of its stage; red is slow."
+    )
+    slow = slow.unit("suffix: ×").min(1).max(_SLOW).height(10).span(WIDTH).show_value(looks.VisibilityMode.NEVER)
+    slow = slow.max_data_points(_COLUMNS).per_page(_ROWS)
+    colours = dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_YL_RD)
+    slow = slow.color_scheme(colours).legend(common.VizLegendOptions().show_legend(False)).tooltip(TOOLTIP)
+    slow = slow.targets(over_time([Query(f"rank:boost_rank_busy_seconds:ratio5m{{{JOB}}}", "rank {{rank}}")]))
+    own_time = time_series(
+        "Own time in a step",
+        "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up.",
+        "s",
+        Query(own, "rank {{rank}}"),
+    )
+    rates = time_series(
+        "Steps",
+        "Optimizer steps per second of each rank, which must agree.",
+        "suffix: steps/s",
+        Query(steps, "rank {{rank}}"),
+    )
+
+    waits = time_series(
+        "Exposed communication",
+        "Time that a rank waits for collectives in a step; the slow rank waits least.",
+        "s",
+        Query(exposed, "rank {{rank}}"),
+    )
+    groups = time_series(
+        "Exposed communication by group",
+        "Mean time that the ranks wait for each kind of neighbour in a step.",
+        "s",
+        Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, "group"), "{{group}}"),
+    )
+    batches = time_series(
+        "Waiting for data", "Time that a rank waits for its batch in a step.", "s", Query(data, "rank {{rank}}")
+    )
+
+    memory = time_series(
+        "Process memory",
+        "Host memory that a rank's process holds.",
+        "bytes",
+        Query(f'max by (rank) (process_resident_memory_bytes{{job="boost-ranks", {JOB}}})', "rank {{rank}}"),
+    )
+    cpu = time_series(
+        "CPU",
+        "Number of cores that a rank's process keeps busy.",
+        "suffix: cores",
+        Query(rate("process_cpu_seconds_total", f'job="boost-ranks", {JOB}', "rank"), "rank {{rank}}"),
+    )
+    transport = time_series(
+        "Transport",
+        "Number of ranks that use each transport, as chosen by NCCL in the gang's first step.",
+        "none",
+        Query(f"count by (transport) (boost_gang_transport{{{JOB}}})", "{{transport}}"),
+    )
+
+    utilization, used, power, heat = (
+        time_series(title, says, unit, Query(f"max by (rank, gpu) ({value})", "rank {{rank}}")).no_value(Need.GPU)
+        for title, says, unit, value in (
+            (
+                "GPU utilization",
+                "Share of time in which a kernel ran.",
+                "percentunit",
+                f"boost_rank_gpu_utilization_ratio{{{JOB}}}",
+            ),
+            (
+                "GPU memory",
+                "Memory in use, as a share of the GPU's memory.",
+                "percentunit",
+                f"boost_rank_gpu_memory_used_bytes{{{JOB}}} / boost_rank_gpu_memory_total_bytes{{{JOB}}}",
+            ),
+            ("GPU power", "What each GPU draws.", "watt", f"boost_rank_gpu_power_watts{{{JOB}}}"),
+            ("GPU temperature", "How hot each GPU is.", "celsius", f"boost_rank_gpu_temperature_celsius{{{JOB}}}"),
+        )
+    )
+
+    # What DCGM knows of a gang's GPUs and NVML does not tell: how hard they work, what slows or breaks them. The
+    # exporter names a GPU by its UUID, as the ranks do.
+    tensor, clock, nvlink, slowed, xid, errors = (
+        time_series(
+            title,
+            says,
+            unit,
+            Query(
+                f'max by (rank, gpu) (label_join(max by (UUID) ({value}), "gpu", "", "UUID") '
+                f"* on (gpu) group_left (rank) ({_BY_RANK}))",
+                "rank {{rank}}",
+            ),
+        ).no_value(Need.DCGM)
+        for title, says, unit, value in (
+            (
+                "Tensor cores",
+                "Share of cycles in which the tensor cores were active.",
+                "percentunit",
+                "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+            ),
+            (
+                "SM clock",
+                "Clock of the multiprocessors; a GPU below the others is throttled.",
+                "hertz",
+                "DCGM_FI_DEV_SM_CLOCK * 1e6",
+            ),
+            (
+                "NVLink",
+                "Traffic over all NVLinks of a GPU, both ways, in the exporter's unit.",
+                "suffix: /s",
+                "rate(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL[$__rate_interval])",
+            ),
+            (
+                "Throttling",
+                "Share of time in which heat or the power limit reduced the clock.",
+                "percentunit",
+                "(rate(DCGM_FI_DEV_THERMAL_VIOLATION[$__rate_interval]) + "
+                "rate(DCGM_FI_DEV_POWER_VIOLATION[$__rate_interval])) / 1e9",
+            ),
+            ("XID", "Number of the newest error that the driver has reported.", "none", "DCGM_FI_DEV_XID_ERRORS > 0"),
+            (
+                "ECC errors",
+                "Memory errors detected, including corrected ones.",
+                "none",
+                "increase(DCGM_FI_DEV_ECC_SBE_VOL_TOTAL[$__rate_interval]) + "
+                "increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[$__rate_interval])",
+            ),
+        )
+    )
+
+    rows = [
+        Row("Pace", [slow, own_time.span(12), rates.span(12)]),
+        Row("Waiting", [waits, stacked(groups), batches]),
+        Row("Processes", [memory, cpu, stepped(transport)]),
+        Row("GPUs", [panel.span(WIDTH // 4) for panel in (utilization.max(1), used.max(1), power, heat)]),
+        Row("GPUs by DCGM", [tensor.max(1), clock, nvlink, slowed.max(1), stepped(xid), counted(errors)]),
+    ]
+    says = "The ranks of a job's gang compared: steps, waiting, memory and GPUs."
+    board = frame("boost-ranks", "Boost / Ranks", says, rows, ["tenant", "job_name", "job_id"])
+    board = board.annotation(panels.restarts(JOB)).annotation(panels.layouts(JOB))
+    return board.link(panels.to_dashboard("Job", "boost-job")).link(panels.to_service("/jobs/${job_id}"))
