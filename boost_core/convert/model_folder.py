@@ -1,9 +1,8 @@
 """A model in a local folder: safetensors, in one or several files, and ``config.json``."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,17 +24,6 @@ _LOCAL = Disk()
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _ROWS = 4096  # compared at once
 _DTYPES = {"F64", "F32", "F16", "BF16"}
-
-
-class Source(Protocol):
-    """A model's published tensors, each read on demand."""
-
-    @property
-    def shapes(self) -> Mapping[str, Sizes]:
-        """Shapes of all tensors by name."""
-
-    def read(self, name: str) -> torch.Tensor:
-        """Read a tensor in fp32."""
 
 
 class InMemory:
@@ -144,7 +132,7 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
     return model, weights
 
 
-def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> None:
+def write_start(folder: CheckpointFolder, job: JobSpec, published: "Source") -> None:
     """Commit a model as a checkpoint of step 0, from which a job can start, with one tensor in memory at a time.
 
     Raises:
@@ -168,7 +156,7 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> No
 class _SaveSource(SaveChunks):
     """Writes tensors in their source's order, each read on demand, along with zero moments."""
 
-    def __init__(self, job: JobSpec, published: Source) -> None:
+    def __init__(self, job: JobSpec, published: "Source") -> None:
         self._slots, self._published, specs = published_slots(job.model), published, model_weights(job.model)
         nothing = {name: torch.empty(shape, device="meta") for name, shape in published.shapes.items()}
         chunks = {
@@ -188,8 +176,6 @@ class _SaveSource(SaveChunks):
 
 # Factoring of a dense model's projections to low rank by truncated singular value decomposition.
 
-_PROJECTION, _FACTORS = "_proj.weight", ("cola_a", "cola_b")
-
 
 class Factored:
     """A dense model as a low-rank one whose A·B is the best approximation of each projection at a given rank.
@@ -204,15 +190,14 @@ class Factored:
         shapes: Shapes of all tensors by name; the two factors of a projection are adjacent.
     """
 
-    def __init__(self, dense: Source, rank: int) -> None:
+    def __init__(self, dense: InMemory | ModelFolder, rank: int) -> None:
         self._dense, self._rank = dense, rank
         self._last: tuple[str, dict[str, torch.Tensor]] = ("", {})
         self.shapes: dict[str, Sizes] = {}
         for name, shape in dense.shapes.items():
-            if name.endswith(_PROJECTION):
-                wide_out, wide_in = shape
-                of_factors = ((wide_in, rank), (rank, wide_out))
-                self.shapes |= dict(zip(_factors_of(name), of_factors, strict=True))
+            if name.endswith("_proj.weight"):
+                projection, (wide_out, wide_in) = name.removesuffix(".weight"), shape
+                self.shapes |= {f"{projection}.cola_a": (wide_in, rank), f"{projection}.cola_b": (rank, wide_out)}
             else:
                 self.shapes[name] = shape
 
@@ -220,15 +205,14 @@ class Factored:
         """Read a tensor in fp32; a projection is factored when the first of its two factors is read."""
         if name in self._dense.shapes:
             return self._dense.read(name)
-        whole = f"{name.rpartition('.')[0]}.weight"
-        if self._last[0] != whole:
-            factors = truncated(self._dense.read(whole).T, self._rank)
-            self._last = whole, dict(zip(_factors_of(whole), factors, strict=True))
-        return self._last[1][name]
+        projection, _, factor = name.rpartition(".")
+        if self._last[0] != projection:
+            a_dr, b_rf = truncated(self._dense.read(f"{projection}.weight").T, self._rank)
+            self._last = projection, {"cola_a": a_dr, "cola_b": b_rf}
+        return self._last[1][factor]
 
 
-def _factors_of(weight: str) -> tuple[str, ...]:
-    return tuple(f"{weight.removesuffix('.weight')}.{factor}" for factor in _FACTORS)
+Source = InMemory | ModelFolder | Factored  # a model's published tensors, each read on demand
 
 
 def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
