@@ -98,8 +98,11 @@ def main() -> None:
 def scoped(expr: str) -> str:
     """An expression that reads the series of one installation alone; those of nodes and GPUs stay as they are."""
     for names, matchers in _MATCHERS.items():
-        others = f"{{{matchers}, ", f"{{{matchers}}}"  # where the expression has matchers of its own, and where not
-        expr = re.sub(rf"\b({names})\b(\{{)?", lambda match, others=others: match[1] + others[not match[2]], expr)
+        before, *parts = re.split(
+            rf"\b({names})\b(\{{)?", expr
+        )  # then each name, whether it has matchers, what follows
+        named = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        expr = before + "".join(f"{name}{{{matchers}{', ' if own else '}'}{text}" for name, own, text in named)
     return expr
 
 

@@ -60,7 +60,8 @@ class AcceptedKind:
         """Errors for the parts of a value that are of another kind, with their place in a list."""
         if isinstance(value, list | tuple) != self.listed:
             return []
-        errors, parts = list[InitErrorDetails](), [((), value)]
+        errors: list[InitErrorDetails] = []
+        parts: list[tuple[tuple[int, ...], Any]] = [((), value)]
         while parts:
             place, part = parts.pop()
             if isinstance(part, list | tuple):

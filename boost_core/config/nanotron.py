@@ -289,8 +289,8 @@ _SEED = 42  # nanotron's default
 _SCHEDULE = "optimizer.learning_rate_scheduler."
 
 
-def parallelism_section(reader: Reader) -> dict[str, Any]:
-    """The layout."""
+def layout_and_batches(reader: Reader) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections parallelism and training."""
     parallelism = {
         "tensor_parallel_size": reader.whole("parallelism.tp"),
         "pipeline_parallel_size": reader.whole("parallelism.pp"),
@@ -311,11 +311,7 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
     parallelism["zero_stage"] = min(stage, 2)
     if stage > 2:
         reader.note("optimizer.zero_stage", stage, "stage 2 is the highest supported here")
-    return parallelism
 
-
-def training_section(reader: Reader) -> dict[str, Any]:
-    """Steps and batches."""
     micro_batch, replicas = reader.whole("tokens.micro_batch_size"), reader.whole("parallelism.dp")
     training: dict[str, Any] = {
         "steps": reader.whole("tokens.train_steps"),
@@ -335,7 +331,7 @@ def training_section(reader: Reader) -> dict[str, Any]:
     if interval > 0 and batches > 0:
         training["evaluate_every_steps"] = interval
         training["evaluate_sequences"] = batches * micro_batch * replicas
-    return training
+    return parallelism, training
 
 
 def optimizer_section(reader: Reader) -> dict[str, Any]:
@@ -421,12 +417,13 @@ def import_config(path: str | Path) -> Imported:
     data, unset = data_section(reader)
     run = str(reader.take("general.run", "imported"))
     name = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
+    parallelism, training = layout_and_batches(reader)
     job: dict[str, Any] = {
         "name": name[:100] or "imported",
         "model": model,
-        "parallelism": parallelism_section(reader),
+        "parallelism": parallelism,
         "data": data,
-        "training": training_section(reader),
+        "training": training,
         "optimizer": optimizer_section(reader),
         "checkpoint": {
             "url": reader.take("checkpoints.checkpoints_path", None),

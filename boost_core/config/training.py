@@ -198,10 +198,6 @@ class OptimizerConfig(Config):
                 raise ValueError(f"schedule={schedule} has no separate decay length; leave it out, or set schedule=wsd")
         return value
 
-    def steps_of_decay(self, steps: int) -> int:
-        """Number of steps over which wsd's learning rate decays at the end of a job of ``steps`` steps."""
-        return self.decay_steps or -(-(steps - self.warmup_steps) // 10)
-
     @property
     def adam_epsilon(self) -> float:
         """The term added to the root of the second moment, with the default filled in."""

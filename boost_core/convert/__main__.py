@@ -31,9 +31,9 @@ from boost_core.convert.model_folder import (
     is_cut,
     read_weights,
     refuse_another_function,
+    to_published,
     write_start,
 )
-from boost_core.convert.names import to_published
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn

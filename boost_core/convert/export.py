@@ -33,7 +33,7 @@ from boost_core.checkpoint.shards import load_alone
 from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.storage import refuse_unserved
-from boost_core.convert.names import Tensors, published_slots
+from boost_core.convert.model_folder import published_slots
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
 from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer
 from boost_core.plan.work import parameter_count
@@ -172,32 +172,6 @@ def merged_model(model: ModelConfig) -> ModelConfig:
         "preset": None,
     }
     return ModelConfig.model_validate(model.model_dump() | dense)
-
-
-def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tuple[str, ...]:
-    """Fill a published tensor of the dense model.
-
-    Products are summed in fp64, so that they are rounded only once, to the tensor's type.
-
-    Args:
-        name: Name of the tensor.
-        weight_fd: The tensor.
-        published: The low-rank model's tensors.
-
-    Returns:
-        The names of the low-rank model's tensors that were used.
-    """
-    if name in published:
-        weight_fd.copy_(published[name])
-        return (name,)
-    projection = name.removesuffix(".weight")
-    down, up = f"{projection}.cola_a", f"{projection}.cola_b"
-    down_rd = published[down].double().T
-    for rows_fd, columns_rf in zip(
-        torch.split(weight_fd, _ROWS), torch.split(published[up], _ROWS, dim=1), strict=True
-    ):
-        rows_fd.copy_(columns_rf.double().T @ down_rd)
-    return down, up
 
 
 # The model card of an exported model: a README.md in the format that hubs display.
@@ -444,9 +418,18 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
                     low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
                     shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
                     dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
-                    for name, tensor in dense.tensors.items():
-                        for used in multiply_out(name, tensor, low_rank.tensors):
-                            low_rank.release(used)
+                    for name, weight_fd in dense.tensors.items():
+                        projection, used = name.removesuffix(".weight"), [name]
+                        if name in low_rank.tensors:
+                            weight_fd.copy_(low_rank.tensors[name])
+                        else:  # summed in fp64, so that it is rounded only once, to the tensor's type
+                            used = [f"{projection}.cola_a", f"{projection}.cola_b"]
+                            down_dr, up_rf = (low_rank.tensors[factor] for factor in used)
+                            down_rd, columns = down_dr.double().T, torch.split(up_rf, _ROWS, dim=1)
+                            for rows_fd, columns_rf in zip(torch.split(weight_fd, _ROWS), columns, strict=True):
+                                rows_fd.copy_(columns_rf.double().T @ down_rd)
+                        for factor in used:
+                            low_rank.release(factor)
                         dense.release(name)
                     dense.flush()
             else:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from boost_core.architecture import projection_groups
 from boost_core.config import ModelConfig
-from boost_core.convert.names import Tensors
+from boost_core.convert.model_folder import Tensors
 from boost_core.convert.published_config import TrainedOn, model_of, published_config
 
 # The parts of nanotron in use, imported by working around what prevents its import.

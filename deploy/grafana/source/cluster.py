@@ -137,51 +137,37 @@ def fleet() -> Dashboard:
         ],
     )
     states = time_series(
-        "Jobs by state",
-        "Number of jobs in each state, except those that have ended.",
-        "none",
+        "Jobs by state", "Number of jobs in each state, except those that have ended.", "none",
         Query(newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"),
-    )
+    )  # fmt: skip
 
     tokens = time_series(
-        "Tokens by job",
-        "Tokens trained on per second, over all jobs.",
-        "si:tokens/s",
+        "Tokens by job", "Tokens trained on per second, over all jobs.", "si:tokens/s",
         Query(_of_jobs("tokens_per_second", TENANTS), "{{job_name}}"),
-    )
+    )  # fmt: skip
     spent = bars(
-        "Where the time went",
-        "How the time of all jobs that have not ended was spent.",
-        "s",
+        "Where the time went", "How the time of all jobs that have not ended was spent.", "s",
         Query(f"sort_desc({total(_of_jobs('goodput_seconds', TENANTS, 'kind'), 'kind')})", "{{kind}}"),
-    )
+    )  # fmt: skip
     before = newest("boost_job_restarts_total", TENANTS, *NAMES, "cause", offset=EARLIER)
     restarts = time_series(
-        "Restarts by cause",
-        "How often jobs resumed after each kind of interruption.",
-        "none",
+        "Restarts by cause", "How often jobs resumed after each kind of interruption.", "none",
         Query(total(f"{_of_jobs('restarts_total', TENANTS, 'cause')} - {before}", "cause"), "{{cause}}"),
-    )
+    )  # fmt: skip
 
     gpus = time_series(
-        "GPUs by tenant",
-        "GPUs that each tenant's gangs hold, and free GPUs.",
-        "suffix: GPUs",
+        "GPUs by tenant", "GPUs that each tenant's gangs hold, and free GPUs.", "suffix: GPUs",
         Query(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}"),
         Query(newest("boost_cluster_resources", 'resource="GPU", condition="free"'), "free"),
-    )
+    )  # fmt: skip
     cpus = time_series(
-        "CPUs",
-        "CPUs of all nodes, and free CPUs.",
-        "suffix: CPUs",
+        "CPUs", "CPUs of all nodes, and free CPUs.", "suffix: CPUs",
         Query(newest("boost_cluster_resources", 'resource="CPU"', "condition"), "{{condition}}"),
-    )
+    )  # fmt: skip
     machines = time_series(
-        "Nodes",
-        "Nodes that stay, and nodes about to leave.",
-        "none",
+        "Nodes", "Nodes that stay, and nodes about to leave.", "none",
         Query(newest("boost_cluster_nodes", "", "condition"), "{{condition}}"),
-    )
+    )  # fmt: skip
 
     # What the time that is looked at has cost, by tenant and by queue: GPU-hours, and their price.
     use = []
@@ -195,24 +181,18 @@ def fleet() -> Dashboard:
         use.append(bars(f"Cost by {of}", says, "none", cost).decimals(2))
 
     requests = time_series(
-        "Requests",
-        "Requests answered per second, by route.",
-        "reqps",
+        "Requests", "Requests answered per second, by route.", "reqps",
         Query(rate("boost_http_requests_total", "", "method", "route"), "{{method}} {{route}}"),
-    )
+    )  # fmt: skip
     refused = time_series(
-        "Refused and failed",
-        "Requests answered with an error per second.",
-        "reqps",
+        "Refused and failed", "Requests answered with an error per second.", "reqps",
         Query(rate("boost_http_requests_total", 'status=~"[45].."', "status"), "{{status}}"),
-    )
+    )  # fmt: skip
     duration = quantiles("Duration", "Duration of requests, without streams.", "boost_http_request_duration_seconds")
     streams = time_series(
-        "Streams",
-        "Open event streams of each replica.",
-        "none",
+        "Streams", "Open event streams of each replica.", "none",
         Query("max by (instance) (boost_http_streams)", "{{instance}}"),
-    )
+    )  # fmt: skip
 
     rows = [
         Row("Now", now),
@@ -235,40 +215,30 @@ def _of_jobs(metric: str, where: str, *by: str) -> str:
 def _queues() -> list[timeseries.Panel]:
     """How many jobs of each queue wait, and for how long."""
     waiting = time_series(
-        "Jobs that wait",
-        "Jobs of each queue that are queued or waiting for resources.",
-        "none",
+        "Jobs that wait", "Jobs of each queue that are queued or waiting for resources.", "none",
         Query(total(_QUEUED, "queue"), "{{queue}}"),
-    )
+    )  # fmt: skip
     longest = time_series(
-        "Longest wait",
-        "Waiting time of the job that has waited longest in each queue.",
-        "s",
+        "Longest wait", "Waiting time of the job that has waited longest in each queue.", "s",
         Query(newest("boost_queue_oldest_wait_seconds", "", "queue"), "{{queue}}"),
-    )
+    )  # fmt: skip
     return [stepped(waiting), longest]
 
 
 def scheduler() -> Dashboard:
     """The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
     leaders = count(
-        "Schedulers",
-        "Number of replicas that hold the lease: one, or none for some seconds when it changes hands.",
-        "none",
-        "sum(boost_scheduler_leading)",
-    )
+        "Schedulers", "Number of replicas that hold the lease: one, or none for some seconds when it changes hands.",
+        "none", "sum(boost_scheduler_leading)",
+    )  # fmt: skip
     failing = count(
-        "Failed passes",
-        "Passes that failed within the selected time range.",
-        "none",
+        "Failed passes", "Passes that failed within the selected time range.", "none",
         'sum(increase(boost_scheduler_passes_total{outcome="failed"}[$__range]))',
-    )
+    )  # fmt: skip
     seen = count(
-        "Cluster seen",
-        "Time since the scheduler last saw the cluster.",
-        "s",
+        "Cluster seen", "Time since the scheduler last saw the cluster.", "s",
         f"time() - {newest('boost_cluster_seen_timestamp_seconds')}",
-    )
+    )  # fmt: skip
     # A band for each replica, whose colour says whether it schedules.
     words = {
         "0": ValueMappingResult("stands by", "semi-dark-blue"),
@@ -279,11 +249,9 @@ def scheduler() -> Dashboard:
     leading = leading.targets(over_time([Query("max by (instance) (boost_scheduler_leading)", "{{instance}}")]))
     duration = quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
     outcomes = time_series(
-        "Passes",
-        "Passes per second, by outcome.",
-        "suffix: passes/s",
+        "Passes", "Passes per second, by outcome.", "suffix: passes/s",
         Query(rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"),
-    )
+    )  # fmt: skip
     passes = [
         leaders.thresholds(levels("red", (1, "green"), (2, "red"))),
         failing.decimals(0).thresholds(levels("text", (1, "yellow"), (10, "red"))),
@@ -294,11 +262,9 @@ def scheduler() -> Dashboard:
     ]
 
     running = time_series(
-        "Jobs that run",
-        "Jobs of each queue that have a gang.",
-        "none",
+        "Jobs that run", "Jobs of each queue that have a gang.", "none",
         Query(newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"),
-    )
+    )  # fmt: skip
     jobs = table(
         "Waiting jobs",
         "Jobs that are queued or waiting for resources, and their waiting times.",
@@ -310,12 +276,9 @@ def scheduler() -> Dashboard:
     for of in ("queue", "tenant"):
         held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
         panel = time_series(
-            f"By {of}",
-            f"GPUs that the gangs of each {of} hold, and its limit, if any.",
-            "suffix: GPUs",
-            Query(held, f"{{{{{of}}}}}"),
-            Query(limit, f"{{{{{of}}}}} limit"),
-        )
+            f"By {of}", f"GPUs that the gangs of each {of} hold, and its limit, if any.", "suffix: GPUs",
+            Query(held, f"{{{{{of}}}}}"), Query(limit, f"{{{{{of}}}}} limit"),
+        )  # fmt: skip
         limits.append(stepped(panel).span(12))
 
     says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
@@ -382,79 +345,63 @@ def _each_job(title: str, says: str, unit: str, expr: str) -> timeseries.Panel:
 def nodes() -> Dashboard:
     """The cluster's machines, as other exporters see them: disks, networks, memory, the checkpoint volume."""
     full = time_series(
-        "Disks",
-        "Used share of each file system; Ray writes its logs and what does not fit into memory there.",
+        "Disks", "Used share of each file system; Ray writes its logs and what does not fit into memory there.",
         "percentunit",
         Query(
             f"1 - min by (instance, mountpoint) (node_filesystem_avail_bytes{{{_DISKS}}} "
             f"/ node_filesystem_size_bytes{{{_DISKS}}})",
             "{{instance}} {{mountpoint}}",
         ),
-    )
+    )  # fmt: skip
     busy = time_series(
-        "Disks at work",
-        "Share of time in which a disk was busy.",
-        "percentunit",
+        "Disks at work", "Share of time in which a disk was busy.", "percentunit",
         Query(
             f"max by (instance, device) (rate(node_disk_io_time_seconds_total{{{_NODES}}}[$__rate_interval]))",
             "{{instance}} {{device}}",
         ),
-    )
+    )  # fmt: skip
     free, whole = (
         f"min by (persistentvolumeclaim) (kubelet_volume_stats_{what}_bytes)" for what in ("available", "capacity")
     )
     left = time_series(
-        "Free on the checkpoint volume",
-        "Free space of the volume that all nodes share; an object store has none.",
-        "bytes",
-        Query(free, "{{persistentvolumeclaim}}"),
-    )
+        "Free on the checkpoint volume", "Free space of the volume that all nodes share; an object store has none.",
+        "bytes", Query(free, "{{persistentvolumeclaim}}"),
+    )  # fmt: skip
     part = time_series(
-        "Free share of the checkpoint volume",
-        "The same as a share of its size.",
-        "percentunit",
+        "Free share of the checkpoint volume", "The same as a share of its size.", "percentunit",
         Query(share(free, whole, "persistentvolumeclaim"), "{{persistentvolumeclaim}}"),
-    )
+    )  # fmt: skip
     volumes = [panel.no_value(Need.KUBERNETES).span(6) for panel in (left, part.max(1))]
     disks = [panel.no_value(Need.NODE).span(6).max(1) for panel in (full, busy)]
 
     ports = ("instance", "device")
     cards = time_series(
-        "Network",
-        "Traffic of each network card; NCCL over sockets shows here.",
-        "binBps",
+        "Network", "Traffic of each network card; NCCL over sockets shows here.", "binBps",
         Query(rate("node_network_receive_bytes_total", _CARDS, *ports), "{{instance}} {{device}} in"),
         Query(rate("node_network_transmit_bytes_total", _CARDS, *ports), "{{instance}} {{device}} out"),
-    )
+    )  # fmt: skip
     fabric = time_series(
-        "InfiniBand",
-        "Traffic of each InfiniBand or RoCE port.",
-        "binBps",
+        "InfiniBand", "Traffic of each InfiniBand or RoCE port.", "binBps",
         Query(rate("node_infiniband_port_data_received_bytes_total", _NODES, *ports), "{{instance}} {{device}} in"),
         Query(rate("node_infiniband_port_data_transmitted_bytes_total", _NODES, *ports), "{{instance}} {{device}} out"),
-    )
+    )  # fmt: skip
 
     kernel = time_series(
-        "Out-of-memory kills",
-        "Processes that each node's kernel has killed because memory ran out.",
-        "none",
+        "Out-of-memory kills", "Processes that each node's kernel has killed because memory ran out.", "none",
         Query(f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))", "{{instance}}"),
-    )
+    )  # fmt: skip
     restarts = "max by (pod, container) (increase(kube_pod_container_status_restarts_total[$__rate_interval]))"
     reason = 'max by (pod, container) (kube_pod_container_status_last_terminated_reason{reason="OOMKilled"})'
     pods = time_series(
-        "Containers over their limit",
-        "Restarts of containers that were last killed because memory ran out.",
-        "none",
+        "Containers over their limit", "Restarts of containers that were last killed because memory ran out.", "none",
         Query(f"{restarts} * on (pod, container) group_left () {reason}", "{{pod}} {{container}}"),
-    )
+    )  # fmt: skip
     objects = time_series(
         "Ray's object store",
-        "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state.",
-        "bytes",
+        "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state.", "bytes",
         Query("sum by (Location) (ray_object_store_memory)", "{{Location}}"),
         Query('sum by (Name) (ray_resources{Name="object_store_memory"})', "all that there is of {{Name}}"),
-    )
+    )  # fmt: skip
     memory = [
         counted(kernel.no_value(Need.NODE)),
         counted(pods.no_value(Need.KUBERNETES)),

@@ -61,17 +61,13 @@ def job() -> Dashboard:
         f"time() - {newest('boost_job_progress_timestamp_seconds', JOB)}",
     ).decimals(0)
     age = number(
-        "Last checkpoint",
-        "Time since the newest checkpoint was committed.",
-        "s",
+        "Last checkpoint", "Time since the newest checkpoint was committed.", "s",
         f"time() - {newest('boost_job_checkpoint_timestamp_seconds', JOB)}",
-    )
+    )  # fmt: skip
     restarts = number(
-        "Interruptions",
-        "How often training resumed after an interruption.",
-        "none",
+        "Interruptions", "How often training resumed after an interruption.", "none",
         total(newest("boost_job_restarts_total", JOB, "cause")),
-    )
+    )  # fmt: skip
     attempts = number("Gangs", "Gangs started for the job.", "none", newest("boost_job_attempts_total", JOB))
     now = [
         state.no_value("ended").text_mode(looks.BigValueTextMode.NAME),
@@ -94,85 +90,59 @@ def job() -> Dashboard:
     ]
 
     loss = curves(
-        "Loss",
-        "Training loss of the newest step, and loss on validation text, in nats per token.",
-        "suffix: nats",
-        _of_job("boost_job_loss_nats", "training"),
-        _of_job("boost_job_validation_loss_nats", "validation"),
-    )
+        "Loss", "Training loss of the newest step, and loss on validation text, in nats per token.", "suffix: nats",
+        _of_job("boost_job_loss_nats", "training"), _of_job("boost_job_validation_loss_nats", "validation"),
+    )  # fmt: skip
     norm = time_series(
-        "Gradient norm",
-        "Norm of the whole gradient before clipping.",
-        "none",
+        "Gradient norm", "Norm of the whole gradient before clipping.", "none",
         _of_job("boost_job_gradient_norm", "norm"),
-    )
+    )  # fmt: skip
     learning_rate = time_series(
         "Learning rate", "Learning rate of the newest step.", "sci", _of_job("boost_job_learning_rate", "rate")
     )
 
     tokens = time_series(
-        "Tokens",
-        "Tokens trained on per second, as reported by the newest step, and as the total grows.",
-        "si:tokens/s",
-        _of_job("boost_job_tokens_per_second", "newest step"),
+        "Tokens", "Tokens trained on per second, as reported by the newest step, and as the total grows.",
+        "si:tokens/s", _of_job("boost_job_tokens_per_second", "newest step"),
         Query(f"clamp_min(max(deriv(boost_job_tokens{{{JOB}}}[$__rate_interval])), 0)", "over time"),
-    )
+    )  # fmt: skip
     tokens_of_a_worker = time_series(
-        "Tokens of a worker",
-        "Tokens trained on per second by each worker, which elasticity should not change.",
-        "si:tokens/s",
-        _of_job("boost_job_tokens_per_second_per_worker", "a worker"),
-    )
+        "Tokens of a worker", "Tokens trained on per second by each worker, which elasticity should not change.",
+        "si:tokens/s", _of_job("boost_job_tokens_per_second_per_worker", "a worker"),
+    )  # fmt: skip
     samples = time_series(
-        "Samples",
-        "Sequences trained on per second.",
-        "suffix: samples/s",
+        "Samples", "Sequences trained on per second.", "suffix: samples/s",
         _of_job("boost_job_samples_per_second", "newest step"),
-    )
+    )  # fmt: skip
     layout = time_series(
-        "Layout",
-        "Number of ranks that train, and their layout.",
-        "none",
-        _of_job("boost_job_workers", "workers"),
+        "Layout", "Number of ranks that train, and their layout.", "none", _of_job("boost_job_workers", "workers"),
         _of_job("boost_job_tensor_parallel_size", "tensor parallel"),
         _of_job("boost_job_pipeline_parallel_size", "pipeline parallel"),
         _of_job("boost_job_context_parallel_size", "context parallel"),
         _of_job("boost_job_data_parallel_size", "data parallel"),
-    )
+    )  # fmt: skip
     parts = time_series(
-        "Parts of a step",
-        "How a step's time is spent, averaged over the ranks.",
-        "s",
+        "Parts of a step", "How a step's time is spent, averaged over the ranks.", "s",
         Query(a_step("boost_rank_step_part_seconds_total", JOB, "part"), "{{part}}"),
-    )
+    )  # fmt: skip
     whole = time_series(
-        "Step",
-        "Duration of the newest step, and the parts spent waiting for data and for collectives.",
-        "s",
-        _of_job("boost_job_step_seconds", "step"),
-        _of_job("boost_job_data_seconds", "data"),
+        "Step", "Duration of the newest step, and the parts spent waiting for data and for collectives.", "s",
+        _of_job("boost_job_step_seconds", "step"), _of_job("boost_job_data_seconds", "data"),
         _of_job("boost_job_exposed_communication_seconds", "exposed communication"),
-    )
+    )  # fmt: skip
     utilization = time_series(
-        "FLOPs utilization",
-        "FLOPs of the model, and also of recomputation, as shares of the devices' peak.",
-        "percentunit",
-        _of_job("boost_job_model_flops_utilization_ratio", "model"),
+        "FLOPs utilization", "FLOPs of the model, and also of recomputation, as shares of the devices' peak.",
+        "percentunit", _of_job("boost_job_model_flops_utilization_ratio", "model"),
         _of_job("boost_job_hardware_flops_utilization_ratio", "hardware"),
-    )
+    )  # fmt: skip
     flops = time_series(
-        "Model FLOPs",
-        "Model FLOPs per second of the whole gang.",
-        "flops",
+        "Model FLOPs", "Model FLOPs per second of the whole gang.", "flops",
         _of_job("boost_job_model_flops_per_second", "model"),
-    )
+    )  # fmt: skip
     seconds = time_series(
-        "Step time and prediction",
-        "The median of the newest steps, and what the plan predicted for the layout.",
-        "s",
-        _of_job("boost_job_median_step_seconds", "measured"),
-        _of_job("boost_job_predicted_step_seconds", "predicted"),
-    )
+        "Step time and prediction", "The median of the newest steps, and what the plan predicted for the layout.", "s",
+        _of_job("boost_job_median_step_seconds", "measured"), _of_job("boost_job_predicted_step_seconds", "predicted"),
+    )  # fmt: skip
     memory = time_series(
         "Memory and prediction",
         "The peak memory up to the gang's second step, on the rank with the highest peak, and the plan's prediction "
@@ -184,9 +154,8 @@ def job() -> Dashboard:
     imbalance = time_series(
         "Imbalance of long context",
         "Attention of each micro-batch's most loaded context parallel rank over the mean, by the newest step's plans.",
-        "none",
-        _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
-    )
+        "none", _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
+    )  # fmt: skip
     speed = [
         tokens,
         tokens_of_a_worker,
@@ -204,73 +173,63 @@ def job() -> Dashboard:
     bandwidth = share(sent, rate("boost_rank_communication_seconds_total", JOB, *_BY), *_BY)
     shares = time_series(
         "Share of the step",
-        "Communication that training waits for, and the hidden part, as shares of the step's time.",
-        "percentunit",
-        Query(f"{_EXPOSED} / {_STEP}", "exposed"),
-        Query(f"clamp_min({_WHOLE} - {_EXPOSED}, 0) / {_STEP}", "hidden"),
-    )
+        "Communication that training waits for, and the hidden part, as shares of the step's time.", "percentunit",
+        Query(f"{_EXPOSED} / {_STEP}", "exposed"), Query(f"clamp_min({_WHOLE} - {_EXPOSED}, 0) / {_STEP}", "hidden"),
+    )  # fmt: skip
     seconds = time_series(
         "Seconds by collective",
-        "Duration of a step's collectives on a rank, from start to end, including hidden ones.",
-        "s",
+        "Duration of a step's collectives on a rank, from start to end, including hidden ones.", "s",
         Query(a_step("boost_rank_communication_seconds_total", JOB, *_BY), _LEGEND),
-    )
+    )  # fmt: skip
     exposed = time_series(
-        "Waited for by collective",
-        "Time that a rank waits for the collectives of a step.",
-        "s",
+        "Waited for by collective", "Time that a rank waits for the collectives of a step.", "s",
         Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, *_BY), _LEGEND),
-    )
+    )  # fmt: skip
     volume = time_series(
-        "Bytes by collective",
-        "Payload of a step's collectives on a rank.",
-        "bytes",
+        "Bytes by collective", "Payload of a step's collectives on a rank.", "bytes",
         Query(a_step("boost_rank_communication_bytes_total", JOB, *_BY), _LEGEND),
-    )
+    )  # fmt: skip
     achieved = time_series(
-        "Bandwidth by collective",
-        "Payload divided by the duration of the collectives.",
-        "binBps",
+        "Bandwidth by collective", "Payload divided by the duration of the collectives.", "binBps",
         Query(bandwidth, _LEGEND),
-    )
+    )  # fmt: skip
     calls = time_series(
-        "Calls by collective",
-        "Collectives that a rank starts in a step.",
-        "none",
+        "Calls by collective", "Collectives that a rank starts in a step.", "none",
         Query(a_step("boost_rank_communication_calls_total", JOB, *_BY), _LEGEND),
-    )
+    )  # fmt: skip
     communication = [stacked(shares), stacked(seconds), stacked(exposed), stacked(volume), achieved, calls]
 
     kinds = newest("boost_job_goodput_seconds", JOB, "kind")
     spent = bars(
         "Where the time went", "How the job's time so far was spent.", "s", Query(f"sort_desc({kinds})", "{{kind}}")
     )
-    good = time_series(
+    recent = time_series(
         "Goodput of the last hour",
         "Share of the last hour, without waiting, that went into new steps; what BoostGoodputLow is based on.",
         "percentunit",
         _of_job("job:boost_job_goodput:ratio1h", "goodput"),
-    )
-    restarts = time_series(
-        "Restarts",
-        "How often training resumed after each kind of interruption.",
-        "none",
+    ).max(1)
+    interruptions = time_series(
+        "Restarts", "How often training resumed after each kind of interruption.", "none",
         _of_job("boost_job_restarts_total", "{{cause}}", "cause"),
-    )
+    )  # fmt: skip
     faults = time_series(
-        "Faults",
-        "How often a hang, a slow rank, a divergence or a failing store was detected.",
-        "none",
+        "Faults", "How often a hang, a slow rank, a divergence or a failing store was detected.", "none",
         _of_job("boost_job_faults_total", "{{what}}", "what"),
-    )
-    recent = good.max(1).no_value(Need.HALF_AN_HOUR)
+    )  # fmt: skip
 
     rows = [
         Row("Now", now),
         Row("Learning", [loss, norm, learning_rate]),
         Row("Speed", [*(panel.span(6) for panel in speed), *(panel.span(8) for panel in predicted)]),
         Row("Communication", communication),
-        Row("Time", [panel.span(6) for panel in (spent, recent, stepped(restarts), stepped(faults))]),
+        Row(
+            "Time",
+            [
+                panel.span(6)
+                for panel in (spent, recent.no_value(Need.HALF_AN_HOUR), stepped(interruptions), stepped(faults))
+            ],
+        ),
     ]
     says = "One training job, from its loss to how its time was spent."
     board = frame("boost-job", "Boost / Job", says, rows, ["tenant", "job_name", "job_id"])
@@ -303,51 +262,38 @@ def ranks() -> Dashboard:
     slow = slow.targets(over_time([Query(f"rank:boost_rank_busy_seconds:ratio5m{{{JOB}}}", "rank {{rank}}")]))
     own_time = time_series(
         "Own time in a step",
-        "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up.",
-        "s",
+        "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up.", "s",
         Query(own, "rank {{rank}}"),
-    )
+    )  # fmt: skip
     rates = time_series(
-        "Steps",
-        "Optimizer steps per second of each rank, which must agree.",
-        "suffix: steps/s",
+        "Steps", "Optimizer steps per second of each rank, which must agree.", "suffix: steps/s",
         Query(steps, "rank {{rank}}"),
-    )
+    )  # fmt: skip
 
     waits = time_series(
-        "Exposed communication",
-        "Time that a rank waits for collectives in a step; the slow rank waits least.",
-        "s",
+        "Exposed communication", "Time that a rank waits for collectives in a step; the slow rank waits least.", "s",
         Query(exposed, "rank {{rank}}"),
-    )
+    )  # fmt: skip
     groups = time_series(
-        "Exposed communication by group",
-        "Mean time that the ranks wait for each kind of neighbour in a step.",
-        "s",
+        "Exposed communication by group", "Mean time that the ranks wait for each kind of neighbour in a step.", "s",
         Query(a_step("boost_rank_exposed_communication_seconds_total", JOB, "group"), "{{group}}"),
-    )
+    )  # fmt: skip
     batches = time_series(
         "Waiting for data", "Time that a rank waits for its batch in a step.", "s", Query(data, "rank {{rank}}")
     )
 
     memory = time_series(
-        "Process memory",
-        "Host memory that a rank's process holds.",
-        "bytes",
+        "Process memory", "Host memory that a rank's process holds.", "bytes",
         Query(f'max by (rank) (process_resident_memory_bytes{{job="boost-ranks", {JOB}}})', "rank {{rank}}"),
-    )
+    )  # fmt: skip
     cpu = time_series(
-        "CPU",
-        "Number of cores that a rank's process keeps busy.",
-        "suffix: cores",
+        "CPU", "Number of cores that a rank's process keeps busy.", "suffix: cores",
         Query(rate("process_cpu_seconds_total", f'job="boost-ranks", {JOB}', "rank"), "rank {{rank}}"),
-    )
+    )  # fmt: skip
     transport = time_series(
-        "Transport",
-        "Number of ranks that use each transport, as chosen by NCCL in the gang's first step.",
-        "none",
+        "Transport", "Number of ranks that use each transport, as chosen by NCCL in the gang's first step.", "none",
         Query(f"count by (transport) (boost_gang_transport{{{JOB}}})", "{{transport}}"),
-    )
+    )  # fmt: skip
 
     utilization, used, power, heat = (
         time_series(title, says, unit, Query(f"max by (rank, gpu) ({value})", "rank {{rank}}")).no_value(Need.GPU)
