@@ -18,8 +18,6 @@ from boost_core.convert.export import (
     Destination,
     Export,
     Hub,
-    chosen_checkpoint,
-    damage_named,
     export_model,
     job_tokenizer_or_none,
 )
@@ -28,6 +26,8 @@ from boost_core.convert.model_folder import (
     InMemory,
     ModelFolder,
     Source,
+    chosen_checkpoint,
+    damage_named,
     is_cut,
     read_weights,
     refuse_another_function,

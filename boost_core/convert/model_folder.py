@@ -4,7 +4,8 @@ They are in memory or in a local folder, as safetensors in one or several files 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.planner import WriteItem
 
 from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, located
+from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.reshard import Chunk, SaveChunks, Sizes
 from boost_core.checkpoint.shards import load_whole, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
@@ -170,6 +172,61 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}; copy it again") from error
+
+
+# The choice of a checkpoint, and errors that explain if it is gone or damaged.
+
+
+class CheckpointRemoved(ValueError):
+    """A checkpoint was removed while it was being read."""
+
+
+def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
+    """Find a folder of checkpoints, by its URL or that of one of them, and a step: the given one or the newest.
+
+    Raises:
+        ValueError: The checkpoint does not exist.
+    """
+    folder, step = located(url) if step is None else (CheckpointFolder(url), step)
+    steps = folder.steps()
+    if not steps:
+        raise ValueError(f"{folder.url} holds no checkpoint; check it")
+    if step not in (None, *steps):
+        raise ValueError(
+            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job is "
+            "still training, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
+        )
+    return folder, steps[-1] if step is None else step
+
+
+@contextmanager
+def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Make errors about damage name the checkpoint and list the others."""
+    try:
+        yield
+    except CheckpointDamaged as damage:
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
+        raise CheckpointDamaged(
+            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
+        ) from damage
+
+
+@contextmanager
+def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Replace errors caused by the removal of a checkpoint with one that says so.
+
+    Raises:
+        CheckpointRemoved: The checkpoint is gone.
+    """
+    try:
+        yield
+    except (OSError, CheckpointDamaged) as error:
+        if step not in folder.steps():
+            raise CheckpointRemoved(
+                f"the checkpoint of step {step} was removed while it was being read; choose another with --step, and "
+                "pin it first (boost ckpt pin) if the job is still training"
+            ) from error
+        raise
 
 
 # Reading models from checkpoints and writing them to checkpoints, in a single process.

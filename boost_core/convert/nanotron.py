@@ -203,13 +203,13 @@ def write_nanotron(
         if axis is None:
             save_file({"data": whole}, place / f"model_{last}.safetensors")
             continue
-        nanotron, ndim = modules(), whole.ndim
+        nanotron, before, after = modules(), (slice(None),) * axis, (slice(None),) * (whole.ndim - axis - 1)
         for rank in range(tensor_parallel_size):
             pairs, pieces, begin, local = [], [], 0, 0
             for tensor in tensors if axis == 0 else [whole]:
                 share = tensor.shape[axis] // tensor_parallel_size
-                mine = _along(axis, slice(begin + rank * share, begin + (rank + 1) * share), ndim)
-                local_slices = _along(axis, slice(local, local + share), ndim)
+                mine = (*before, slice(begin + rank * share, begin + (rank + 1) * share), *after)
+                local_slices = (*before, slice(local, local + share), *after)
                 pairs.append(nanotron.slices_pair(local_slices=local_slices, global_slices=mine))
                 pieces.append(whole[mine])
                 begin, local = begin + tensor.shape[axis], local + share
@@ -252,7 +252,3 @@ def _packed(model: ModelConfig) -> Iterator[_Packed]:
     yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), hidden, None)
     if not model.tie_embeddings:
         yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), table, 0)
-
-
-def _along(axis: int, here: slice, dimensions: int) -> tuple[slice, ...]:
-    return tuple(here if each == axis else slice(None) for each in range(dimensions))
