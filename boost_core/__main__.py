@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from boost_core.config import JobSpec, Layout, load_job
+from boost_core.config import Layout, load_job
 from boost_core.config.base import in_lines
 from boost_core.plan.resolve import at, nothing_fits
 from boost_core.terminal import print_lines
@@ -24,10 +24,22 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        spec = _with_checkpoint_folder(load_job(arguments.job))
+        spec = load_job(arguments.job)
+        if spec.checkpoint.url is None:
+            checkpoint = spec.checkpoint.model_copy(update={"url": f"checkpoints/{spec.name}"})
+            spec = spec.model_copy(update={"checkpoint": checkpoint})
         if problem := nothing_fits(spec):
             raise ValueError(problem)
-        _join_gang(spec)
+        # The process group is initialised from the variables that torchrun sets.
+        if not dist.is_torchelastic_launched():
+            size = spec.parallelism.world_size
+            raise ValueError(f"start it with torchrun: torchrun --nproc-per-node {size} -m boost_core job.yaml")
+        if spec.resources.gpus_per_worker:
+            local_rank = dist.get_node_local_rank()
+            torch.cuda.set_device(local_rank)
+            dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+        else:
+            dist.init_process_group("gloo")
         train(at(spec, Layout.of(spec.parallelism)), ConsoleReporter(arguments.reports))
     except (OSError, ValueError) as error:
         print_lines(in_lines(error), to=sys.stderr)
@@ -36,27 +48,6 @@ def main() -> int:
         if dist.is_initialized():
             dist.destroy_process_group()
     return 0
-
-
-def _with_checkpoint_folder(spec: JobSpec) -> JobSpec:
-    if spec.checkpoint.url is not None:
-        return spec
-    return spec.model_copy(
-        update={"checkpoint": spec.checkpoint.model_copy(update={"url": f"checkpoints/{spec.name}"})}
-    )
-
-
-def _join_gang(spec: JobSpec) -> None:
-    """Initialise the process group from the variables that torchrun sets."""
-    if not dist.is_torchelastic_launched():
-        size = spec.parallelism.world_size
-        raise ValueError(f"start it with torchrun: torchrun --nproc-per-node {size} -m boost_core job.yaml")
-    if spec.resources.gpus_per_worker:
-        local_rank = dist.get_node_local_rank()
-        torch.cuda.set_device(local_rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-    else:
-        dist.init_process_group("gloo")
 
 
 if __name__ == "__main__":

@@ -295,15 +295,10 @@ def gate_matrices(model: ModelConfig) -> dict[str, int]:
     if model.lax is None:
         return {}
     rank = model.bottleneck_rank
-    shorter, longer = balanced_factors(rank)
-    gates = {"identity": {}, "dense": {"gate_matrix": rank}, "tensor": {"gate_a": shorter, "gate_b": longer}}
-    return gates[model.lax.gate]
-
-
-def balanced_factors(rank: int) -> tuple[int, int]:
-    """The sides a ≤ b of LaX's tensor gate: a·b = rank, as close to each other as possible."""
+    # The sides a ≤ b of LaX's tensor gate: a·b = rank, as close to each other as possible.
     shorter = next(width for width in range(math.isqrt(rank), 0, -1) if rank % width == 0)
-    return shorter, rank // shorter
+    gates = {"identity": {}, "dense": {"gate_matrix": rank}, "tensor": {"gate_a": shorter, "gate_b": rank // shorter}}
+    return gates[model.lax.gate]
 
 
 def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tuple[str, ...]:

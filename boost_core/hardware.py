@@ -43,29 +43,28 @@ class Device:
 _PCIE_4, _PCIE_5, _C2C = 32, 64, 450
 
 
-def _nvidia(
-    sheet: str, fp8: float, bf16: float, fp32: float, terabytes: float, host: float, words: tuple[str, ...] = (),
-    memory: Mapping[str, int] = MappingProxyType({}),
-) -> Device:  # fmt: skip
-    bytes_of_forms = {name: gigabytes * 10**9 for name, gigabytes in memory.items()}
-    source = f"NVIDIA {sheet} data sheet"
-    words = words or (sheet.split()[0],)
-    rates = {"fp8": fp8, "bf16": bf16, "fp32": fp32}
-    return Device(words, rates, source, terabytes * 1e12, host * 1e9, fp8 / bf16, bytes_of_forms)
-
+# NVIDIA's, by data sheet: TFLOP/s in fp8, bf16 and fp32, TB/s of memory, GB/s to the host, words if not the first of
+# the sheet's name, and GB of memory by Ray's names.
+_SHEETS: tuple[tuple[str, float, float, float, float, float, tuple[str, ...], dict[str, int]], ...] = (
+    ("GB200 NVL72", 5000, 2500, 80, 8.0, _C2C, (), {}),
+    ("HGX B200", 4500, 2250, 75, 8.0, _PCIE_5, ("B200",), {}),
+    ("H200 NVL", 1671, 835.5, 60, 4.8, _PCIE_5, ("H200", "NVL"), {}),
+    ("H200", 1979, 989, 67, 4.8, _PCIE_5, (), {"H200": 141}),
+    ("H100 NVL", 1671, 835.5, 60, 3.9, _PCIE_5, ("H100", "NVL"), {}),
+    ("H100 PCIe", 1513, 756.5, 51, 2.0, _PCIE_5, ("H100", "PCIe"), {}),
+    ("H100 SXM", 1979, 989, 67, 3.35, _PCIE_5, (), {"H100": 80}),
+    ("L40S", 733, 362, 91.6, 0.864, _PCIE_4, (), {}),
+    ("A100", 312, 312, 19.5, 2.039, _PCIE_4, (), {"A100": 80, "A100-40G": 40, "A100-80G": 80}),
+)
 
 # The first match for a name wins, so variants come before the general kind.
-DEVICES = (
-    _nvidia("GB200 NVL72", 5000, 2500, 80, 8.0, _C2C),
-    _nvidia("HGX B200", 4500, 2250, 75, 8.0, _PCIE_5, ("B200",)),
-    _nvidia("H200 NVL", 1671, 835.5, 60, 4.8, _PCIE_5, ("H200", "NVL")),
-    _nvidia("H200", 1979, 989, 67, 4.8, _PCIE_5, memory={"H200": 141}),
-    _nvidia("H100 NVL", 1671, 835.5, 60, 3.9, _PCIE_5, ("H100", "NVL")),
-    _nvidia("H100 PCIe", 1513, 756.5, 51, 2.0, _PCIE_5, ("H100", "PCIe")),
-    _nvidia("H100 SXM", 1979, 989, 67, 3.35, _PCIE_5, memory={"H100": 80}),
-    _nvidia("L40S", 733, 362, 91.6, 0.864, _PCIE_4),
-    _nvidia("A100", 312, 312, 19.5, 2.039, _PCIE_4, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
-)
+DEVICES = tuple(
+    Device(
+        words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32}, f"NVIDIA {sheet} data sheet",
+        terabytes * 1e12, host * 1e9, fp8 / bf16, {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
+    )
+    for sheet, fp8, bf16, fp32, terabytes, host, words, memory in _SHEETS
+)  # fmt: skip
 
 # Memory in bytes, where known, by Ray's names.
 DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in device.memory.items()))

@@ -5,7 +5,7 @@ A word that is wider than the terminal alone, such as a URL or a path, is left w
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
@@ -78,10 +78,26 @@ def table_lines(
             left = width - _GAP
         bands[-1][index] = min(natural, max(left, 1))
         left -= natural + _GAP
-    lines = [
-        [line for number, band in enumerate(bands) for line in _band(row, band, _GAP * (number > 0), width, numbers)]
-        for row in table
-    ]
+    lines: list[list[str]] = []
+    for row in table:
+        lines.append([])
+        for number, band in enumerate(bands):  # the lines of the cells that stand beside each other
+            indent = _GAP * (number > 0)
+            parts = [
+                [line for part in row[index].split("\n") for line in wrapped(part, room, 0)]
+                for index, room in band.items()
+            ]
+            if indent and not any(map(any, parts)):
+                continue  # they are empty below others
+            for place in range(max(map(len, parts))):
+                line = " " * indent
+                for (index, room), part in zip(band.items(), parts, strict=True):
+                    text = part[place] if place < len(part) else ""
+                    padding = " " * (room - cells(text))
+                    line += (padding + text if numbers and index else text + padding) + " " * _GAP
+                line = line.rstrip()
+                # A word that fits only without indentation is not indented.
+                lines[-1].append(line if cells(line) <= width else line.lstrip())
     return lines[0], [line for of_row in lines[1:] for line in of_row]
 
 
@@ -105,20 +121,3 @@ def print_over(line: str) -> None:
 def columns_here() -> int:
     """Return the width to print at: ``COLUMNS`` if set, else the terminal's, else 80."""
     return shutil.get_terminal_size().columns
-
-
-def _band(row: Sequence[str], band: dict[int, int], indent: int, width: int, numbers: bool) -> Iterator[str]:
-    """Yield the lines of a row's cells that stand beside each other; none if these are empty below others."""
-    parts = [
-        [line for part in row[index].split("\n") for line in wrapped(part, room, 0)] for index, room in band.items()
-    ]
-    if indent and not any(map(any, parts)):
-        return
-    for number in range(max(map(len, parts))):
-        line = " " * indent
-        for (index, room), lines in zip(band.items(), parts, strict=True):
-            text = lines[number] if number < len(lines) else ""
-            padding = " " * (room - cells(text))
-            line += (padding + text if numbers and index else text + padding) + " " * _GAP
-        line = line.rstrip()
-        yield line if cells(line) <= width else line.lstrip()  # a word that fits only without indentation

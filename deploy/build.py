@@ -8,7 +8,6 @@ two, which the chart's templates fill in.
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -41,11 +40,41 @@ _MATCHERS = {
 
 def built() -> dict[Path, str]:
     """What each file in ``FOLDERS`` is to hold."""
-    dashboards, rules = source.build(), {path.name: path.read_text() for path in _RULES.glob("*.yml")}
-    of_chart = {name: scoped_dashboard(text) for name, text in dashboards.items()}
-    rules_of_chart = {name: scoped_rules(text) for name, text in rules.items()}
-    contents = dict(zip(FOLDERS, (dashboards, of_chart, rules_of_chart), strict=True))
-    return {folder / name: text for folder, files in contents.items() for name, text in files.items()}
+    contents = {}
+    for name, text in source.build().items():
+        contents[_DASHBOARDS / name] = text
+        # A dashboard for one installation, which Grafana tells from the same dashboard of another.
+        board = json.loads(text)
+        targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+        variables = [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
+        for query in [*targets, *variables, *board["annotations"].get("list", ())]:
+            for field in ("expr", "query", "definition"):
+                if isinstance(query.get(field), str):
+                    query[field] = scoped(query[field])
+        for variable in board["templating"]["list"]:
+            if variable["name"] == GPU_HOUR_PRICE:
+                variable["query"] = PRICE
+        board["title"] += f" ({_NAME})"
+        board["tags"].append(_NAME)
+        for link in board["links"]:
+            if link["type"] == "dashboards":
+                link["tags"].append(_NAME)
+        board["uid"] += f"-{UID}"
+        text = json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        contents[_CHART / "dashboards" / name] = re.sub(r'"/d/([\w-]+)', rf'"/d/\1-{UID}', text)
+    for path in _RULES.glob("*.yml"):
+        # Rules for one installation, whose name is in the labels of all that they give.
+        rules = yaml.safe_load(path.read_text())
+        for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+            rule["expr"] = scoped(rule["expr"])
+            rule["labels"] = rule.get("labels", {}) | INSTALLATION
+            if "alert" in rule:
+                rule["annotations"]["runbook_url"] = f"{RUNBOOKS}/{rule['alert']}.md"
+        text = yaml.dump(rules, Dumper=_Dumper, sort_keys=False, width=120)
+        contents[_CHART / "rules" / path.name] = (
+            f"# Written by python -m deploy.build from deploy/prometheus/rules.\n{text}"
+        )
+    return contents
 
 
 def differing() -> list[Path]:
@@ -69,47 +98,12 @@ def main() -> None:
 def scoped(expr: str) -> str:
     """An expression that reads the series of one installation alone; those of nodes and GPUs stay as they are."""
     for names, matchers in _MATCHERS.items():
-        expr = re.sub(rf"\b({names})\b(\{{)?", _selector(matchers), expr)
+        before, *parts = re.split(
+            rf"\b({names})\b(\{{)?", expr
+        )  # then each name, whether it has matchers, what follows
+        named = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        expr = before + "".join(f"{name}{{{matchers}{', ' if own else '}'}{text}" for name, own, text in named)
     return expr
-
-
-def _selector(matchers: str) -> Callable[[re.Match[str]], str]:
-    return lambda match: f"{match[1]}{{{matchers}{', ' if match[2] else '}'}"
-
-
-def scoped_rules(text: str) -> str:
-    """A file of rules for one installation, whose name is in the labels of all that they give."""
-    content = yaml.safe_load(text)
-    for rule in (rule for group in content["groups"] for rule in group["rules"]):
-        rule["expr"] = scoped(rule["expr"])
-        rule["labels"] = rule.get("labels", {}) | INSTALLATION
-        if "alert" in rule:
-            rule["annotations"]["runbook_url"] = f"{RUNBOOKS}/{rule['alert']}.md"
-    return "# Written by python -m deploy.build from deploy/prometheus/rules.\n" + yaml.dump(
-        content, Dumper=_Dumper, sort_keys=False, width=120
-    )
-
-
-def scoped_dashboard(text: str) -> str:
-    """A dashboard for one installation, which Grafana tells from the same dashboard of another."""
-    board = json.loads(text)
-    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
-    variables = [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
-    for query in [*targets, *variables, *board["annotations"].get("list", ())]:
-        for field in ("expr", "query", "definition"):
-            if isinstance(query.get(field), str):
-                query[field] = scoped(query[field])
-    for variable in board["templating"]["list"]:
-        if variable["name"] == GPU_HOUR_PRICE:
-            variable["query"] = PRICE
-    board["title"] += f" ({_NAME})"
-    board["tags"].append(_NAME)
-    for link in board["links"]:
-        if link["type"] == "dashboards":
-            link["tags"].append(_NAME)
-    board["uid"] += f"-{UID}"
-    text = json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    return re.sub(r'"/d/([\w-]+)', rf'"/d/\1-{UID}', text)
 
 
 class _Dumper(yaml.SafeDumper):

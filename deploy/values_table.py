@@ -29,9 +29,16 @@ def rows(text: str, schema: dict[str, Any]) -> Iterator[Row]:
     """
     lines = text.splitlines()
     for path, key, value in _leaves(yaml.compose(text, yaml.SafeLoader), ()):
-        meaning = _comment(lines, key.start_mark.line)
-        if meaning is None:
+        comment: list[str] = []  # the one that ends right above the value
+        for line in reversed(lines[: key.start_mark.line]):
+            if not line.lstrip().startswith("#"):
+                break
+            comment.insert(0, line.lstrip().removeprefix("#").strip())
+            if comment[0].startswith("-- "):
+                break
+        if not comment or not comment[0].startswith("-- "):
             raise ValueError(f"{'.'.join(path)} in values.yaml has no comment; write `# -- …` in the line above it")
+        meaning = " ".join(comment).removeprefix("-- ")
         default = json.dumps(yaml.safe_load(yaml.serialize(value)), ensure_ascii=False)
         described = schema
         for part in path:
@@ -63,17 +70,6 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves(value, here)
         else:
             yield here, key, value
-
-
-def _comment(lines: list[str], line: int) -> str | None:
-    """The comment that ends right above a line."""
-    comment: list[str] = []
-    while line > 0 and lines[line - 1].lstrip().startswith("#"):
-        line -= 1
-        comment.insert(0, lines[line].lstrip().removeprefix("#").strip())
-        if comment[0].startswith("-- "):
-            return " ".join([comment[0].removeprefix("-- "), *comment[1:]])
-    return None
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.model import PRESETS
 from boost_core.convert.export import Destination, Export, export_model, model_files
-from boost_core.convert.model_folder import InMemory, write_start
-from boost_core.convert.names import Tensors, to_published
+from boost_core.convert.model_folder import InMemory, Tensors, to_published, write_start
 from boost_core.convert.published_config import TrainedOn
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build

@@ -1,7 +1,7 @@
 """The base class of all configuration models, and errors that name the fields at fault."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import EllipsisType, NoneType
@@ -41,8 +41,16 @@ class AcceptedKind:
     @classmethod
     def of(cls, annotation: Any) -> "AcceptedKind | None":
         """What a field of a type accepts; ``None`` unless it takes numbers or booleans, as pydantic checks the rest."""
-        types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
-        scalars = types - {tuple}
+        types, parts = set[Any](), [annotation]  # those of ``int | None``, ``tuple[float, ...]``, a ``Literal``, …
+        while parts:
+            part = parts.pop()
+            inner, origin = get_args(part), get_origin(part)
+            parts += inner[:1] if origin is Annotated else inner
+            if origin is tuple:
+                types.add(tuple)
+            if not inner:
+                types.add(part if isinstance(part, type) else type(part))
+        scalars = types - {NoneType, EllipsisType, tuple}
         if not scalars or not scalars <= _KINDS.keys():
             return None
         error = next(error for python_type, error in _KINDS.items() if python_type in scalars)
@@ -52,31 +60,15 @@ class AcceptedKind:
         """Errors for the parts of a value that are of another kind, with their place in a list."""
         if isinstance(value, list | tuple) != self.listed:
             return []
-        return [
-            InitErrorDetails(type=self.error, loc=place, input=part)
-            for place, part in _scalars(value)
-            if isinstance(part, str) or isinstance(part, bool) != self.truth
-        ]
-
-
-def _plain_types(annotation: Any) -> Iterator[Any]:
-    """The types that make up a type such as ``int``, ``int | None``, ``tuple[float, ...]`` or a ``Literal``."""
-    parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
-    if get_origin(annotation) is tuple:
-        yield tuple
-    for part in parts:
-        yield from _plain_types(part)
-    if not parts:
-        yield annotation if isinstance(annotation, type) else type(annotation)
-
-
-def _scalars(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool | int | float | str]]:
-    """Each string, number and boolean in nested lists, with its place."""
-    if isinstance(value, bool | int | float | str):
-        yield place, value
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            yield from _scalars(entry, (*place, index))
+        errors: list[InitErrorDetails] = []
+        parts: list[tuple[tuple[int, ...], Any]] = [((), value)]
+        while parts:
+            place, part = parts.pop()
+            if isinstance(part, list | tuple):
+                parts += reversed([((*place, index), entry) for index, entry in enumerate(part)])
+            elif isinstance(part, str) or (isinstance(part, int | float) and isinstance(part, bool) != self.truth):
+                errors.append(InitErrorDetails(type=self.error, loc=place, input=part))
+        return errors
 
 
 # Pydantic's validation errors in terms of JSON; its own messages are about Python's types.

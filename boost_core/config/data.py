@@ -45,15 +45,10 @@ def _few_paths(value: Any) -> Any:
     return value
 
 
-def check_end_of_document(token: str | None, tokenizer: str | None) -> str | None:
-    """Return the token that ends a document if the tokenizer lets the user choose it.
-
-    Raises:
-        ValueError: It does not.
-    """
-    if token is not None and tokenizer in (None, BYTES):
+def _check_end_of_document(token: str | None, info: Any) -> None:
+    """Refuse a token that ends a document where the tokenizer does not let the user choose it."""
+    if token is not None and info.data.get("tokenizer") in (None, BYTES):
         raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
-    return token
 
 
 class SourceConfig(Config):
@@ -184,65 +179,56 @@ class DataConfig(Config):
             value["validation_fraction"] = value.pop("held_out_fraction")  # its name in old job files
         return value
 
-    @field_validator("mixture")
+    @field_validator("mixture", "dataset", "validation", "tokenizer", "end_of_document")
     @classmethod
-    def _one_of_two_ways(cls, value: tuple[WeightedSource, ...], info: Any) -> tuple[WeightedSource, ...]:
-        if value and info.data.get("source") is not None:
-            raise ValueError("data has a source and a mixture; put the source into the mixture, or leave one out")
-        total = sum(source.weight for source in value)
-        for source in value:
-            if source.weight * MIXTURE_PERIOD < total:
-                raise ValueError(
-                    f"a weight of {source.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; raise it, "
-                    "or drop its source"
-                )
-        kinds = {source.is_tokens for source in value}
-        if len(kinds) > 1:
-            raise ValueError(
-                "a mixture cannot combine tokenized sources and datasets with others; tokenize the others first"
-            )
+    def _fields_go_together(cls, value: Any, info: Any) -> Any:
+        """Check a field beside those before it, of which invalid ones are missing."""
+        source, mixture = info.data.get("source"), info.data.get("mixture", ())
+        match info.field_name:
+            case "mixture":
+                if value and source is not None:
+                    raise ValueError(
+                        "data has a source and a mixture; put the source into the mixture, or leave one out"
+                    )
+                total = sum(each.weight for each in value)
+                for each in value:
+                    if each.weight * MIXTURE_PERIOD < total:
+                        raise ValueError(
+                            f"a weight of {each.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; "
+                            "raise it, or drop its source"
+                        )
+                if len({each.is_tokens for each in value}) > 1:
+                    raise ValueError(
+                        "a mixture cannot combine tokenized sources and datasets with others; tokenize the others first"
+                    )
+            case "dataset" if value is not None:
+                if mixture:
+                    raise ValueError(
+                        "data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture"
+                    )
+                if source is not None and not source.is_tokens:
+                    raise ValueError("data has both a dataset and its own sources; leave one out")
+            case "validation":
+                names = [each.name for each in value]
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    raise ValueError(f"two sets are named {twice!r}; give each its own name")
+                kinds = {each.is_tokens for each in (*value, source, *mixture) if each is not None}
+                if value and source is None and not mixture:
+                    kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
+                if len(kinds) > 1:
+                    raise ValueError(
+                        "sources and validation sets must be all tokenized, or none; tokenize the others first"
+                    )
+            case "tokenizer" if value is not None:
+                if info.data.get("dataset") is not None:
+                    raise ValueError("datasets come with their tokenizer; leave tokenizer out")
+                if any(each is not None and each.is_tokens for each in (source, *mixture)):
+                    raise ValueError("tokenized sources and datasets come with their tokenizer; leave tokenizer out")
+                if value != BYTES:
+                    refuse_unserved(value)
+            case "end_of_document":
+                _check_end_of_document(value, info)
         return value
-
-    @field_validator("dataset")
-    @classmethod
-    def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
-        source = info.data.get("source")
-        if value is not None and info.data.get("mixture"):
-            raise ValueError("data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture")
-        if value is not None and source is not None and not source.is_tokens:
-            raise ValueError("data has both a dataset and its own sources; leave one out")
-        return value
-
-    @field_validator("validation")
-    @classmethod
-    def _sets_have_names_of_their_own(cls, value: tuple[ValidationSet, ...], info: Any) -> tuple[ValidationSet, ...]:
-        names = [each.name for each in value]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two sets are named {twice!r}; give each its own name")
-        sources = (info.data.get("source"), *info.data.get("mixture", ()))
-        kinds = {each.is_tokens for each in (*value, *sources) if each is not None}
-        if value and not any(sources):
-            kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
-        if len(kinds) > 1:
-            raise ValueError("sources and validation sets must be all tokenized, or none; tokenize the others first")
-        return value
-
-    @field_validator("tokenizer")
-    @classmethod
-    def _tokenizer_is_not_given_twice(cls, value: str | None, info: Any) -> str | None:
-        sources = (info.data.get("source"), *info.data.get("mixture", ()))
-        if value is not None and info.data.get("dataset") is not None:
-            raise ValueError("datasets come with their tokenizer; leave tokenizer out")
-        if value is not None and any(source is not None and source.is_tokens for source in sources):
-            raise ValueError("tokenized sources and datasets come with their tokenizer; leave tokenizer out")
-        if value is not None and value != BYTES:
-            refuse_unserved(value)
-        return value
-
-    @field_validator("end_of_document")
-    @classmethod
-    def _bytes_have_their_own_end(cls, value: str | None, info: Any) -> str | None:
-        return check_end_of_document(value, info.data.get("tokenizer"))
 
     @property
     def sources(self) -> tuple[tuple[SourceConfig, float], ...]:
@@ -331,27 +317,18 @@ class CorpusConfig(Config):
     )
     on_error: OnError = Field("fail", description="skip: leave out bad documents and list them in quarantine-*.jsonl.")
 
-    @field_validator("source")
+    @field_validator("source", "tokenizer", "end_of_document", "filters")
     @classmethod
-    def _source_is_text(cls, value: SourceConfig) -> SourceConfig:
-        if value.kind == "tokenized":
-            raise ValueError("kind=tokenized is tokens already; name the documents they were made from")
-        return value
-
-    @field_validator("tokenizer")
-    @classmethod
-    def _tokenizer_is_served(cls, value: str) -> str:
-        return value if value == BYTES else refuse_unserved(value)
-
-    @field_validator("end_of_document")
-    @classmethod
-    def _bytes_have_their_own_end(cls, value: str | None, info: Any) -> str | None:
-        return check_end_of_document(value, info.data.get("tokenizer"))
-
-    @field_validator("filters")
-    @classmethod
-    def _measures_are_not_repeated(cls, value: tuple[QualityFilter, ...]) -> tuple[QualityFilter, ...]:
-        measures = [each.measure for each in value]
-        if twice := next((each for each in measures if measures.count(each) > 1), None):
-            raise ValueError(f"{twice} is given twice; give one filter with min and max")
+    def _documents_can_be_tokenized(cls, value: Any, info: Any) -> Any:
+        match info.field_name:
+            case "source" if value.kind == "tokenized":
+                raise ValueError("kind=tokenized is tokens already; name the documents they were made from")
+            case "tokenizer" if value != BYTES:
+                refuse_unserved(value)
+            case "end_of_document":
+                _check_end_of_document(value, info)
+            case "filters":
+                measures = [each.measure for each in value]
+                if twice := next((each for each in measures if measures.count(each) > 1), None):
+                    raise ValueError(f"{twice} is given twice; give one filter with min and max")
         return value

@@ -12,7 +12,7 @@ import re
 import struct
 import sysconfig
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -511,7 +511,33 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         if isinstance(filesystem, Disk):
             filesystem = _Links(beneath=filesystem.beneath)
-        matches = _look_up(filesystem, path, saved_dataset)
+            path = re.sub("/{2,}", "/", path)  # which patterns would take literally
+        matches, ending, is_folder = {}, "", filesystem.isdir(path)
+        seen: Iterable[tuple[str, dict[str, Any]]]
+        if is_folder and saved_dataset:
+            names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
+            seen = ((name, filesystem.info(name)) for name in names)
+        elif is_folder or (has_magic(path) and not filesystem.isfile(path)):
+            listed = filesystem.find(path, detail=True) if is_folder else filesystem.glob(path, detail=True)
+            above = path.rstrip("/") if is_folder else re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
+            shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
+            seen = [
+                (name, info)
+                for name, info in listed.items()
+                if all(
+                    any(fnmatchcase(part, each) for each in shown)
+                    for part in name.removeprefix(above).split("/")
+                    if part.startswith(".")
+                )
+            ]
+            ending = ".arrow" if saved_dataset else ""
+        else:
+            seen = [(path, filesystem.info(path))]
+        for name, info in seen:
+            if info["type"] == "unreadable":
+                raise ValueError(f"{info['name']!r} {info['problem']}")
+            if info["type"] == "file" and name.endswith(ending):
+                matches[name] = info
     except FileNotFoundError:
         return []
     except StoreUnusable:  # which may pass
@@ -534,38 +560,7 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
             str(info.get("identity") or filesystem.unstrip_protocol(name)),
         )
         for name, info in matches.items()
-        if info["type"] == "file"
     ]  # fmt: skip
-
-
-def _look_up(filesystem: AbstractFileSystem, path: str, saved_dataset: bool) -> dict[str, Any]:
-    """What there is at a path, by name, with fsspec's information."""
-    if isinstance(filesystem, Disk):
-        path = re.sub("/{2,}", "/", path)  # which patterns would take literally
-    if filesystem.isdir(path):
-        if saved_dataset:
-            names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
-            return {name: _readable(filesystem.info(name)) for name in names}
-        matches = filesystem.find(path, detail=True)
-        above = path.rstrip("/")
-    elif has_magic(path) and not filesystem.isfile(path):
-        matches = filesystem.glob(path, detail=True)
-        above = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
-    else:
-        return {path: _readable(filesystem.info(path))}
-    shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
-    seen = {}
-    for name, info in matches.items():
-        hidden = [part for part in name.removeprefix(above).split("/") if part.startswith(".")]
-        if all(any(fnmatchcase(part, each) for each in shown) for part in hidden):
-            seen[name] = _readable(info)
-    return {name: info for name, info in seen.items() if name.endswith(".arrow")} if saved_dataset else seen
-
-
-def _readable(info: dict[str, Any]) -> dict[str, Any]:
-    if info["type"] == "unreadable":
-        raise ValueError(f"{info['name']!r} {info['problem']}")
-    return info
 
 
 def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:

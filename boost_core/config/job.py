@@ -86,17 +86,14 @@ class CheckpointConfig(Config):
             return {"continue_from" if name == "resume_from" else name: each for name, each in value.items()}
         return value
 
-    @field_validator("weights_from")
+    @field_validator("weights_from", "keep_every")
     @classmethod
-    def _one_origin(cls, value: str | None, info: Any) -> str | None:
-        if value is not None and info.data.get("continue_from") is not None:
+    def _fields_go_together(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:
+            return value
+        if info.field_name == "weights_from" and info.data.get("continue_from") is not None:
             raise ValueError("the job is also to continue from continue_from; leave one of them out")
-        return value
-
-    @field_validator("keep_every")
-    @classmethod
-    def _keep_every_belongs_to_keep_last(cls, value: int | None, info: Any) -> int | None:
-        if value is not None and info.data.get("keep_last") is None:
+        if info.field_name == "keep_every" and info.data.get("keep_last") is None:
             raise ValueError("without keep_last all checkpoints are kept; set keep_last, too, or leave keep_every out")
         return value
 

@@ -21,40 +21,6 @@ from boost_core.config.parallelism import (
 )
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
-
-def attention_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
-) -> list[FieldProblem]:
-    """Why a job cannot train with the sparse attention it asks for."""
-    attention, length = training.attention, training.sequence_length
-    if attention is None:
-        return []
-    messages, field = [], ("training", "attention")
-    if parallelism.split_micro_batch:
-        messages.append("the halves of split_micro_batch use dense attention; leave one of the two out")
-    if model.sliding_window is not None:
-        messages.append(
-            f"model.sliding_window={model.sliding_window} already says what each query sees; leave one of the two out"
-        )
-    if training.cuda_graphs == "on":
-        messages.append(
-            "the host chooses what to compute in each step, which cannot be captured; set cuda_graphs to auto or off"
-        )
-    shortest = attention.from_length
-    if shortest > length:
-        messages.append(
-            f"from_length={shortest} is above training.sequence_length={length}, so no document would use sparse "
-            f"attention; use at most {length}"
-        )
-    always, budget = attention.always_pairs(shortest), attention.pairs(shortest)
-    if always > budget:
-        messages.append(
-            f"sink and window alone take {always} pairs in a document of from_length={shortest}, but budget="
-            f"{attention.budget:g} allows {budget}; lower window or sink, or raise from_length or budget"
-        )
-    return [FieldProblem(field, None, message) for message in messages]
-
-
 # Which tensor parallel strategy supports which family, and what it has to divide.
 
 StrategyName = Literal["btp", "vanilla", "fullrank"]
@@ -67,27 +33,63 @@ def chosen_strategy(model: ModelConfig, parallelism: ParallelismConfig) -> Strat
 
 def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
     """Why the chosen strategy does not support the family or the number of tensor parallel ranks."""
-    strategy = chosen_strategy(model, parallelism)
-    problems = []
-    if unfit := _unfit(strategy, model):
+    strategy, family = chosen_strategy(model, parallelism), model.family
+    problems, unfit = [], ""
+    if strategy == "fullrank" and family != "dense":
+        unfit = f"fullrank splits dense matrices, but family={family} has low-rank pairs; use btp or vanilla"
+    elif strategy != "fullrank" and family == "dense":
+        unfit = f"{strategy} splits low-rank pairs, but family=dense has none; use fullrank"
+    elif strategy == "vanilla" and not model.outputs_from_latents:
+        unfit = f"vanilla splits pairs of factors, but family={family} adds to their products; use btp"
+    elif strategy == "vanilla" and model.qk_norm:
+        unfit = "vanilla has all heads on every rank, but model.qk_norm's scales need them split; use btp"
+    elif strategy == "vanilla" and family == "lax":
+        unfit = "vanilla splits the latent among ranks, but LaX's norm and gate need it whole; use btp"
+    if unfit:
         problems.append(FieldProblem(("parallelism", "strategy"), strategy, unfit))
     elif strategy == "btp" and parallelism.norm == "sync" and not model.outputs_from_latents:
-        message = f"sync norms what becomes latents, but family={model.family} reads more: use fused or online_paper"
+        message = f"sync norms what becomes latents, but family={family} reads more: use fused or online_paper"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
     if strategy != "btp" and parallelism.norm != "fused":
         message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
-    problems += _recompute_problems(strategy, model, parallelism)
+
+    # Recomputing segments, and halves that alternate, take work that is local between two exchanges.
+    not_local = "norm=sync has a collective between them: use norm=fused" if parallelism.norm == "sync" else ""
+    if strategy != "btp":
+        not_local = f"{strategy} exchanges wide vectors between them: use btp"
+    size, blocks, rank = parallelism.tensor_parallel_size, model.num_hidden_layers, model.rank or 0
+    recompute, messages = parallelism.recompute, []
+    modes: set[str] = (
+        {recompute} if isinstance(recompute, str) else {mode for each in recompute for mode, _ in each.runs}
+    )
+    if isinstance(recompute, tuple):
+        listed, named = len(recompute), sum(stage.blocks for stage in recompute)
+        if listed != parallelism.stages:
+            messages.append(
+                f"it lists {counted(listed, 'stage')}, but there are {parallelism.stages}; give an entry for each"
+            )
+        elif named != blocks:
+            messages.append(f"its counts add up to {named}, but model.num_hidden_layers is {blocks}; make them equal")
+    for mode in (mode for mode in MODES if mode in modes and TRAITS[mode].again == "segments"):
+        if not_local:
+            message = f"{mode} recomputes the work between two exchanges of latents; {not_local}"
+            messages.append(f"{message}, or use none or full")
+        elif TRAITS[mode].slices and rank % size:
+            messages.append(
+                f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks; use latent, or "
+                f"round up to model.rank={-(-rank // size) * size}"
+            )
+    text = parallelism.recompute_text
+    problems += [FieldProblem(("parallelism", "recompute"), text, message) for message in messages]
     if parallelism.split_micro_batch:
-        reason = _not_local_between_exchanges(strategy, parallelism)
-        if "full" in parallelism.recompute_text:  # which auto leaves out
-            reason = "recompute=full runs a block without pausing: use none, latent, shared or offload"
-        if reason:
-            message = f"two halves alternate at the exchanges of latents; {reason}, or leave split_micro_batch out"
+        if "full" in text:  # which auto leaves out
+            not_local = "recompute=full runs a block without pausing: use none, latent, shared or offload"
+        if not_local:
+            message = f"two halves alternate at the exchanges of latents; {not_local}, or leave split_micro_batch out"
             problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
 
     # The sizes that the strategy splits, each with what to do if the ranks do not divide it.
-    size = parallelism.tensor_parallel_size
     if strategy == "vanilla":
         split = {"rank": (model.rank or size, True), "vocab_size": (model.vocab_size, True)}
     else:
@@ -105,57 +107,6 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
             message = f"{size} does not divide model.{name}={value}; {remedy}"
             problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), size, message))
     return problems
-
-
-def _recompute_problems(
-    strategy: StrategyName, model: ModelConfig, parallelism: ParallelismConfig
-) -> list[FieldProblem]:
-    field, recompute, rank = ("parallelism", "recompute"), parallelism.recompute, model.rank or 0
-    size, blocks = parallelism.tensor_parallel_size, model.num_hidden_layers
-    messages, modes = [], {recompute}
-    if isinstance(recompute, tuple):
-        modes = {mode for stage in recompute for mode, _ in stage.runs}
-        listed, named = len(recompute), sum(stage.blocks for stage in recompute)
-        if listed != parallelism.stages:
-            messages.append(
-                f"it lists {counted(listed, 'stage')}, but there are {parallelism.stages}; give an entry for each"
-            )
-        elif named != blocks:
-            messages.append(f"its counts add up to {named}, but model.num_hidden_layers is {blocks}; make them equal")
-    for mode in MODES:
-        if mode not in modes or TRAITS[mode].again != "segments":
-            continue
-        if reason := _not_local_between_exchanges(strategy, parallelism):
-            message = f"{mode} recomputes the work between two exchanges of latents; {reason}"
-            messages.append(f"{message}, or use none or full")
-        elif TRAITS[mode].slices and rank % size:
-            messages.append(
-                f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks; use latent, or "
-                f"round up to model.rank={-(-rank // size) * size}"
-            )
-    return [FieldProblem(field, parallelism.recompute_text, message) for message in messages]
-
-
-def _not_local_between_exchanges(strategy: StrategyName, parallelism: ParallelismConfig) -> str | None:
-    if strategy != "btp":
-        return f"{strategy} exchanges wide vectors between them: use btp"
-    if parallelism.norm == "sync":
-        return "norm=sync has a collective between them: use norm=fused"
-    return None
-
-
-def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
-    if strategy == "fullrank" and model.family != "dense":
-        return f"fullrank splits dense matrices, but family={model.family} has low-rank pairs; use btp or vanilla"
-    if strategy != "fullrank" and model.family == "dense":
-        return f"{strategy} splits low-rank pairs, but family=dense has none; use fullrank"
-    if strategy == "vanilla" and not model.outputs_from_latents:
-        return f"vanilla splits pairs of factors, but family={model.family} adds to their products; use btp"
-    if strategy == "vanilla" and model.qk_norm:
-        return "vanilla has all heads on every rank, but model.qk_norm's scales need them split; use btp"
-    if strategy == "vanilla" and model.family == "lax":
-        return "vanilla splits the latent among ranks, but LaX's norm and gate need it whole; use btp"
-    return None
 
 
 _REMEMBERED = 4096  # specs
@@ -207,7 +158,7 @@ def layout_problems(
             sums = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}"
             message = f"{sums}; make them equal"
         problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
-    problems += _context_problems(model, parallelism, training) + attention_problems(model, parallelism, training)
+    problems += _sequence_problems(model, parallelism, training)
 
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
         message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
@@ -223,32 +174,40 @@ def layout_problems(
             )
             problems.append(FieldProblem(("training", field), size, message))
 
-    kind, message = optimizer.kind, ""
+    kind, strategy, message = optimizer.kind, chosen_strategy(model, parallelism), ""
     if kind == "loro" and model.family != "svd":
         message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
     elif kind == "muon" and model.family == "dense":
         message = "muon is for low-rank factors, but model.family=dense has none; use another family, or adamw"
-    elif kind != "adamw" and chosen_strategy(model, parallelism) != "btp":
+    elif kind != "adamw" and strategy != "btp":
         message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
     if message:
         problems.append(FieldProblem(("optimizer", "kind"), kind, message))
-    problems += _precision_problems(model, parallelism, training)
-    return problems + _device_problems(model, parallelism, training, gpus_per_worker)
 
+    # Tensor cores take 8-bit matrices in multiples of 16 along every axis except tokens.
+    ranks = parallelism.tensor_parallel_size
+    if training.precision == "fp8" and strategy != "btp":
+        message = f"fp8 is for btp; {strategy} computes in bf16 or fp32: use bf16"
+        problems.append(FieldProblem(("training", "precision"), "fp8", message))
+    elif training.precision == "fp8" and model.rank is not None:  # otherwise refused already
+        widths = {
+            "hidden_size": model.hidden_size / ranks,
+            "num_key_value_heads": model.key_value_size / ranks,
+            "intermediate_size": model.intermediate_size / ranks,
+            "rank": model.bottleneck_rank,
+        }
+        problems += [
+            FieldProblem(
+                ("training", "precision"), "fp8",
+                f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns; change "
+                f"model.{name} or parallelism.tensor_parallel_size, or use bf16",
+            )
+            for name, width in widths.items()
+            if width % _PIECE
+        ]  # fmt: skip
 
-def too_long_a_prompt(number: int, size: int, room: int) -> str:
-    """The message for a prompt of ``size`` tokens where there is room for fewer."""
-    return (
-        f"prompt {number} has {size} tokens, but with max_new_tokens a sequence has room for only {room}; shorten it, "
-        "or lower max_new_tokens"
-    )
-
-
-def _device_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
-) -> list[FieldProblem]:
-    """The problems that depend on whether workers compute on CPU or GPU, or that keep a step from being captured."""
-    problems, size = [], parallelism.context_parallel_size
+    # Whether workers compute on CPU or GPU, and what keeps a step from being captured.
+    size = parallelism.context_parallel_size
     if gpus_per_worker == 0:
         if training.cuda_graphs == "on":
             message = "CPUs have no CUDA graphs; use auto or off, or set resources.gpus_per_worker to 1"
@@ -263,6 +222,14 @@ def _device_problems(
         why = "recompute=offload copies what blocks keep to the host and back, which is not captured"
         problems.append(FieldProblem(("training", "cuda_graphs"), "on", f"{why}; use auto or off"))
     return problems
+
+
+def too_long_a_prompt(number: int, size: int, room: int) -> str:
+    """The message for a prompt of ``size`` tokens where there is room for fewer."""
+    return (
+        f"prompt {number} has {size} tokens, but with max_new_tokens a sequence has room for only {room}; shorten it, "
+        "or lower max_new_tokens"
+    )
 
 
 def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
@@ -286,32 +253,57 @@ def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, trai
     return None
 
 
-def _context_problems(
+def _sequence_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
 ) -> list[FieldProblem]:
-    size, field = parallelism.context_parallel_size, ("parallelism", "context_parallel_size")
-    if size == 1:
-        return []
-    messages, length = [], training.sequence_length
-    if length % size:
+    """Why sequences cannot be shared by context parallel ranks, or not use the sparse attention that is asked for."""
+    problems, attention, length = [], training.attention, training.sequence_length
+    if (size := parallelism.context_parallel_size) > 1:
+        messages = []
+        if length % size:
+            messages.append(
+                f"training.sequence_length={length} cannot be split equally among {size} ranks; choose a divisor"
+            )
+        elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
+            unit = size * EFFICIENT
+            messages.append(
+                f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
+                f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
+            )
+        if training.cuda_graphs == "on":
+            messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
+        problems = [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
+        if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
+            problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
+        if parallelism.context.pool == "tasks" and attention is not None:
+            why = "sparse attention cannot choose keys before it has the queries, so these cannot be moved; use none"
+            problems.append(FieldProblem(("parallelism", "context", "pool"), "tasks", why))
+
+    if attention is None:
+        return problems
+    messages, shortest = [], attention.from_length
+    if parallelism.split_micro_batch:
+        messages.append("the halves of split_micro_batch use dense attention; leave one of the two out")
+    if model.sliding_window is not None:
         messages.append(
-            f"training.sequence_length={length} cannot be split equally among {size} ranks; choose a divisor"
-        )
-    elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
-        unit = size * EFFICIENT
-        messages.append(
-            f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
-            f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
+            f"model.sliding_window={model.sliding_window} already says what each query sees; leave one of the two out"
         )
     if training.cuda_graphs == "on":
-        messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
-    problems = [FieldProblem(field, size, message) for message in messages]
-    if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
-        problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
-    if parallelism.context.pool == "tasks" and training.attention is not None:
-        why = "sparse attention cannot choose keys before it has the queries, so these cannot be moved; use none"
-        problems.append(FieldProblem(("parallelism", "context", "pool"), "tasks", why))
-    return problems
+        messages.append(
+            "the host chooses what to compute in each step, which cannot be captured; set cuda_graphs to auto or off"
+        )
+    if shortest > length:
+        messages.append(
+            f"from_length={shortest} is above training.sequence_length={length}, so no document would use sparse "
+            f"attention; use at most {length}"
+        )
+    always, budget = attention.always_pairs(shortest), attention.pairs(shortest)
+    if always > budget:
+        messages.append(
+            f"sink and window alone take {always} pairs in a document of from_length={shortest}, but budget="
+            f"{attention.budget:g} allows {budget}; lower window or sink, or raise from_length or budget"
+        )
+    return problems + [FieldProblem(("training", "attention"), None, message) for message in messages]
 
 
 def _pipeline_problems(
@@ -371,32 +363,6 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
 
 
-def _precision_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
-) -> list[FieldProblem]:
-    """Tensor cores take 8-bit matrices in multiples of 16 along every axis except tokens."""
-    if training.precision != "fp8" or (model.rank is None and parallelism.strategy == "btp"):  # refused already
-        return []
-    field, strategy = ("training", "precision"), chosen_strategy(model, parallelism)
-    if strategy != "btp":
-        return [FieldProblem(field, "fp8", f"fp8 is for btp; {strategy} computes in bf16 or fp32: use bf16")]
-    ranks = parallelism.tensor_parallel_size
-    widths = {
-        "hidden_size": model.hidden_size / ranks,
-        "num_key_value_heads": model.key_value_size / ranks,
-        "intermediate_size": model.intermediate_size / ranks,
-        "rank": model.bottleneck_rank,
-    }
-    return [
-        FieldProblem(
-            field, "fp8", f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns; "
-            f"change model.{name} or parallelism.tensor_parallel_size, or use bf16",
-        )
-        for name, width in widths.items()
-        if width % _PIECE
-    ]  # fmt: skip
-
-
 @lru_cache(_REMEMBERED)
 def legal_layouts(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
@@ -412,10 +378,11 @@ def legal_layouts(
         gpus_per_worker: GPUs of each worker, 0 or 1.
         elasticity: The layouts it allows.
     """
+    sizes = elasticity.data_parallel_size
     layouts = [
         layout
         for replica in elasticity.replicas(Layout.of(parallelism))
-        for number in _allowed_numbers(training, elasticity)
+        for number in ([] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max))
         if not layout_problems(
             model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer, gpus_per_worker
         )
@@ -454,7 +421,7 @@ def elasticity_problems(
                 problems.append(FieldProblem(("elasticity", "resolved"), [layout.tp, layout.pp, layout.dp], message))
         return problems
     replicas = elasticity.replicas(Layout.of(parallelism))
-    numbers = len(_allowed_numbers(training, elasticity))
+    numbers = len(numbers_of_replicas(training, sizes.min, sizes.max))
     if len(replicas) * numbers > MOST_LAYOUTS:
         message = (
             f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
@@ -474,11 +441,6 @@ def elasticity_problems(
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
             problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {reasons}"))
     return problems
-
-
-def _allowed_numbers(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:
-    sizes = elasticity.data_parallel_size
-    return [] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max)
 
 
 def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list[int]:

@@ -15,27 +15,22 @@ from boost_core.config.base import Config, FieldProblem, raise_problems
 # ``tiny`` is ours, for laptops.
 
 
-def _shape(hidden_size: int, intermediate_size: int, layers: int, heads: int, rank: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "rank": rank,
-    }
-
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": _shape(128, 344, 4, 4, 32) | {"gate_activation": True},
-    "60m": _shape(512, 1376, 8, 8, 128) | {"gate_activation": True},
-    "130m": _shape(768, 2048, 12, 12, 256) | {"gate_activation": True},
-    "350m": _shape(1024, 2736, 24, 16, 256),
-    "1b": _shape(2048, 5461, 24, 32, 512),
-    "3b": _shape(3072, 8192, 28, 24, 768),
-    "7b": _shape(4096, 11008, 32, 32, 1024),
-    "13b": _shape(5120, 13824, 40, 40, 1280),
-    "30b": _shape(8192, 22016, 36, 64, 2048),
-    "40b": _shape(8192, 22016, 48, 64, 2048),
+    name: dict(zip((*_SIZES, "rank"), shape, strict=True)) | ({"gate_activation": True} if gated else {})
+    for name, gated, shape in (
+        ("tiny", True, (128, 344, 4, 4, 32)),
+        ("60m", True, (512, 1376, 8, 8, 128)),
+        ("130m", True, (768, 2048, 12, 12, 256)),
+        ("350m", False, (1024, 2736, 24, 16, 256)),
+        ("1b", False, (2048, 5461, 24, 32, 512)),
+        ("3b", False, (3072, 8192, 28, 24, 768)),
+        ("7b", False, (4096, 11008, 32, 32, 1024)),
+        ("13b", False, (5120, 13824, 40, 40, 1280)),
+        ("30b", False, (8192, 22016, 36, 64, 2048)),
+        ("40b", False, (8192, 22016, 48, 64, 2048)),
+    )
 }
 
 
@@ -53,8 +48,6 @@ class Activation(Enum):
 
 
 _OF_THE_BOTTLENECK = ("rank", "gate_activation")
-
-_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _sizes_or_preset(schema: dict[str, Any]) -> None:
@@ -132,16 +125,10 @@ class RopeScalingConfig(Config):
         rope_type, (owner, default) = info.data.get("rope_type"), _OF_ROPE_TYPE[info.field_name]
         if value is not None and rope_type not in (owner, None):
             raise ValueError(f"{rope_type} has no {info.field_name}; leave it out, or set rope_type to {owner}")
-        if value is not None or rope_type != owner:
-            return value
-        return 0.1 * log(info.data["factor"]) + 1 if default is None and "factor" in info.data else default
-
-    @field_validator("high_freq_factor", "beta_fast")
-    @classmethod
-    def _fast_is_above_slow(cls, value: float | None, info: Any) -> float | None:
-        slow = "low_freq_factor" if info.field_name == "high_freq_factor" else "beta_slow"
-        least = info.data.get(slow)
-        if value is not None and least is not None and value <= least:
+        if value is None and rope_type == owner:
+            value = 0.1 * log(info.data["factor"]) + 1 if default is None and "factor" in info.data else default
+        slow = {"high_freq_factor": "low_freq_factor", "beta_fast": "beta_slow"}.get(info.field_name)
+        if slow and value is not None and (least := info.data.get(slow)) is not None and value <= least:
             raise ValueError(f"{value} must exceed {slow}={least}: a fast pair turns more often than a slow one")
         return value
 
@@ -215,54 +202,43 @@ class ModelConfig(Config):
             preset = {field: value for field, value in preset.items() if field not in _OF_THE_BOTTLENECK}
         return {**preset, **fields}
 
-    @field_validator("lax")
+    @field_validator("lax", "rope_scaling", "num_key_value_heads", "num_attention_heads", "rank")
     @classmethod
-    def _lax_belongs_to_lax(cls, value: LaxConfig | None, info: Any) -> LaxConfig | None:
-        family = info.data.get("family")
-        if value is not None and family != "lax":
-            raise ValueError(f"family={family} has no latent crossing; leave lax out, or set family=lax")
-        return value or (LaxConfig() if family == "lax" else None)
-
-    @field_validator("rope_scaling")
-    @classmethod
-    def _scaled_rotations_slow_down(cls, value: RopeScalingConfig | None, info: Any) -> RopeScalingConfig | None:
-        theta = info.data.get("rope_theta")
-        if value is not None and theta is not None and theta <= 1:
-            raise ValueError(f"rope_theta={theta} has no slow pairs to scale; set rope_theta above 1, or leave it out")
-        return value
-
-    @field_validator("num_key_value_heads")
-    @classmethod
-    def _key_value_heads_divide(cls, value: int | None, info: Any) -> int | None:
-        heads = info.data.get("num_attention_heads")
-        if value is not None and heads is not None and heads % value:
-            raise ValueError(f"{value} does not divide num_attention_heads={heads}; choose a divisor of {heads}")
-        return value
-
-    @field_validator("num_attention_heads")
-    @classmethod
-    def _heads_divide_hidden_size(cls, value: int, info: Any) -> int:
-        hidden_size = info.data.get("hidden_size")
-        if hidden_size is not None and (hidden_size % value or (hidden_size // value) % 2):
-            raise ValueError(
-                f"hidden_size={hidden_size} does not split into {value} heads of an even size "
-                "(rotary embeddings turn pairs); change num_attention_heads or hidden_size"
-            )
-        return value
-
-    @field_validator("rank")
-    @classmethod
-    def _rank_is_a_bottleneck(cls, value: int | None, info: Any) -> int | None:
-        hidden_size, family = info.data.get("hidden_size"), info.data.get("family")
-        if family == "dense" and value is not None:
-            raise ValueError("family=dense has no bottleneck; leave rank out, or choose another family")
-        if hidden_size is None or family in (None, "dense"):
-            return value
-        usual = f"usually hidden_size/4={hidden_size // 4}"
-        if value is None:
-            raise ValueError(f"family={family} needs the width of its bottlenecks; {usual}")
-        if value > hidden_size:
-            raise ValueError(f"{value} is above hidden_size={hidden_size}: no bottleneck; choose less, {usual}")
+    def _fields_go_together(cls, value: Any, info: Any) -> Any:
+        """Check a field beside those before it, of which invalid ones are missing, and fill in LaX's defaults."""
+        family, hidden_size = info.data.get("family"), info.data.get("hidden_size")
+        match info.field_name:
+            case "lax":
+                if value is not None and family != "lax":
+                    raise ValueError(f"family={family} has no latent crossing; leave lax out, or set family=lax")
+                return value or (LaxConfig() if family == "lax" else None)
+            case "rope_scaling":
+                theta = info.data.get("rope_theta")
+                if value is not None and theta is not None and theta <= 1:
+                    raise ValueError(
+                        f"rope_theta={theta} has no slow pairs to scale; set rope_theta above 1, or leave it out"
+                    )
+            case "num_key_value_heads":
+                heads = info.data.get("num_attention_heads")
+                if value is not None and heads is not None and heads % value:
+                    raise ValueError(
+                        f"{value} does not divide num_attention_heads={heads}; choose a divisor of {heads}"
+                    )
+            case "num_attention_heads":
+                if hidden_size is not None and (hidden_size % value or (hidden_size // value) % 2):
+                    raise ValueError(
+                        f"hidden_size={hidden_size} does not split into {value} heads of an even size "
+                        "(rotary embeddings turn pairs); change num_attention_heads or hidden_size"
+                    )
+            case "rank" if family == "dense":
+                if value is not None:
+                    raise ValueError("family=dense has no bottleneck; leave rank out, or choose another family")
+            case "rank" if hidden_size is not None and family is not None:
+                usual = f"usually hidden_size/4={hidden_size // 4}"
+                if value is None:
+                    raise ValueError(f"family={family} needs the width of its bottlenecks; {usual}")
+                if value > hidden_size:
+                    raise ValueError(f"{value} is above hidden_size={hidden_size}: no bottleneck; choose less, {usual}")
         return value
 
     @property

@@ -6,7 +6,7 @@ All others that affect training are listed as not carried over. The data must al
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,17 @@ class Reader:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
         self.notes: list[str] = []
-        self._values = {path: value for path, value in _leaves(content, "") if value not in (None, {}, [])}
+        self.refused: list[str] = []  # values for which the configuration will be refused, and why
+        self._values: dict[str, Any] = {}
+        parts: list[tuple[str, Any]] = [("", content)]
+        while parts:
+            path, value = parts.pop()
+            inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            if value and inner:
+                parts += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in inner])
+            elif value not in (None, {}, []):
+                self._values[path] = value
         self._carried_over: set[str] = set()
-        self._refused: list[str] = []
 
     def take(self, path: str, default: Any = _MISSING) -> Any:
         """Return a value and count it as carried over.
@@ -116,16 +124,7 @@ class Reader:
 
     def refuse(self, path: str, value: Any, remark: str) -> None:
         """Record a value for which the configuration will be refused."""
-        self._refused.append(f"{assignment(path, value)}: {remark}")
-
-    def raise_if_refused(self) -> None:
-        """Raise if any value has been refused.
-
-        Raises:
-            ValueError: Lists the refused values, one per line.
-        """
-        if self._refused:
-            raise ValueError("\n".join(self._refused))
+        self.refused.append(f"{assignment(path, value)}: {remark}")
 
 
 def assignment(path: str, value: Any) -> str:
@@ -133,15 +132,6 @@ def assignment(path: str, value: Any) -> str:
     text = path if value == "" else f"{path}={value}"
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown)
-
-
-def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
-    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else None
-    if inner is None or not content:
-        yield path, content
-        return
-    for key, value in inner:
-        yield from _leaves(value, f"{path}.{key}" if path else str(key))
 
 
 # The data of a foreign configuration, which can only be described and must be set by its owner.
@@ -218,7 +208,16 @@ def model_section(reader: Reader) -> dict[str, Any]:
     Raises:
         ValueError: Its family is not supported, or a size is missing.
     """
-    family = _family(reader)
+    markers = [name for name, value in reader.under(_AT).items() if name.startswith("is_") and value is True]
+    foreign = [marker for marker in markers if marker not in _FAMILIES]
+    if foreign or len(markers) > 1:
+        for marker in foreign or markers:
+            reader.refuse(f"{_AT}{marker}", "", f"not supported here; use {' or '.join(_FAMILIES)}")
+        raise ValueError("\n".join(reader.refused))
+    family = "cola" if {"attn_rank", "mlp_rank"} & reader.under(_AT).keys() else "dense"  # without a marker
+    for marker in markers:
+        reader.take(f"{_AT}{marker}")
+        family = _FAMILIES[marker]
     model: dict[str, Any] = {size: reader.whole(f"{_AT}{size}") for size in _SIZES}
     # As nanotron pads it: rounded up so that tensor parallel ranks get equal shares.
     size = model["vocab_size"]
@@ -232,8 +231,26 @@ def model_section(reader: Reader) -> dict[str, Any]:
         "rope_theta": reader.number(f"{_AT}rope_theta", None),
         "norm_epsilon": reader.number(f"{_AT}rms_norm_eps", None),
         "tie_embeddings": reader.flag(f"{_AT}tie_word_embeddings", False) or None,
-        **(_bottleneck(reader) if family == "cola" else {}),
     }
+    if family == "cola":
+        older = reader.whole(f"{_AT}rank", None)  # an earlier class had a single rank
+        attention, mlp = (reader.whole(f"{_AT}{name}", older or _RANK) for name in ("attn_rank", "mlp_rank"))
+        for name, size in (("mlp_rank", mlp), ("rank", older or attention)):
+            if size != attention:
+                remark = f"attention has {attention}; all bottlenecks of a model have one rank here"
+                reader.refuse(f"{_AT}{name}", size, remark)
+        norm, ranks = reader.take(f"{_AT}rmsnorm_type", "triton"), reader.whole("parallelism.tp")
+        if norm == "triton" and ranks > 1:
+            reader.note(
+                f"{_AT}rmsnorm_type", norm,
+                f"under BOOST's tensor parallelism this norm is over each rank's shard alone, another function for "
+                f"every parallelism.tp (here {ranks}); all norms here are over the whole hidden state, as BOOST's sync "
+                f"and online are; compare with a run of rmsnorm_type=sync",
+            )  # fmt: skip
+        elif norm not in ("triton", "sync", "online"):
+            reader.refuse(f"{_AT}rmsnorm_type", norm, "no such norm in BOOST; it has triton, sync and online")
+        gated = reader.flag(f"{_AT}both_act", False)
+        optional |= {"rank": attention, "gate_activation": True if gated else None}
     if reader.flag(f"{_AT}rope_interleaved", False):
         remark = (
             "rotary embeddings rotate halves of a head here, not neighbours: the same except for the order of weights"
@@ -265,41 +282,6 @@ def model_section(reader: Reader) -> dict[str, Any]:
     return model | {field: value for field, value in optional.items() if value is not None}
 
 
-def _family(reader: Reader) -> str:
-    markers = [name for name, value in reader.under(_AT).items() if name.startswith("is_") and value is True]
-    foreign = [marker for marker in markers if marker not in _FAMILIES]
-    if foreign or len(markers) > 1:
-        for marker in foreign or markers:
-            reader.refuse(f"{_AT}{marker}", "", f"not supported here; use {' or '.join(_FAMILIES)}")
-        reader.raise_if_refused()
-    for marker in markers:
-        reader.take(f"{_AT}{marker}")
-        return _FAMILIES[marker]
-    return "cola" if {"attn_rank", "mlp_rank"} & reader.under(_AT).keys() else "dense"
-
-
-def _bottleneck(reader: Reader) -> dict[str, Any]:
-    older = reader.whole(f"{_AT}rank", None)  # an earlier class had a single rank
-    attention, mlp = (reader.whole(f"{_AT}{name}", older or _RANK) for name in ("attn_rank", "mlp_rank"))
-    for name, size in (("mlp_rank", mlp), ("rank", older or attention)):
-        if size != attention:
-            reader.refuse(
-                f"{_AT}{name}", size, f"attention has {attention}; all bottlenecks of a model have one rank here"
-            )
-    norm, ranks = reader.take(f"{_AT}rmsnorm_type", "triton"), reader.whole("parallelism.tp")
-    if norm == "triton" and ranks > 1:
-        reader.note(
-            f"{_AT}rmsnorm_type", norm,
-            f"under BOOST's tensor parallelism this norm is over each rank's shard alone, another function for every "
-            f"parallelism.tp (here {ranks}); all norms here are over the whole hidden state, as BOOST's sync and "
-            f"online are; compare with a run of rmsnorm_type=sync",
-        )  # fmt: skip
-    elif norm not in ("triton", "sync", "online"):
-        reader.refuse(f"{_AT}rmsnorm_type", norm, "no such norm in BOOST; it has triton, sync and online")
-    gated = reader.flag(f"{_AT}both_act", False)
-    return {"rank": attention, "gate_activation": True if gated else None}
-
-
 # How a foreign configuration trains: batches, optimizer, layout, checkpoints.
 
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
@@ -307,8 +289,8 @@ _SEED = 42  # nanotron's default
 _SCHEDULE = "optimizer.learning_rate_scheduler."
 
 
-def parallelism_section(reader: Reader) -> dict[str, Any]:
-    """The layout."""
+def layout_and_batches(reader: Reader) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections parallelism and training."""
     parallelism = {
         "tensor_parallel_size": reader.whole("parallelism.tp"),
         "pipeline_parallel_size": reader.whole("parallelism.pp"),
@@ -329,11 +311,7 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
     parallelism["zero_stage"] = min(stage, 2)
     if stage > 2:
         reader.note("optimizer.zero_stage", stage, "stage 2 is the highest supported here")
-    return parallelism
 
-
-def training_section(reader: Reader) -> dict[str, Any]:
-    """Steps and batches."""
     micro_batch, replicas = reader.whole("tokens.micro_batch_size"), reader.whole("parallelism.dp")
     training: dict[str, Any] = {
         "steps": reader.whole("tokens.train_steps"),
@@ -353,14 +331,18 @@ def training_section(reader: Reader) -> dict[str, Any]:
     if interval > 0 and batches > 0:
         training["evaluate_every_steps"] = interval
         training["evaluate_sequences"] = batches * micro_batch * replicas
-    return training
+    return parallelism, training
 
 
 def optimizer_section(reader: Reader) -> dict[str, Any]:
     """AdamW and its learning-rate schedule."""
+    beta1, beta2, epsilon = (  # which earlier versions of nanotron have one level up
+        reader.number(f"optimizer.optimizer_factory.{name}", reader.number(f"optimizer.{name}", default))
+        for name, default in (("adam_beta1", 0.9), ("adam_beta2", 0.95), ("adam_eps", 1e-8))
+    )
     optimizer = {
-        "betas": [_of_adam(reader, "adam_beta1", 0.9), _of_adam(reader, "adam_beta2", 0.95)],
-        "epsilon": _of_adam(reader, "adam_eps", 1e-8),
+        "betas": [beta1, beta2],
+        "epsilon": epsilon,
         "weight_decay": reader.number("optimizer.weight_decay"),
         "clip_norm": reader.number("optimizer.clip_grad", 0) or NO_CLIPPING,
     }
@@ -372,7 +354,21 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
     steps, warmup = reader.whole("tokens.train_steps"), reader.whole(f"{_SCHEDULE}lr_warmup_steps", 0, least=0)
     rate = reader.number(f"{_SCHEDULE}learning_rate")
     lowest = reader.number(f"{_SCHEDULE}min_decay_lr", rate)
-    decay = _decay(reader, steps, warmup)
+
+    # The schedule after the warm-up: linear or cosine to the last step, or linear in the last steps only.
+    style = reader.take(f"{_SCHEDULE}lr_decay_style", "linear")
+    if style not in ("cosine", "linear"):
+        reader.note(f"{_SCHEDULE}lr_decay_style", style, "it is cosine here")
+    if (warmup_style := reader.take(f"{_SCHEDULE}lr_warmup_style", "linear")) != "linear":
+        reader.note(f"{_SCHEDULE}lr_warmup_style", warmup_style, "it is linear here")
+    start = reader.whole(f"{_SCHEDULE}lr_decay_starting_step", warmup, least=0)
+    duration = reader.whole(f"{_SCHEDULE}lr_decay_steps", steps - warmup, least=0)
+    decay: dict[str, Any] = {"schedule": "linear"} if style == "linear" else {}
+    if style == "linear" and warmup < start < steps == start + duration:
+        decay = {"schedule": "wsd", "decay_steps": duration}
+    elif warmup <= steps and (start, duration) != (warmup, steps - warmup):
+        remark = f"the decay is from the end of the warm-up, step {warmup}, to the last step, {steps}"
+        reader.note(f"{_SCHEDULE}lr_decay_steps", duration, f"{remark}; there it is {duration} steps from step {start}")
     if rate <= 0 or lowest < 0:
         raise ValueError(f"{_SCHEDULE}learning_rate={rate} and min_decay_lr={lowest} are not both positive")
     schedule = {"learning_rate": rate, "warmup_steps": warmup, "final_learning_rate_ratio": lowest / rate} | decay
@@ -385,41 +381,6 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
         remark = "step n has the rate of nanotron's step n + 1, whose first has none"
         reader.note(f"{_SCHEDULE}lr_warmup_steps", warmup, remark)
     return optimizer | schedule
-
-
-def _of_adam(reader: Reader, field: str, default: float) -> Any:
-    """A field of Adam, which earlier versions of nanotron have one level up."""
-    return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
-
-
-def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:
-    """The schedule after the warm-up: linear or cosine to the last step, or linear in the last steps only."""
-    style = reader.take(f"{_SCHEDULE}lr_decay_style", "linear")
-    if style not in ("cosine", "linear"):
-        reader.note(f"{_SCHEDULE}lr_decay_style", style, "it is cosine here")
-    if (warmup_style := reader.take(f"{_SCHEDULE}lr_warmup_style", "linear")) != "linear":
-        reader.note(f"{_SCHEDULE}lr_warmup_style", warmup_style, "it is linear here")
-    start = reader.whole(f"{_SCHEDULE}lr_decay_starting_step", warmup, least=0)
-    duration = reader.whole(f"{_SCHEDULE}lr_decay_steps", steps - warmup, least=0)
-    if style == "linear" and warmup < start < steps == start + duration:
-        return {"schedule": "wsd", "decay_steps": duration}
-    if warmup <= steps and (start, duration) != (warmup, steps - warmup):
-        remark = f"the decay is from the end of the warm-up, step {warmup}, to the last step, {steps}"
-        reader.note(f"{_SCHEDULE}lr_decay_steps", duration, f"{remark}; there it is {duration} steps from step {start}")
-    return {"schedule": "linear"} if style == "linear" else {}
-
-
-def checkpoint_section(reader: Reader) -> dict[str, Any]:
-    """Where and how often to save."""
-    checkpoint = {
-        "url": reader.take("checkpoints.checkpoints_path", None),
-        "every_steps": reader.whole("checkpoints.checkpoint_interval", None),
-    }
-    if (source := reader.take("checkpoints.resume_checkpoint_path", None)) is not None:
-        reader.note(
-            "checkpoints.resume_checkpoint_path", source, "its files have another format; training starts from scratch"
-        )
-    return {field: value for field, value in checkpoint.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -456,17 +417,26 @@ def import_config(path: str | Path) -> Imported:
     data, unset = data_section(reader)
     run = str(reader.take("general.run", "imported"))
     name = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
-    job = {
+    parallelism, training = layout_and_batches(reader)
+    job: dict[str, Any] = {
         "name": name[:100] or "imported",
         "model": model,
-        "parallelism": parallelism_section(reader),
+        "parallelism": parallelism,
         "data": data,
-        "training": training_section(reader),
+        "training": training,
         "optimizer": optimizer_section(reader),
-        "checkpoint": checkpoint_section(reader),
+        "checkpoint": {
+            "url": reader.take("checkpoints.checkpoints_path", None),
+            "every_steps": reader.whole("checkpoints.checkpoint_interval", None),
+        },
         "resources": {"gpus_per_worker": 1},
     }
-    reader.raise_if_refused()
+    job["checkpoint"] = {name: value for name, value in job["checkpoint"].items() if value is not None}
+    if (earlier := reader.take("checkpoints.resume_checkpoint_path", None)) is not None:
+        remark = "its files have another format; training starts from scratch"
+        reader.note("checkpoints.resume_checkpoint_path", earlier, remark)
+    if reader.refused:
+        raise ValueError("\n".join(reader.refused))
     for section in content:  # what has not been read; each unknown section only once
         if section in _SECTIONS_READ:
             for field, value in reader.under(f"{section}.").items():

@@ -314,12 +314,6 @@ class ParallelismConfig(Config):
         """``recompute`` for people, stage by stage if it is a list."""
         return self.recompute if isinstance(self.recompute, str) else " | ".join(map(str, self.recompute))
 
-    @property
-    def layers_text(self) -> str | None:
-        """Blocks of each stage, for people; ``None`` if stages are cut by their work."""
-        listed = self.pipeline_layers_per_stage
-        return None if listed is None else " | ".join(map(str, listed))
-
     def modes(self, stage: int, blocks: int) -> ModeRuns:
         """The modes of a pipeline stage's blocks, in order; ``auto`` has to be resolved before.
 

@@ -90,12 +90,29 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             StoreUnusable: The store does not answer, or its answer cannot be used.
             OSError: The store has answered with another error.
         """
-        what, body = _named(method, named), named.get("Body", b"")
-        seconds = self._seconds_for(len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0)
+        objects, body = named.get("Delete", {}).get("Objects", ()), named.get("Body", b"")
+        key = named.get("Key") or named.get("Prefix") or (objects[0]["Key"] if objects else "")
+        more = f" and {len(objects) - 1} more" if len(objects) > 1 else ""
+        what = f"{method} of s3://{named.get('Bucket', '')}/{key}{more}"
+        size = len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0
+        seconds = self.call_seconds + size / _LEAST_BYTES_PER_SECOND
         failures: list[Exception] = []
         try:
             async with asyncio.timeout(seconds) as deadline:
-                answer = await self._called(failures, method, *others, **named)
+                # As s3fs does, but with these attempts alone, where its own are each as many of botocore's.
+                await self.set_session()
+                call = getattr(await self.get_s3(named.get("Bucket")), method)
+                arguments = self._get_s3_method_kwargs(call, *others, **named)
+                while True:
+                    try:
+                        answer = await _error_wrapper(call, kwargs=arguments, retries=1)
+                        break
+                    except Exception as error:
+                        if len(failures) + 1 >= self.attempts or not _is_transient(error):
+                            raise
+                        failures.append(error)
+                    pause = min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE)
+                    await asyncio.sleep(random.uniform(0.5, 1) * pause)
         except (FileNotFoundError, FileExistsError):
             raise
         except RedirectRefused as error:
@@ -107,7 +124,12 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         except OSError as error:
             if _is_transient(error):
                 raise unusable(f"{what}: {_message_of(error)}") from error
-            raise _described(error, method, what) from error
+            # The same error of the same kind, with the operation, the object and the permission that it takes.
+            text = f"{what}: {(message := _message_of(error))}"
+            if message.startswith(_DENIED) and method in _PERMISSIONS:
+                text += f"; this takes {_PERMISSIONS[method]}"
+            kind = type(error)
+            raise (kind(text) if error.errno is None else kind(error.errno, text)) from error
         except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
             raise unusable(f"{what}: {_message_of(error)}") from error
         if method == "get_object":
@@ -120,7 +142,8 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             if size != expected:
                 answer["Body"].close()
                 raise ShortAnswer(f"{what}: the store has sent {size} bytes of {expected}")
-            return {**answer, "Body": _Body(answer["Body"], what, self._seconds_for(size))}
+            seconds = self.call_seconds + size / _LEAST_BYTES_PER_SECOND
+            return {**answer, "Body": _Body(answer["Body"], what, seconds)}
         if method == "delete_objects" and (refused := answer.get("Errors")):
             first = refused[0]
             text = f"delete_objects of s3://{named['Bucket']}/{first.get('Key', '')}: "
@@ -131,30 +154,6 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         return answer
 
     call_s3 = sync_wrapper(_call_s3)  # s3fs's own would call s3fs's own
-
-    async def _called(self, failures: list[Exception], method: str, *others: Mapping[str, Any], **named: Any) -> Any:
-        """What s3fs does, but with these attempts alone, where its own are each as many of botocore's.
-
-        Args:
-            failures: Gets those that came before another attempt.
-            method: As of s3fs.
-            others: As of s3fs.
-            named: As of s3fs.
-        """
-        await self.set_session()
-        call = getattr(await self.get_s3(named.get("Bucket")), method)
-        arguments = self._get_s3_method_kwargs(call, *others, **named)
-        while True:
-            try:
-                return await _error_wrapper(call, kwargs=arguments, retries=1)
-            except Exception as error:
-                if len(failures) + 1 >= self.attempts or not _is_transient(error):
-                    raise
-                failures.append(error)
-            await asyncio.sleep(random.uniform(0.5, 1) * min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE))
-
-    def _seconds_for(self, size: int) -> float:
-        return self.call_seconds + size / _LEAST_BYTES_PER_SECOND
 
 
 class _Body:
@@ -228,14 +227,6 @@ def _place(target: str) -> str:
     return f"{parts.scheme or 'http'}://{host[:253]}{f':{port}' if port else ''}"
 
 
-def _named(method: str, named: Mapping[str, Any]) -> str:
-    """A call in words, such as ``put_object of s3://bucket/key``."""
-    objects = named.get("Delete", {}).get("Objects", ())
-    key = named.get("Key") or named.get("Prefix") or (objects[0]["Key"] if objects else "")
-    more = f" and {len(objects) - 1} more" if len(objects) > 1 else ""
-    return f"{method} of s3://{named.get('Bucket', '')}/{key}{more}"
-
-
 def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
     """The error of a call whose time is up; why its last attempt failed says more than that."""
     before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
@@ -251,15 +242,6 @@ def _is_transient(error: Exception) -> bool:
     answer = error.__cause__.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in (429, 500, 502, 503, 504) or answer.get("Error", {}).get("Code") in _TRANSIENT
-
-
-def _described(error: OSError, method: str, what: str) -> OSError:
-    """The same error of the same kind, with the operation, the object and the permission that it takes."""
-    text = f"{what}: {(message := _message_of(error))}"
-    if message.startswith(_DENIED) and method in _PERMISSIONS:
-        text += f"; this takes {_PERMISSIONS[method]}"
-    kind = type(error)
-    return kind(text) if error.errno is None else kind(error.errno, text)
 
 
 def _message_of(error: Exception) -> str:

@@ -29,7 +29,19 @@ _FLAGS = {
     "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
 }  # fmt: skip
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # macOS has no O_PATH
+_OUTSIDE = "leads outside of what this tenant may use"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+
+
+def _unconfined(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of a disk, which a confined one does not have."""
+
+    def refused_if_confined(self: "Disk", *arguments: Any, **named: Any) -> Any:
+        if self.beneath is not None:
+            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
+        return operation(self, *arguments, **named)
+
+    return refused_if_confined
 
 
 class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -64,7 +76,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         with self._place(path, follow=True) as (folder, name):
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
-                raise self._outside(path)  # it has just become one
+                raise PermissionError(EACCES, _OUTSIDE, path)  # it has just become one
             return status
 
     def entries(self, path: str) -> "list[os.DirEntry[str]]":
@@ -99,10 +111,10 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         """
         folder, name = os.path.split(path)
         itself = follow or name in ("", ".", "..")
-        real = os.path.realpath(path) if itself else _join(os.path.realpath(folder), name)
+        real = os.path.realpath(path) if itself else f"{os.path.realpath(folder).rstrip('/')}/{name}"
         root = self._root(real)
         if root is None:
-            raise self._outside(path)
+            raise PermissionError(EACCES, _OUTSIDE, path)
         *folders, name = real[len(root) :].strip("/").split("/")
         try:
             descriptor = os.open(root, _FOLDER)
@@ -117,9 +129,6 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         except OSError as error:
             error.filename = path  # otherwise it is the name of one component
             raise
-
-    def _outside(self, path: str) -> PermissionError:
-        return PermissionError(EACCES, "leads outside of what this tenant may use", path)
 
     # fsspec's operations, each the unconfined one unless there are folders.
 
@@ -140,7 +149,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             return [here] if detail else [path]
         infos = []
         for entry in self.entries(path):
-            info = info_of(_join(path, entry.name), entry.stat(follow_symlinks=False))
+            info = info_of(f"{path.rstrip('/')}/{entry.name}", entry.stat(follow_symlinks=False))
             if info["islink"]:  # as for fsspec, the size of what it leads to
                 with suppress(OSError):
                     info["size"] = self.status(info["name"]).st_size
@@ -270,29 +279,11 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         with self.open(path, "wb" if truncate else "ab"):
             pass
 
-    def lexists(self, path: str, **named: Any) -> bool:
-        """Not on a confined disk."""
-        self._refuse_if_confined()
-        return super().lexists(path, **named)  # type: ignore[no-any-return]
-
-    def chmod(self, path: str, mode: int) -> None:
-        """Not on a confined disk."""
-        self._refuse_if_confined()
-        super().chmod(path, mode)
-
-    def link(self, src: str, dst: str, **named: Any) -> None:
-        """Not on a confined disk."""
-        self._refuse_if_confined()
-        super().link(src, dst, **named)
-
-    def symlink(self, src: str, dst: str, **named: Any) -> None:
-        """Not on a confined disk."""
-        self._refuse_if_confined()
-        super().symlink(src, dst, **named)
-
-    def _refuse_if_confined(self) -> None:
-        if self.beneath is not None:
-            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
+    # What nothing needs on a confined disk.
+    lexists = _unconfined(LocalFileSystem.lexists)
+    chmod = _unconfined(LocalFileSystem.chmod)
+    link = _unconfined(LocalFileSystem.link)
+    symlink = _unconfined(LocalFileSystem.symlink)
 
 
 def confine(folders: Sequence[str] | None) -> None:
@@ -302,10 +293,6 @@ def confine(folders: Sequence[str] | None) -> None:
         folders: The folders; ``None``: the whole disk.
     """
     fsspec.config.conf["file"] = {} if folders is None else {"beneath": tuple(folders)}
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder.rstrip('/')}/{name}"
 
 
 def info_of(path: str, status: os.stat_result, islink: bool = False) -> dict[str, Any]:
@@ -359,31 +346,29 @@ def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
         ValueError: It is not served. Neither the message nor the error as shown repeats the URL, since people put
             passwords into URLs.
     """
-    if problem := _problem(url, schemes):
+    scheme, separator, rest = url.partition("://")
+    first, *names = rest.split("/")
+    *others, last = (f"{each}://" for each in schemes)
+    served, problem = f"a local path, {', '.join(others)} or {last}", ""
+    if "::" in url:
+        problem = f"'::' chains file systems, which is not supported; use {served}"
+    elif _CONTROL.search(url):
+        problem = "contains a control character; check the path"
+    elif not separator:
+        if wrong := _SINGLE_COLON.match(url):
+            problem = f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder"
+    elif scheme not in schemes:
+        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
+        problem = f"has {named}; use {served}"
+    elif scheme == "s3" and ("@" in first or (":" in first and not first.startswith("arn:"))):
+        problem = f"the part before the first / is not a bucket name; {_CREDENTIALS}"
+    elif scheme == "hf" and (first != "datasets" or len(names) < 2 or not all(names[:2])):
+        problem = "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
+    elif scheme in ("s3", "hf") and _QUERY.search(rest):
+        problem = f"has a query after '?'; {_CREDENTIALS}"
+    if problem:
         raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
     return url
-
-
-def _problem(url: str, schemes: Sequence[str]) -> str | None:
-    scheme, separator, rest = url.partition("://")
-    *others, last = (f"{each}://" for each in schemes)
-    served = f"a local path, {', '.join(others)} or {last}"
-    if "::" in url:
-        return f"'::' chains file systems, which is not supported; use {served}"
-    if _CONTROL.search(url):
-        return "contains a control character; check the path"
-    if not separator:
-        wrong = _SINGLE_COLON.match(url)
-        return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
-    if scheme not in schemes:
-        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
-        return f"has {named}; use {served}"
-    first, *names = rest.split("/")
-    if scheme == "s3" and ("@" in first or (":" in first and not first.startswith("arn:"))):
-        return f"the part before the first / is not a bucket name; {_CREDENTIALS}"
-    if scheme == "hf" and (first != "datasets" or len(names) < 2 or not all(names[:2])):
-        return "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
-    return f"has a query after '?'; {_CREDENTIALS}" if scheme in ("s3", "hf") and _QUERY.search(rest) else None
 
 
 def may_hold_credentials(text: str) -> bool:

@@ -71,27 +71,25 @@ class TrainingConfig(Config):
 
     sample: SampleConfig | None = Field(None, description="Text to generate during training. Default: none.")
 
-    @field_validator("sample")
+    @field_validator("sample", "batch_size_warmup")
     @classmethod
-    def _samples_are_few_and_fit(cls, value: SampleConfig | None, info: Any) -> SampleConfig | None:
-        steps, length = info.data.get("steps"), info.data.get("sequence_length")
-        if value is None or steps is None or length is None:
+    def _fields_go_together(cls, value: Any, info: Any) -> Any:
+        """Check that samples are few and fit, and that batches grow."""
+        if info.field_name == "sample":
+            steps, length = info.data.get("steps"), info.data.get("sequence_length")
+            if value is None or steps is None or length is None:
+                return value
+            if steps > MOST_SAMPLINGS * value.every_steps:
+                raise ValueError(
+                    f"every {value.every_steps} of {steps} steps is more than {MOST_SAMPLINGS} times; make every_steps "
+                    f"{-(-steps // MOST_SAMPLINGS)} or more"
+                )
+            if value.max_new_tokens >= length:
+                raise ValueError(
+                    f"max_new_tokens={value.max_new_tokens} leaves no room for a prompt in a sequence of {length} "
+                    "tokens; ask for fewer"
+                )
             return value
-        if steps > MOST_SAMPLINGS * value.every_steps:
-            raise ValueError(
-                f"every {value.every_steps} of {steps} steps is more than {MOST_SAMPLINGS} times; make every_steps "
-                f"{-(-steps // MOST_SAMPLINGS)} or more"
-            )
-        if value.max_new_tokens >= length:
-            raise ValueError(
-                f"max_new_tokens={value.max_new_tokens} leaves no room for a prompt in a sequence of {length} tokens; "
-                "ask for fewer"
-            )
-        return value
-
-    @field_validator("batch_size_warmup")
-    @classmethod
-    def _batches_grow(cls, value: tuple[BatchStage, ...], info: Any) -> tuple[BatchStage, ...]:
         for before, after in pairwise(value):
             if after.until_step <= before.until_step:
                 raise ValueError(
@@ -183,33 +181,22 @@ class OptimizerConfig(Config):
             return {"learning_rate": 0.01, "weight_decay": 0.0, "clip_norm": NO_CLIPPING} | values
         return values
 
-    @field_validator("loro")
+    @field_validator("loro", "muon", "decay_steps")
     @classmethod
-    def _loro_belongs_to_loro(cls, value: LoroConfig | None, info: Any) -> LoroConfig | None:
-        kind = info.data.get("kind")
-        if value is not None and kind != "loro":
-            raise ValueError(f"kind={kind} takes no exact steps; leave loro out, or set kind=loro")
-        return value or (LoroConfig() if kind == "loro" else None)
-
-    @field_validator("muon")
-    @classmethod
-    def _muon_belongs_to_muon(cls, value: MuonConfig | None, info: Any) -> MuonConfig | None:
-        kind = info.data.get("kind")
-        if value is not None and kind != "muon":
-            raise ValueError(f"kind={kind} orthogonalizes nothing; leave muon out, or set kind=muon")
-        return value or (MuonConfig() if kind == "muon" else None)
-
-    @field_validator("decay_steps")
-    @classmethod
-    def _decay_belongs_to_wsd(cls, value: int | None, info: Any) -> int | None:
-        schedule = info.data.get("schedule")
-        if value is not None and schedule != "wsd":
-            raise ValueError(f"schedule={schedule} has no separate decay length; leave it out, or set schedule=wsd")
+    def _fields_belong_to_their_kind(cls, value: Any, info: Any) -> Any:
+        kind, schedule = info.data.get("kind"), info.data.get("schedule")
+        match info.field_name:
+            case "loro":
+                if value is not None and kind != "loro":
+                    raise ValueError(f"kind={kind} takes no exact steps; leave loro out, or set kind=loro")
+                return value or (LoroConfig() if kind == "loro" else None)
+            case "muon":
+                if value is not None and kind != "muon":
+                    raise ValueError(f"kind={kind} orthogonalizes nothing; leave muon out, or set kind=muon")
+                return value or (MuonConfig() if kind == "muon" else None)
+            case _ if value is not None and schedule != "wsd":
+                raise ValueError(f"schedule={schedule} has no separate decay length; leave it out, or set schedule=wsd")
         return value
-
-    def steps_of_decay(self, steps: int) -> int:
-        """Number of steps over which wsd's learning rate decays at the end of a job of ``steps`` steps."""
-        return self.decay_steps or -(-(steps - self.warmup_steps) // 10)
 
     @property
     def adam_epsilon(self) -> float:

@@ -18,8 +18,6 @@ from boost_core.convert.export import (
     Destination,
     Export,
     Hub,
-    chosen_checkpoint,
-    damage_named,
     export_model,
     job_tokenizer_or_none,
 )
@@ -28,12 +26,14 @@ from boost_core.convert.model_folder import (
     InMemory,
     ModelFolder,
     Source,
+    chosen_checkpoint,
+    damage_named,
     is_cut,
     read_weights,
     refuse_another_function,
+    to_published,
     write_start,
 )
-from boost_core.convert.names import to_published
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
@@ -42,7 +42,33 @@ from boost_core.terminal import print_lines
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 if something cannot be converted, 130 if interrupted."""
-    arguments = _parser().parse_args(command_line)
+    parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
+    to_model.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
+    to_model.add_argument("model", help="destination of the model: a new folder, or an s3:// URL")
+    to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    to_model.add_argument("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
+    to_model.add_argument(
+        "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
+    )
+    to_model.add_argument(
+        "--merge", action="store_true", help="multiply out low-rank products, giving a plain dense model"
+    )
+    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
+    to_model.add_argument("--push", metavar="REPO", help="also push the model to this repository on a hub")
+    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
+    to_model.add_argument(
+        "--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks"
+    )
+    from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
+    from_model.add_argument(
+        "model", type=Path, help="folder with config.json and safetensors, or a nanotron checkpoint"
+    )
+    from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
+    from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
+    arguments = parser.parse_args(command_line)
+
     hear_interrupts()
     # A single process reads the checkpoint, as intended.
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -111,35 +137,6 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
     if is_cut(there, job.model):
         published = Factored(published, job.model.bottleneck_rank)
     write_start(CheckpointFolder(checkpoints), job, published)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
-    to_model.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
-    to_model.add_argument("model", help="destination of the model: a new folder, or an s3:// URL")
-    to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
-    to_model.add_argument("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
-    to_model.add_argument(
-        "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
-    )
-    to_model.add_argument(
-        "--merge", action="store_true", help="multiply out low-rank products, giving a plain dense model"
-    )
-    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
-    to_model.add_argument("--push", metavar="REPO", help="also push the model to this repository on a hub")
-    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
-    to_model.add_argument(
-        "--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks"
-    )
-    from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
-    from_model.add_argument(
-        "model", type=Path, help="folder with config.json and safetensors, or a nanotron checkpoint"
-    )
-    from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
-    from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
-    return parser
 
 
 def _size(text: str) -> str:

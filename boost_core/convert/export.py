@@ -26,13 +26,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch.distributed.checkpoint.planner import ReadItem
 
 from boost_core.architecture import is_dense, is_low_rank
-from boost_core.checkpoint.folder import CheckpointFolder, located
-from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.shards import LoadChunks, Sizes, load_alone
 from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.storage import refuse_unserved
-from boost_core.convert.names import Tensors, published_slots
+from boost_core.convert.model_folder import published_slots, removal_named
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
 from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer
 from boost_core.plan.work import parameter_count
@@ -173,32 +173,6 @@ def merged_model(model: ModelConfig) -> ModelConfig:
     return ModelConfig.model_validate(model.model_dump() | dense)
 
 
-def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tuple[str, ...]:
-    """Fill a published tensor of the dense model.
-
-    Products are summed in fp64, so that they are rounded only once, to the tensor's type.
-
-    Args:
-        name: Name of the tensor.
-        weight_fd: The tensor.
-        published: The low-rank model's tensors.
-
-    Returns:
-        The names of the low-rank model's tensors that were used.
-    """
-    if name in published:
-        weight_fd.copy_(published[name])
-        return (name,)
-    projection = name.removesuffix(".weight")
-    down, up = f"{projection}.cola_a", f"{projection}.cola_b"
-    down_rd = published[down].double().T
-    for rows_fd, columns_rf in zip(
-        torch.split(weight_fd, _ROWS), torch.split(published[up], _ROWS, dim=1), strict=True
-    ):
-        rows_fd.copy_(columns_rf.double().T @ down_rd)
-    return down, up
-
-
 # The model card of an exported model: a README.md in the format that hubs display.
 
 Losses = Mapping[str, float]  # nats per token, by kind: training, validation
@@ -327,61 +301,6 @@ class TensorFiles:
             memory.flush()
 
 
-# The choice of a checkpoint, and errors that explain if it is gone or damaged.
-
-
-class CheckpointRemoved(ValueError):
-    """A checkpoint was removed while it was being read."""
-
-
-def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
-    """Find a folder of checkpoints, by its URL or that of one of them, and a step: the given one or the newest.
-
-    Raises:
-        ValueError: The checkpoint does not exist.
-    """
-    folder, step = located(url) if step is None else (CheckpointFolder(url), step)
-    steps = folder.steps()
-    if not steps:
-        raise ValueError(f"{folder.url} holds no checkpoint; check it")
-    if step not in (None, *steps):
-        raise ValueError(
-            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job is "
-            "still training, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
-        )
-    return folder, steps[-1] if step is None else step
-
-
-@contextmanager
-def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
-    """Make errors about damage name the checkpoint and list the others."""
-    try:
-        yield
-    except CheckpointDamaged as damage:
-        others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
-        raise CheckpointDamaged(
-            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
-        ) from damage
-
-
-@contextmanager
-def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
-    """Replace errors caused by the removal of a checkpoint with one that says so.
-
-    Raises:
-        CheckpointRemoved: The checkpoint is gone.
-    """
-    try:
-        yield
-    except (OSError, CheckpointDamaged) as error:
-        if step not in folder.steps():
-            raise CheckpointRemoved(
-                f"the checkpoint of step {step} was removed while it was being read; choose another with --step, and "
-                "pin it first (boost ckpt pin) if the job is still training"
-            ) from error
-        raise
-
-
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -443,9 +362,18 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
                     low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
                     shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
                     dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
-                    for name, tensor in dense.tensors.items():
-                        for used in multiply_out(name, tensor, low_rank.tensors):
-                            low_rank.release(used)
+                    for name, weight_fd in dense.tensors.items():
+                        projection, used = name.removesuffix(".weight"), [name]
+                        if name in low_rank.tensors:
+                            weight_fd.copy_(low_rank.tensors[name])
+                        else:  # summed in fp64, so that it is rounded only once, to the tensor's type
+                            used = [f"{projection}.cola_a", f"{projection}.cola_b"]
+                            down_dr, up_rf = (low_rank.tensors[factor] for factor in used)
+                            down_rd, columns = down_dr.double().T, torch.split(up_rf, _ROWS, dim=1)
+                            for rows_fd, columns_rf in zip(torch.split(weight_fd, _ROWS), columns, strict=True):
+                                rows_fd.copy_(columns_rf.double().T @ down_rd)
+                        for factor in used:
+                            low_rank.release(factor)
                         dense.release(name)
                     dense.flush()
             else:

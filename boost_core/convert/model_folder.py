@@ -1,21 +1,26 @@
-"""A model in a local folder: safetensors, in one or several files, and ``config.json``."""
+"""A model's published tensors: where each is within the trainer's weights, and how they become a checkpoint.
+
+They are in memory or in a local folder, as safetensors in one or several files with a ``config.json``.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.planner import WriteItem
 
 from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.shards import SaveChunks, Sizes, load_whole, save_one_by_one
+from boost_core.checkpoint.folder import CheckpointFolder, located
+from boost_core.checkpoint.manifest import CheckpointDamaged
+from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, load_whole, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.reading import Unreadable, read_small, refuse_irregular
 from boost_core.config.storage import Disk
-from boost_core.convert.names import Tensors, published_slots
 from boost_core.convert.published_config import described, model_of
 
 _CONFIG = "config.json"
@@ -26,15 +31,65 @@ _ROWS = 4096  # compared at once
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
-class Source(Protocol):
-    """A model's published tensors, each read on demand."""
+Tensors = dict[str, torch.Tensor]
+
+# The location of each published tensor of a model within the trainer's weights.
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of one of the trainer's weights.
+
+    Attributes:
+        weight: The weight's name.
+        shape: The weight's shape.
+        axis: The axis along which it is one slice; ``None`` for the whole weight.
+        place: The index of the slice.
+        transposed: Whether the published tensor is its transpose.
+    """
+
+    weight: str
+    shape: Sizes
+    axis: int | None
+    place: int
+    transposed: bool
 
     @property
-    def shapes(self) -> Mapping[str, Sizes]:
-        """Shapes of all tensors by name."""
+    def published_shape(self) -> Sizes:
+        """The shape of the published tensor."""
+        part = tuple(size for axis, size in enumerate(self.shape) if axis != self.axis)
+        return part[::-1] if self.transposed else part
 
-    def read(self, name: str) -> torch.Tensor:
-        """Read a tensor in fp32."""
+    def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The part, as a view in the published form."""
+        weight = weights[self.weight]
+        part = weight if self.axis is None else weight.select(self.axis, self.place)
+        return part.T if self.transposed else part
+
+    def chunk(self, published: torch.Tensor, kind: str = "master") -> Chunk:
+        """The published tensor as a box of one of the weight's tensors in a checkpoint: its master or a moment."""
+        part, name = published.T if self.transposed else published, f"{self.weight}.{kind}"
+        if self.axis is None:
+            return Chunk.whole(name, part)
+        offsets = tuple(self.place if axis == self.axis else 0 for axis in range(len(self.shape)))
+        return Chunk(name, self.shape, offsets, part.unsqueeze(self.axis))
+
+
+def published_slots(model: ModelConfig) -> dict[str, Slot]:
+    """The slot of every published tensor."""
+    return {
+        published: Slot(name, spec.shape, spec.axis, place, spec.transposed)
+        for name, spec in model_weights(model).items()
+        for place, published in enumerate(spec.published)
+    }
+
+
+def to_published(model: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    """A model's whole weights under their published names."""
+    return {name: slot.of(weights).contiguous() for name, slot in published_slots(model).items()}
+
+
+# Sources of published tensors, each read on demand.
 
 
 class InMemory:
@@ -118,6 +173,61 @@ def _opened(path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}; copy it again") from error
 
 
+# The choice of a checkpoint, and errors that explain if it is gone or damaged.
+
+
+class CheckpointRemoved(ValueError):
+    """A checkpoint was removed while it was being read."""
+
+
+def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
+    """Find a folder of checkpoints, by its URL or that of one of them, and a step: the given one or the newest.
+
+    Raises:
+        ValueError: The checkpoint does not exist.
+    """
+    folder, step = located(url) if step is None else (CheckpointFolder(url), step)
+    steps = folder.steps()
+    if not steps:
+        raise ValueError(f"{folder.url} holds no checkpoint; check it")
+    if step not in (None, *steps):
+        raise ValueError(
+            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job is "
+            "still training, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
+        )
+    return folder, steps[-1] if step is None else step
+
+
+@contextmanager
+def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Make errors about damage name the checkpoint and list the others."""
+    try:
+        yield
+    except CheckpointDamaged as damage:
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
+        raise CheckpointDamaged(
+            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
+        ) from damage
+
+
+@contextmanager
+def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Replace errors caused by the removal of a checkpoint with one that says so.
+
+    Raises:
+        CheckpointRemoved: The checkpoint is gone.
+    """
+    try:
+        yield
+    except (OSError, CheckpointDamaged) as error:
+        if step not in folder.steps():
+            raise CheckpointRemoved(
+                f"the checkpoint of step {step} was removed while it was being read; choose another with --step, and "
+                "pin it first (boost ckpt pin) if the job is still training"
+            ) from error
+        raise
+
+
 # Reading models from checkpoints and writing them to checkpoints, in a single process.
 
 _MASTER, _MOMENTS = "master", ("first_moment", "second_moment")
@@ -143,7 +253,7 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
     return model, weights
 
 
-def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> None:
+def write_start(folder: CheckpointFolder, job: JobSpec, published: "Source") -> None:
     """Commit a model as a checkpoint of step 0, from which a job can start, with one tensor in memory at a time.
 
     Raises:
@@ -167,7 +277,7 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> No
 class _SaveSource(SaveChunks):
     """Writes tensors in their source's order, each read on demand, along with zero moments."""
 
-    def __init__(self, job: JobSpec, published: Source) -> None:
+    def __init__(self, job: JobSpec, published: "Source") -> None:
         self._slots, self._published, specs = published_slots(job.model), published, model_weights(job.model)
         nothing = {name: torch.empty(shape, device="meta") for name, shape in published.shapes.items()}
         chunks = {
@@ -187,8 +297,6 @@ class _SaveSource(SaveChunks):
 
 # Factoring of a dense model's projections to low rank by truncated singular value decomposition.
 
-_PROJECTION, _FACTORS = "_proj.weight", ("cola_a", "cola_b")
-
 
 class Factored:
     """A dense model as a low-rank one whose A·B is the best approximation of each projection at a given rank.
@@ -203,15 +311,14 @@ class Factored:
         shapes: Shapes of all tensors by name; the two factors of a projection are adjacent.
     """
 
-    def __init__(self, dense: Source, rank: int) -> None:
+    def __init__(self, dense: InMemory | ModelFolder, rank: int) -> None:
         self._dense, self._rank = dense, rank
         self._last: tuple[str, dict[str, torch.Tensor]] = ("", {})
         self.shapes: dict[str, Sizes] = {}
         for name, shape in dense.shapes.items():
-            if name.endswith(_PROJECTION):
-                wide_out, wide_in = shape
-                of_factors = ((wide_in, rank), (rank, wide_out))
-                self.shapes |= dict(zip(_factors_of(name), of_factors, strict=True))
+            if name.endswith("_proj.weight"):
+                projection, (wide_out, wide_in) = name.removesuffix(".weight"), shape
+                self.shapes |= {f"{projection}.cola_a": (wide_in, rank), f"{projection}.cola_b": (rank, wide_out)}
             else:
                 self.shapes[name] = shape
 
@@ -219,15 +326,14 @@ class Factored:
         """Read a tensor in fp32; a projection is factored when the first of its two factors is read."""
         if name in self._dense.shapes:
             return self._dense.read(name)
-        whole = f"{name.rpartition('.')[0]}.weight"
-        if self._last[0] != whole:
-            factors = truncated(self._dense.read(whole).T, self._rank)
-            self._last = whole, dict(zip(_factors_of(whole), factors, strict=True))
-        return self._last[1][name]
+        projection, _, factor = name.rpartition(".")
+        if self._last[0] != projection:
+            a_dr, b_rf = truncated(self._dense.read(f"{projection}.weight").T, self._rank)
+            self._last = projection, {"cola_a": a_dr, "cola_b": b_rf}
+        return self._last[1][factor]
 
 
-def _factors_of(weight: str) -> tuple[str, ...]:
-    return tuple(f"{weight.removesuffix('.weight')}.{factor}" for factor in _FACTORS)
+Source = InMemory | ModelFolder | Factored  # a model's published tensors, each read on demand
 
 
 def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from boost_core.architecture import projection_groups
 from boost_core.config import ModelConfig
-from boost_core.convert.names import Tensors
+from boost_core.convert.model_folder import Tensors
 from boost_core.convert.published_config import TrainedOn, model_of, published_config
 
 # The parts of nanotron in use, imported by working around what prevents its import.
@@ -130,14 +130,41 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
     model = model_of(config | {"model_type": "llama"}, CONFIG)
     published: Tensors = {}
     for packed in _packed(model):
-        whole = _merged(folder / "model", packed.name).float()
-        rows = sum(packed.rows)
+        # The whole weight from all its shards.
+        *folders, last = packed.name.split(".")
+        place = (folder / "model").joinpath(*folders)
+        shards = sorted(place.glob(f"model_{last}*.safetensors"))
+        if not shards:
+            raise ValueError(
+                f"{place} has no shard of {packed.name}; give the folder of a complete nanotron checkpoint"
+            )
+        whole, covered = torch.empty(0), 0
+        for path in shards:
+            try:
+                with safe_open(path, framework="pt") as stream:
+                    shard, metadata = cast("torch.Tensor", stream.get_tensor("data")), stream.metadata()
+            except SafetensorError as error:
+                raise ValueError(f"{path} is damaged: {error}; copy it again") from error
+            if not metadata or "unsharded_shape" not in metadata:
+                whole, covered = shard, shard.numel()
+                break
+            placed = modules().tensor_metadata.from_str_dict(
+                {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
+            )
+            if path == shards[0]:
+                whole = torch.empty(placed.unsharded_shape, dtype=shard.dtype)
+            for pair in placed.local_global_slices_pairs:
+                whole[pair.global_slices] = shard[pair.local_slices]
+            covered += shard.numel()
+        if covered != whole.numel():
+            raise ValueError(f"shards of {packed.name} are missing in {place}; there are {len(shards)}")
+        whole, rows = whole.float(), sum(packed.rows)
         if rows != len(whole):
             raise ValueError(
                 f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} belongs to another model"
             )
-        for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
-            turned = neighbours and place < packed.turned
+        for number, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
+            turned = neighbours and number < packed.turned
             if turned:  # from rotating neighbours to rotating halves
                 neighbours_shape = (-1, model.head_size // 2, 2, *part.shape[1:])
                 part = part.view(neighbours_shape).transpose(1, 2).reshape(part.shape)
@@ -166,10 +193,29 @@ def write_nanotron(
     folder.mkdir(parents=True, exist_ok=True)
     for packed in _packed(model):
         tensors = [published[name] for name in packed.published]
-        for place, rows in enumerate(tensors[: packed.turned]):  # from rotating halves to rotating neighbours
+        for number, rows in enumerate(tensors[: packed.turned]):  # from rotating halves to rotating neighbours
             halves = rows.view(-1, 2, model.head_size // 2, *rows.shape[1:])
-            tensors[place] = halves.transpose(1, 2).reshape(rows.shape)
-        _write_shards(folder / "model", packed, tensors, tensor_parallel_size)
+            tensors[number] = halves.transpose(1, 2).reshape(rows.shape)
+        *folders, last = packed.name.split(".")
+        place = (folder / "model").joinpath(*folders)
+        place.mkdir(parents=True, exist_ok=True)
+        whole, axis = torch.cat(tensors), packed.split
+        if axis is None:
+            save_file({"data": whole}, place / f"model_{last}.safetensors")
+            continue
+        nanotron, before, after = modules(), (slice(None),) * axis, (slice(None),) * (whole.ndim - axis - 1)
+        for rank in range(tensor_parallel_size):
+            pairs, pieces, begin, local = [], [], 0, 0
+            for tensor in tensors if axis == 0 else [whole]:
+                share = tensor.shape[axis] // tensor_parallel_size
+                mine = (*before, slice(begin + rank * share, begin + (rank + 1) * share), *after)
+                local_slices = (*before, slice(local, local + share), *after)
+                pairs.append(nanotron.slices_pair(local_slices=local_slices, global_slices=mine))
+                pieces.append(whole[mine])
+                begin, local = begin + tensor.shape[axis], local + share
+            metadata = nanotron.tensor_metadata(nanotron.checkpoint_version, tuple(pairs), tuple(whole.shape))
+            name = f"model_{last}_pp-rank-0-of-1_tp-rank-{rank}-of-{tensor_parallel_size}.safetensors"
+            save_file({"data": torch.cat(pieces, dim=axis).contiguous()}, place / name, metadata.to_str_dict())
     config = published_config(model, trained_on)
     content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
     (folder / CONFIG).write_text(json.dumps(content, indent=2))
@@ -206,65 +252,3 @@ def _packed(model: ModelConfig) -> Iterator[_Packed]:
     yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), hidden, None)
     if not model.tie_embeddings:
         yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), table, 0)
-
-
-def _merged(root: Path, name: str) -> torch.Tensor:
-    """Assemble a whole weight from all its shards."""
-    *folders, last = name.split(".")
-    place = root.joinpath(*folders)
-    shards = sorted(place.glob(f"model_{last}*.safetensors"))
-    if not shards:
-        raise ValueError(f"{place} has no shard of {name}; give the folder of a complete nanotron checkpoint")
-    whole: torch.Tensor | None = None
-    covered = 0
-    for path in shards:
-        try:
-            with safe_open(path, framework="pt") as stream:
-                shard, metadata = stream.get_tensor("data"), stream.metadata()
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged: {error}; copy it again") from error
-        if not metadata or "unsharded_shape" not in metadata:
-            return cast("torch.Tensor", shard)
-        placed = modules().tensor_metadata.from_str_dict(
-            {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
-        )
-        if whole is None:
-            whole = torch.empty(placed.unsharded_shape, dtype=shard.dtype)
-        for pair in placed.local_global_slices_pairs:
-            whole[pair.global_slices] = shard[pair.local_slices]
-        covered += shard.numel()
-    if whole is None or covered != whole.numel():
-        raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
-    return whole
-
-
-def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:
-    *folders, last = packed.name.split(".")
-    place = root.joinpath(*folders)
-    place.mkdir(parents=True, exist_ok=True)
-    whole, axis = torch.cat(tensors), packed.split
-    if axis is None:
-        save_file({"data": whole}, place / f"model_{last}.safetensors")
-        return
-    nanotron = modules()
-    for rank in range(ranks):
-        pairs, pieces = [], []
-        begin, local = 0, 0
-        for tensor in tensors if axis == 0 else [whole]:
-            share = tensor.shape[axis] // ranks
-            mine = slice(begin + rank * share, begin + (rank + 1) * share)
-            pairs.append(
-                nanotron.slices_pair(
-                    local_slices=_along(axis, slice(local, local + share), whole.ndim),
-                    global_slices=_along(axis, mine, whole.ndim),
-                )
-            )
-            pieces.append(whole[_along(axis, mine, whole.ndim)])
-            begin, local = begin + tensor.shape[axis], local + share
-        metadata = nanotron.tensor_metadata(nanotron.checkpoint_version, tuple(pairs), tuple(whole.shape)).to_str_dict()
-        name = f"model_{last}_pp-rank-0-of-1_tp-rank-{rank}-of-{ranks}.safetensors"
-        save_file({"data": torch.cat(pieces, dim=axis).contiguous()}, place / name, metadata)
-
-
-def _along(axis: int, here: slice, dimensions: int) -> tuple[slice, ...]:
-    return tuple(here if each == axis else slice(None) for each in range(dimensions))

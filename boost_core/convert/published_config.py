@@ -92,29 +92,9 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
         ValueError: No class computes the model.
     """
     kind = model_type(model)
-    # Batches are padded with the end of document, so that classifiers find the last token before it. Classes of
-    # transformers, those of dense models, would no longer train its embedding.
-    padding = {} if is_dense(model) else {"pad_token_id": trained_on.end_of_document}
-    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | padding | {
-        "max_position_embeddings": trained_on.sequence_length,
-        # Written even if null, because the classes have defaults. The trainer puts no token before documents.
-        "bos_token_id": None,
-        "eos_token_id": trained_on.end_of_document,
-        "torch_dtype": dtype,
-    }  # fmt: skip
-
-
-def described(model: ModelConfig) -> dict[str, Any]:
-    """Everything that determines what a model computes, as fields of a job's ``model`` with defaults filled in."""
-    filled = {
-        "num_key_value_heads": model.key_value_heads,
-        "gate_activation": model.mlp_activation is not Activation.LINEAR,
-    }
-    return model.model_dump(mode="json", exclude={"preset"}) | filled
-
-
-def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
-    shape: dict[str, Any] = {
+    config: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[kind]],
+        "model_type": kind,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -130,18 +110,38 @@ def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
     }
     window = {"sliding_window": model.sliding_window}
     if is_dense(model):
-        own = {
-            LLAMA: {},
-            MISTRAL: window,
-            QWEN3: window | {"use_sliding_window": window["sliding_window"] is not None, "max_window_layers": 0},
-        }
-        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": model.mlp_activation.value}
-    shape |= {"hidden_act": model.bottleneck_activation.value, "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
-    if kind == COLA:
-        return shape | {"only_lr_act": model.mlp_activation is Activation.LINEAR}
-    crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
-    own_gate = {"gate_act": model.mlp_activation.value, "lax": crossing}
-    return shape | window | own_gate | {"qk_norm": model.qk_norm, "head_dim": model.head_size}
+        if kind in (MISTRAL, QWEN3):
+            config |= window
+        if kind == QWEN3:
+            config |= {"use_sliding_window": model.sliding_window is not None, "max_window_layers": 0}
+        config |= {"head_dim": model.head_size, "hidden_act": model.mlp_activation.value}
+    else:
+        config |= {"hidden_act": model.bottleneck_activation.value, "rank": model.rank, "auto_map": AUTO_MAPS[kind]}
+        if kind == COLA:
+            config["only_lr_act"] = model.mlp_activation is Activation.LINEAR
+        else:
+            crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
+            config |= window | {"gate_act": model.mlp_activation.value, "lax": crossing, "qk_norm": model.qk_norm}
+            config["head_dim"] = model.head_size
+        # Batches are padded with the end of document, so that classifiers find the last token before it. Classes of
+        # transformers, those of dense models, would no longer train its embedding.
+        config["pad_token_id"] = trained_on.end_of_document
+    return config | {
+        "max_position_embeddings": trained_on.sequence_length,
+        # Written even if null, because the classes have defaults. The trainer puts no token before documents.
+        "bos_token_id": None,
+        "eos_token_id": trained_on.end_of_document,
+        "torch_dtype": dtype,
+    }
+
+
+def described(model: ModelConfig) -> dict[str, Any]:
+    """Everything that determines what a model computes, as fields of a job's ``model`` with defaults filled in."""
+    filled = {
+        "num_key_value_heads": model.key_value_heads,
+        "gate_activation": model.mlp_activation is not Activation.LINEAR,
+    }
+    return model.model_dump(mode="json", exclude={"preset"}) | filled
 
 
 # Reading ``config.json``: the trainer's model that computes the same as the published class, or a refusal.
@@ -218,7 +218,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     _refuse(file, _unknown(config, _READ | own_fields, defaults))
     if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
-    _refuse(file, (*_rope_problems(config, kind), *_other_problems(config, kind)))
+    _refuse(file, _problems(config, kind))
     common = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
     common["rope_theta"] = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
     common["rope_scaling"] = next(filter(None, (_scaling(config.get(name)) for name in _ROPES)), None)
@@ -264,7 +264,7 @@ _KINDS: dict[str, tuple[set[str], dict[str, Any]]] = {
 
 def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """What a class computes, as fields of a job's model."""
-    linear = _ACTIVATIONS[_activation(config)] is Activation.LINEAR
+    linear = _ACTIVATIONS[str(config.get("hidden_act", "silu"))] is Activation.LINEAR
     if kind == COLA:
         rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
         return {
@@ -278,7 +278,7 @@ def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
         return {
             "family": base if lax is None else "lax",
             "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
-            "gate_activation": _ACTIVATIONS[_activation(config, "gate_act", "linear")] is not Activation.LINEAR,
+            "gate_activation": _ACTIVATIONS[str(config.get("gate_act", "linear"))] is not Activation.LINEAR,
             "rank": config.get("rank"),
             "sliding_window": config.get("sliding_window"),
             "qk_norm": config.get("qk_norm", False),
@@ -310,30 +310,6 @@ def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) 
             yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
 
 
-def _other_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
-    """Problems with activations, and with windows."""
-    activation, of_bottleneck = _activation(config), config.get("lr_act_type")
-    for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
-        if (value := _activation(config, name)) not in _ACTIVATIONS:
-            yield f"{name} is {_short(value)}, and the trainer's models support silu or linear only"
-    if kind == COLA and of_bottleneck not in (None, activation):
-        yield (
-            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
-            "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
-        )
-
-    slides = bool(config.get("use_sliding_window"))
-    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
-        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
-    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
-    if kinds and not (isinstance(kinds, list) and all(each == alike for each in kinds)):
-        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
-
-
-def _activation(config: dict[str, Any], name: str = "hidden_act", default: str = "silu") -> str:
-    return str(config.get(name, default))
-
-
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
     """The base of the rotary frequencies under each name by which it is given."""
     places = {"": config} | {f"{name}.": config.get(name) for name in _ROPES}
@@ -357,8 +333,8 @@ def _settings(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": rope.get("type", "default")} | settings
 
 
-def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
-    """Problems with the rotary embedding, in the older form of configuration or the newer one.
+def _problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    """Problems with the rotary embedding, in the older form of configuration or the newer one, activations and windows.
 
     Invalid settings of a supported scaling method are reported by the trainer's model configuration.
     """
@@ -379,6 +355,23 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
         yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())
+
+    activation, of_bottleneck = str(config.get("hidden_act", "silu")), config.get("lr_act_type")
+    for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
+        if (value := str(config.get(name, "silu"))) not in _ACTIVATIONS:
+            yield f"{name} is {_short(value)}, and the trainer's models support silu or linear only"
+    if kind == COLA and of_bottleneck not in (None, activation):
+        yield (
+            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
+            "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
+        )
+
+    slides = bool(config.get("use_sliding_window"))
+    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
+        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
+    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(each == alike for each in kinds)):
+        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
 
 
 def _short(value: Any) -> str:

@@ -14,9 +14,8 @@ from boost_core.architecture import is_dense
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import LoadChunks, load_alone
 from boost_core.config.data import DataConfig
-from boost_core.convert.export import damage_named, removal_named
+from boost_core.convert.model_folder import damage_named, published_slots, removal_named
 from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM
-from boost_core.convert.names import published_slots
 from boost_core.convert.published_config import COLA, TrainedOn, model_type, published_config
 from boost_core.data.tokenizers import TokenizerDiffers, job_tokenizer
 

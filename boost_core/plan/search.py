@@ -102,8 +102,8 @@ class Choice:
     def __str__(self) -> str:
         parallelism = self.job.parallelism
         schedule = f", {parallelism.pipeline_schedule}" if parallelism.pipeline_parallel_size > 1 else ""
-        if layers := parallelism.layers_text:
-            schedule += f", layers {layers}"
+        if layers := parallelism.pipeline_layers_per_stage:
+            schedule += f", layers {' | '.join(map(str, layers))}"
         share = parallelism.optimizer_offload
         offload = f", {'' if share == 1 else f'{share:.0%} of '}optimizer state on the host" if share else ""
         return (

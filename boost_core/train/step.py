@@ -41,7 +41,8 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     if optimizer.schedule == "constant":
         height = 1.0
     elif optimizer.schedule == "wsd":
-        height = min(1.0, (steps - step) / optimizer.steps_of_decay(steps))
+        decay = optimizer.decay_steps or -(-(steps - optimizer.warmup_steps) // 10)  # at the end
+        height = min(1.0, (steps - step) / decay)
     elif optimizer.schedule == "linear":
         height = 1 - progress
     else:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import (
     InternalError,
     OperationalError,
     SQLAlchemyError,
-    TimeoutError,
+    TimeoutError,  # noqa: A004
 )
 from starlette.exceptions import HTTPException
 

@@ -13,8 +13,15 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import _SummedStream
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.convert.__main__ import main, start
-from boost_core.convert.model_folder import Factored, InMemory, ModelFolder, empty_weights, read_weights
-from boost_core.convert.names import published_slots, to_published
+from boost_core.convert.model_folder import (
+    Factored,
+    InMemory,
+    ModelFolder,
+    empty_weights,
+    published_slots,
+    read_weights,
+    to_published,
+)
 from tests.distributed.recording import losses, train_and_record
 from tests.exports import write_published
 from tests.jobs import tiny_job, write_corpus

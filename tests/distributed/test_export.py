@@ -19,8 +19,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.config.data import SourceConfig
 from boost_core.convert.__main__ import main
-from boost_core.convert.model_folder import InMemory, write_start
-from boost_core.convert.names import published_slots, to_published
+from boost_core.convert.model_folder import InMemory, published_slots, to_published, write_start
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer, open_tokenizer
 from tests.distributed.recording import train_and_record

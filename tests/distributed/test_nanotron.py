@@ -14,8 +14,7 @@ from torch import nn
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig
 from boost_core.convert.__main__ import main, start
-from boost_core.convert.model_folder import read_weights
-from boost_core.convert.names import Tensors, to_published
+from boost_core.convert.model_folder import Tensors, read_weights, to_published
 from boost_core.convert.nanotron import modules, read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn, described
 from boost_core.model.attention import Rotation, causal_attention

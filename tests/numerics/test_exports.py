@@ -28,8 +28,7 @@ from transformers import (
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.convert.__main__ import start
-from boost_core.convert.model_folder import ModelFolder, read_weights
-from boost_core.convert.names import to_published
+from boost_core.convert.model_folder import ModelFolder, read_weights, to_published
 from boost_core.convert.published_config import described
 from tests.exports import COLA, DENSE, OWN, TOKENS, export_to, log_probabilities, model_with, weights_of
 from tests.numerics import published_cola

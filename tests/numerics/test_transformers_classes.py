@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from boost_core.convert.names import to_published
+from boost_core.convert.model_folder import to_published
 from tests.exports import SIZES, TOKENS, log_probabilities, model_with, weights_of
 
 

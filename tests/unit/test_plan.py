@@ -1,6 +1,6 @@
 import pytest
 
-from boost_core.architecture import balanced_factors, block_exchanges
+from boost_core.architecture import block_exchanges, gate_matrices
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.plan.work import model_flops_per_token, parameter_count
 
@@ -31,7 +31,9 @@ def test_lax_adds_its_gates_and_norms_from_the_second_block_on() -> None:
         crossed = parameter_count(preset("60m", family="lax", lax={"gate": gate}))
         assert crossed - plain == 7 * 7 * (weights + 2 * 128)
     assert parameter_count(preset("60m")) - parameter_count(preset("60m", tie_embeddings=True)) == 32_000 * 512
-    assert [balanced_factors(rank) for rank in (256, 128, 7)] == [(16, 16), (8, 16), (1, 7)]
+    for rank, sides in ((256, (16, 16)), (128, (8, 16)), (7, (1, 7))):
+        tensor = preset("60m", family="lax", lax={"gate": "tensor"}, rank=rank)
+        assert gate_matrices(tensor) == dict(zip(("gate_a", "gate_b"), sides, strict=True))
 
 
 @pytest.mark.parametrize(("family", "strategy", "mebibytes"), [

@@ -1,4 +1,4 @@
-"""The dashboards' source: a file each, and ``panels`` with what they share.
+"""The dashboards' source: those of the cluster, those of a job, and ``panels`` with what they share.
 
 That is what queries have in common, the kinds of panels, what is chosen, marked and led to, and ``frame``, which makes
 a dashboard of all that.
@@ -8,13 +8,9 @@ from collections.abc import Callable
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source.checkpoints import checkpoints
-from deploy.grafana.source.fleet import fleet
-from deploy.grafana.source.job import job
-from deploy.grafana.source.nodes import nodes
+from deploy.grafana.source.cluster import checkpoints, fleet, nodes, scheduler
+from deploy.grafana.source.job import job, ranks
 from deploy.grafana.source.panels import encode
-from deploy.grafana.source.ranks import ranks
-from deploy.grafana.source.scheduler import scheduler
 
 _DASHBOARDS: dict[str, Callable[[], Dashboard]] = {
     "boost-fleet": fleet,

@@ -41,21 +41,17 @@ JOB = 'job_id="$job_id"'
 JOBS = 'tenant=~"$tenant", job_name=~"$job_name"'
 TENANTS = 'tenant=~"$tenant"'
 NAMES = ("job_id", "job_name", "tenant")
+EARLIER = " offset $__interval"  # as of one point of the graph before
 
 
-def newest(metric: str, where: str = "", *by: str) -> str:
-    """A gauge of the record, once for each value of ``by`` however many replicas show it."""
-    return f"max{_by(by)}({_series(metric, where)})"
-
-
-def earlier(metric: str, where: str = "", *by: str) -> str:
-    """``newest`` as of one point of the graph before."""
-    return f"max{_by(by)}({_series(metric, where)} offset $__interval)"
+def newest(metric: str, where: str = "", *by: str, offset: str = "") -> str:
+    """A gauge of the record, once for each value of ``by`` however many replicas show it; with ``EARLIER`` before."""
+    return f"max{_by(by)}({f'{metric}{{{where}}}' if where else metric}{offset})"
 
 
 def rate(metric: str, where: str = "", *by: str) -> str:
     """A counter's increase a second, summed over all processes but for ``by``."""
-    return f"sum{_by(by)}(rate({_series(metric, where)}[$__rate_interval]))"
+    return f"sum{_by(by)}(rate({f'{metric}{{{where}}}' if where else metric}[$__rate_interval]))"
 
 
 def total(expr: str, *by: str) -> str:
@@ -78,10 +74,6 @@ def share(part: str, whole: str, *by: str) -> str:
 def a_step(metric: str, where: str = JOB, *by: str) -> str:
     """What a counter of ranks grows by in an optimizer step, the mean of the ranks."""
     return share(rate(metric, where, *by), rate("boost_rank_steps_total", JOB))
-
-
-def _series(metric: str, where: str) -> str:
-    return f"{metric}{{{where}}}" if where else metric
 
 
 def _by(labels: tuple[str, ...]) -> str:
@@ -128,14 +120,11 @@ def over_time(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
     return [target(query, place) for place, query in enumerate(queries)]
 
 
-def by_name() -> dashboard.FieldColor:
-    """Colours that a series keeps when others come and go."""
-    return dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
-
-
-def tooltip() -> common.VizTooltipOptions:
-    """All series at the place of the pointer, the largest first."""
-    return common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+# Parts of panels that nothing changes: colours that a series keeps when others come and go, all series at the place of
+# the pointer with the largest first, and the newest value.
+_BY_NAME = dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
+TOOLTIP = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+_NEWEST = common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
 
 # Lines over time.
@@ -156,7 +145,7 @@ def curves(title: str, says: str, unit: str, *queries: Query) -> timeseries.Pane
     panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
     legend = common.VizLegendOptions().show_legend(True).display_mode(looks.LegendDisplayMode.LIST)
     legend = legend.placement(looks.LegendPlacement.BOTTOM)
-    panel = panel.color_scheme(by_name()).legend(legend).tooltip(tooltip())
+    panel = panel.color_scheme(_BY_NAME).legend(legend).tooltip(TOOLTIP)
     return panel.targets(over_time(queries))
 
 
@@ -235,37 +224,33 @@ def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Co
 # Single values in large, and bars.
 
 
-def number(title: str, says: str, unit: str, query: Query) -> stat.Panel:
+def number(title: str, says: str, unit: str, expr: str, legend: str = "") -> stat.Panel:
     """The newest value in large, with its course behind it."""
     panel = stat.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).height(4).span(4).color_mode(looks.BigValueColorMode.VALUE)
-    panel = panel.graph_mode(looks.BigValueGraphMode.AREA).reduce_options(_newest())
-    return panel.thresholds(levels("text")).targets(over_time([query]))
+    panel = panel.graph_mode(looks.BigValueGraphMode.AREA).reduce_options(_NEWEST)
+    return panel.thresholds(levels("text")).targets(over_time([Query(expr, legend)]))
 
 
-def count(title: str, says: str, unit: str, query: Query) -> stat.Panel:
+def count(title: str, says: str, unit: str, expr: str, legend: str = "") -> stat.Panel:
     """The value of this moment in large; 0 where there is no series, because nothing is there to be counted."""
-    panel = number(title, says, unit, query).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
-    return panel.targets([target(query, 0).instant()])
+    panel = number(title, says, unit, expr).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
+    return panel.targets([target(Query(expr, legend), 0).instant()])
 
 
 def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
     """A bar for each series, of this moment."""
     panel = bargauge.Panel().title(title).description(says).datasource(PROMETHEUS)
-    panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(by_name())
+    panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(_BY_NAME)
     panel = panel.display_mode(looks.BarGaugeDisplayMode.BASIC).orientation(looks.VizOrientation.HORIZONTAL)
     targets = [target(query, place).instant() for place, query in enumerate(queries)]
-    return panel.reduce_options(_newest()).targets(list(targets))
+    return panel.reduce_options(_NEWEST).targets(list(targets))
 
 
 def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig:
     """Colours of values: ``lowest`` below all ``steps``, and from each step on its own."""
     thresholds = [Threshold(None, lowest), *(Threshold(value, colour) for value, colour in steps)]
     return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(thresholds)
-
-
-def _newest() -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
 
 # What is chosen at the top of a dashboard, and filled into its queries and links.
@@ -365,7 +350,7 @@ _LAYOUT = {
 def restarts(where: str) -> Marks:
     """One mark a restart, with its cause."""
     labels = ("boost_job_restarts_total", where, "job_name", "cause")
-    now, before = newest(*labels), earlier(*labels)
+    now, before = newest(*labels), newest(*labels, offset=EARLIER)
     # A job's first restart for a cause may make the series: what was not there is taken for 0.
     return _marks("Restarts", "semi-dark-red", f"{now} > ({before} or 0 * {now})", "{{job_name}} restarted: {{cause}}")
 
@@ -374,7 +359,7 @@ def layouts(where: str) -> Marks:
     """One mark a change of a job's workers or of an axis of its layout, with the new size."""
     changes = []
     for metric, axis in _LAYOUT.items():
-        changed = f"{newest(metric, where, 'job_name')} != {earlier(metric, where, 'job_name')}"
+        changed = f"{newest(metric, where, 'job_name')} != {newest(metric, where, 'job_name', offset=EARLIER)}"
         counted = f'count_values by (job_name) ("size", {changed})'
         changes.append(f'label_replace({counted}, "axis", "{axis}", "", "")')
     return _marks("Layout", "semi-dark-blue", " or ".join(changes), "{{job_name}}: {{axis}} {{size}}")
@@ -383,22 +368,3 @@ def layouts(where: str) -> Marks:
 def _marks(name: str, colour: str, expr: str, text: str) -> Marks:
     marks = Marks().name(name).datasource(PROMETHEUS).enable(True).icon_color(colour)
     return marks.expr(expr).step("15s").title_format(text)
-
-
-# What several dashboards show of queues.
-
-_WAITING = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
-WAITING_JOBS = total(_WAITING)
-
-
-def waiting_jobs() -> timeseries.Panel:
-    """How many wait."""
-    says = "Jobs of each queue that are queued or waiting for resources."
-    return stepped(time_series("Jobs that wait", says, "none", Query(total(_WAITING, "queue"), "{{queue}}")))
-
-
-def longest_wait() -> timeseries.Panel:
-    """For how long."""
-    says = "Waiting time of the job that has waited longest in each queue."
-    wait = newest("boost_queue_oldest_wait_seconds", "", "queue")
-    return time_series("Longest wait", says, "s", Query(wait, "{{queue}}"))
