@@ -44,12 +44,20 @@ from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
-from boost_core.plan.activations import BlockSplit, activations
-from boost_core.plan.correction import Factors, PredictedCommunication
-from boost_core.plan.machine import Cluster, Machine, Row, captures_steps
+from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, captures_steps
+from boost_core.plan.memory import state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
-from boost_core.plan.state_memory import state_bytes
-from boost_core.plan.work import Stage, Work, block_parameters, block_work, cut, head_work, rank_tokens
+from boost_core.plan.work import (
+    BlockSplit,
+    Stage,
+    Work,
+    activations,
+    block_parameters,
+    block_work,
+    cut,
+    head_work,
+    rank_tokens,
+)
 
 # Time of a collective: α + n/β over a ring, by the link; and over several levels of a network.
 #

@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.messages import FaultReport, Scores, WorkerCommand
-from boost_core.plan.correction import Fitted
+from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, writes
 from service.jobs.database import (

@@ -3,8 +3,7 @@
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance, duration
-from boost_core.plan.context_report import PlannedContext
-from boost_core.plan.report import Plan, PlannedChoice, PlannedShape, SearchReport
+from boost_core.plan.report import Plan, PlannedChoice, PlannedContext, PlannedShape, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.cli.output.printing import print_facts, print_table, say
 from service.models.cluster import StoredProfile
