@@ -89,7 +89,7 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
         variant
         for variant in VARIANTS
         if options.family in (None, variant.family)
-        and options.strategy in (None, variant.strategy)
+        and options.strategy in (None, variant.parallelism["strategy"])
         and (device.type == "cuda" or variant.kernels is None)  # without a GPU everything is eager
         and not (variant.fp8 and unavailable(device))
     ]
@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--model", choices=PRESETS, help="a preset (default: all in BOOST's systems runs)")
     rank.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
-    rank.add_argument("--strategy", choices=sorted({variant.strategy for variant in VARIANTS}))
+    rank.add_argument("--strategy", choices=sorted({variant.parallelism["strategy"] for variant in VARIANTS}))
     rank.add_argument(
         "--micro-batch",
         type=_count,

@@ -259,12 +259,12 @@ def shape_of(job: JobSpec) -> str:
         training.attention and training.attention.model_dump_json(),
         0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
     )  # fmt: skip
-    return _digest(repr(parts))
+    return sha256(repr(parts).encode()).hexdigest()[:_DIGITS]
 
 
 def model_of(job: JobSpec) -> str:
     """Return a digest of a job's model."""
-    return _digest(job.model.model_dump_json())
+    return sha256(job.model.model_dump_json().encode()).hexdigest()[:_DIGITS]
 
 
 def median_of(ratios: Sequence[Ratios]) -> Ratios:
@@ -273,10 +273,6 @@ def median_of(ratios: Sequence[Ratios]) -> Ratios:
     return Ratios(
         statistics.median(each.rest for each in ratios), statistics.median(communication) if communication else None
     )
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 # A network as levels, and the number of ranks of each group at each of them.

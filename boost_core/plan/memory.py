@@ -1,7 +1,7 @@
 """Memory of the rank that needs most in a layout.
 
-``state_bytes`` has the persistent state, ``work.Activations`` the cost per token, ``replay`` the number of micro-batches
-in flight. Besides there are:
+``state_bytes`` has the persistent state, ``work.Activations`` the cost per token, ``replay`` the number of
+micro-batches in flight. Besides there are:
 
 =========  ==========================================================================================================
 head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
@@ -30,13 +30,12 @@ CPU's matrix products, or the allocator's fragmentation.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, isqrt, prod
 from operator import ge
-from typing import NamedTuple
 
 from boost_core.architecture import (
     ParamKind,
@@ -62,15 +61,15 @@ from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, r
 # share its state (``FlatLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
 # replica's share (arXiv 1910.02054):
 #
-# =========  ===========================================================================================================
+# ---------  -----------------------------------------------------------------------------------------------------------
 # weights    c·n
 # gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO stage 2 all sums also exist during
 #            the first step (in which ``optim.gradients`` learns how often each arrives), so they count
 # under way  under that stage, the arriving part of up to three buckets being sent; and the buckets themselves if those
 #            of the step's next micro-batch arrive meanwhile; gloo, on CPUs, sends a copy
 # optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
-#            (bf16, shared)
-# =========  ===========================================================================================================
+#            if bf16 and shared
+# ---------  -----------------------------------------------------------------------------------------------------------
 #
 # LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``); Muon's have one moment, 4n. A
 # checkpoint's copy is in the host's memory, and so is the share of masters and moments set by
@@ -113,11 +112,6 @@ class GroupBytes:
     passing: int
     copy: int
 
-    @property
-    def state(self) -> int:
-        """Everything that persists."""
-        return self.weights + self.gradients + self.optimizer
-
 
 def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> list[GroupBytes]:
     """Return the bytes of a rank's groups, in the order in which they are created.
@@ -138,8 +132,8 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
     split = BlockSplit.of(spec.parallelism)
     ranks, groups = layout.same_weights, []
     for kind, parts in weights:
-        padded = sum(number * part.padded for number, part in zip(counts, parts, strict=True))
-        elements = sum(number * part.elements for number, part in zip(counts, parts, strict=True))
+        padded = sum(number * part for number, (part, _) in zip(counts, parts, strict=True))
+        elements = sum(number * part for number, (_, part) in zip(counts, parts, strict=True))
         if not padded:
             continue
         shared = zero_stage > 0 and not kind.custom_update and ranks > 1
@@ -190,7 +184,7 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
     for group in groups:
         peak = max(peak, created + waiting + group.temporary + group.weights)
         waiting -= group.source
-        created += group.state
+        created += group.weights + group.gradients + group.optimizer
         peak = max(peak, created + waiting + group.temporary)
     return peak
 
@@ -228,69 +222,52 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     )
 
 
-class _Elements(NamedTuple):
-    """Elements of some weights of one group on a rank.
-
-    Attributes:
-        padded: With the padding that makes each begin at a multiple of ``_BLOCK``.
-        elements: Without padding.
-    """
-
-    padded: int
-    elements: int
-
-
 @lru_cache(1024)  # the ranks of a pipeline ask for the same, and so do layouts that split weights alike
 def _weights(
     model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig
-) -> Sequence[tuple[ParamKind, Sequence[_Elements]]]:
-    """Return the elements of parts of a model by kind, in the order of groups.
+) -> Sequence[tuple[ParamKind, Sequence[tuple[int, int]]]]:
+    """Return the elements of parts of a model by kind, in the order of groups: with padding to ``_BLOCK``, and without.
 
     The parts are a block into which no latents cross, one into which some do, the embedding, an embedding tied to a
     head on another rank, and the head.
     """
     parts = [
-        *(_block_weights(model, split, optimizer, crossed) for crossed in (False, True)),
-        *(list(_shards(embedding_weights(model), model, split.parallelism, optimizer, tied)) for tied in (False, True)),
-        list(_shards(head_weights(model), model, split.parallelism, optimizer)),
+        *(_shards(block_weights(model, crossed), model, split.parallelism, optimizer) for crossed in (False, True)),
+        *(_shards(embedding_weights(model), model, split.parallelism, optimizer, tied) for tied in (False, True)),
+        _shards(head_weights(model), model, split.parallelism, optimizer),
     ]
     kinds = sorted(dict.fromkeys(kind for part in parts for kind, _ in part), key=lambda kind: kind.order)
     weights = []
     for kind in kinds:
         sizes = [[size for each, size in part if each == kind] for part in parts]
-        weights.append((kind, [_Elements(sum(_rounded_up(size, _BLOCK) for size in of), sum(of)) for of in sizes]))
+        weights.append((kind, [(sum(_rounded_up(size, _BLOCK) for size in of), sum(of)) for of in sizes]))
     return weights
 
 
 @lru_cache(1024)
 def _largest_weight(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool) -> int:
-    return max(elements for _, elements in _block_weights(model, split, optimizer, crossed))
+    return max(size for _, size in _shards(block_weights(model, crossed), model, split.parallelism, optimizer))
 
 
 @lru_cache(1024)
 def _largest_factor(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig) -> int:
     """Return the elements of the largest weight that an optimizer updates by its own rule; 0 if there are none."""
-    blocks = (_block_weights(model, split, optimizer, crossed) for crossed in (False, True))
+    of_blocks = (block_weights(model, crossed) for crossed in (False, True))
+    blocks = (_shards(weights, model, split.parallelism, optimizer) for weights in of_blocks)
     return max((size for block in blocks for kind, size in block if kind.custom_update), default=0)
-
-
-def _block_weights(
-    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool
-) -> Sequence[tuple[ParamKind, int]]:
-    """Return kind and elements of every weight of a block, into which latents cross or do not."""
-    return list(_shards(block_weights(model, crossed), model, split.parallelism, optimizer))
 
 
 def _shards(
     weights: Mapping[str, WeightSpec], model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig,
     tied: bool = False,
-) -> Iterator[tuple[ParamKind, int]]:  # fmt: skip
+) -> list[tuple[ParamKind, int]]:  # fmt: skip
     """Return kind and elements of a rank's part of each weight."""
-    axes = chosen_sharding(model, parallelism).axes
+    axes, size, shards = chosen_sharding(model, parallelism).axes, parallelism.tensor_parallel_size, []
     for weight in weights.values():
         split = axes[weight.role] is not None
-        ranks = parallelism.tensor_parallel_size if split else 1
-        yield ParamKind.of(weight, split, optimizer, tied), prod(weight.shape) // ranks
+        elements = prod(weight.shape) // (size if split else 1)
+        shards.append((ParamKind.of(weight, split, optimizer, tied), elements))
+    return shards
 
 
 def _rounded_up(count: int, multiple: int) -> int:
@@ -341,14 +318,8 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     """
     job = spec.at(layout)
     by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else _fullest(job, layout)
-    return _most_of([rank.memory() for rank in ranks])
-
-
-def memory_by_mode(spec: JobSpec, layout: Layout, modes: Iterable[RecomputeMode]) -> dict[RecomputeMode, RankMemory]:
-    """Return the same with all blocks in each of several modes, which takes less time than one by one."""
-    ranks = _fullest(spec.at(layout), layout)
-    return {mode: _most_of([rank.in_one_mode(mode).memory() for rank in ranks]) for mode in modes}
+    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else fullest_ranks(job, layout)
+    return most_of([rank.memory() for rank in ranks])
 
 
 def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
@@ -363,7 +334,8 @@ def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory
     return place.memory()
 
 
-def _most_of(ranks: Sequence[RankMemory]) -> RankMemory:
+def most_of(ranks: Sequence[RankMemory]) -> RankMemory:
+    """Return the memory of the fullest of some ranks; for host memory, the most of any."""
     fullest = max(ranks, key=lambda memory: memory.total)
     return replace(fullest, host=max(each.host for each in ranks), copies=max(each.copies for each in ranks))
 
@@ -374,8 +346,8 @@ def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int]) -> "list[
     return [PipelineRank(job, rank, stages[rank :: layout.pp]) for rank in ranks]
 
 
-def _fullest(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
-    """The ranks that may need most if all blocks have one mode."""
+def fullest_ranks(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
+    """Return the ranks that may need most if all blocks have one mode."""
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
     return pipeline_ranks(job, layout, _extremes(job.model, stages, layout.pp))
 
@@ -488,10 +460,6 @@ class PipelineRank:
         other._runs = tuple(modes)
         return other
 
-    def in_one_mode(self, mode: RecomputeMode) -> "PipelineRank":
-        """Return the rank with all blocks in one mode."""
-        return self.keeping([((mode, size),) for size in self.sizes])
-
     def memory(self) -> RankMemory:
         """Return the rank's peak memory."""
         fixed, each, tokens = self._fixed, self._each, self._tokens
@@ -557,18 +525,18 @@ class PipelineRank:
         # Buffers of torch's pipeline stages for what neighbours send. The schedules of several stages wait for what
         # they have sent at the end of a step, and keep it until then.
         width = each.residual * element
-        a_token = 0
+        buffered, besides_blocks, index = 0, [], index_bytes(job, each.query // model.head_size)
         for stage in self._stages:
-            a_token += 0 if stage.first else width + self._crossing(stage.layers.start)
-            a_token += 0 if stage.last else width + self._crossing(stage.layers.stop)
-        buffers = a_token * tokens * micro_batches * (1 if one_stage else 2)
-        besides_blocks = []
-        for stage in self._stages:
+            # Bytes per token that come into a stage and leave it, with the latents of LaX.
+            received, sent = (
+                width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
+            )
+            buffered += (0 if stage.first else received) + (0 if stage.last else sent)
             a_token = each.embedding() if stage.first else -width  # its input is in a buffer
             if not stage.last and one_stage:  # otherwise among what was sent
-                a_token += width + self._crossing(stage.layers.stop)
-            index = index_bytes(job, each.query // model.head_size)
+                a_token += sent
             besides_blocks.append(a_token * tokens + len(stage.layers) * index)
+        buffers = buffered * tokens * micro_batches * (1 if one_stage else 2)
 
         # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
         sequences = training.micro_batch_size * micro_batches
@@ -642,10 +610,6 @@ class PipelineRank:
             moments=frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches),
             may_capture=captures_steps(job),
         )
-
-    def _crossing(self, layer: int) -> int:
-        """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
-        return self._each.carried if self._job.model.crosses_into(layer) else 0
 
     def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""
@@ -839,7 +803,7 @@ def index_bytes(job: JobSpec, heads: int) -> int:
     shortest = attention.from_length if job.data.documents_apart else training.sequence_length
     tokens = training.micro_batch_size * training.sequence_length
     of_documents = tokens // shortest * heads * _POSITION * sum(_most_lines(attention, 0))
-    return of_documents + heads * _POSITION * sum(_budgeted(attention, tokens))
+    return of_documents + heads * _POSITION * sum(_most_lines(attention, tokens, seen=False))
 
 
 def head_bytes(job: JobSpec) -> int:
@@ -857,15 +821,13 @@ def head_bytes(job: JobSpec) -> int:
     return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
 
 
-def _most_lines(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
-    """Slashes and verticals of a document."""
-    slashes, verticals = _budgeted(attention, tokens)
-    return slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK
-
-
-def _budgeted(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+def _most_lines(attention: SparseAttentionConfig, tokens: int, seen: bool = True) -> tuple[int, int]:
+    """Slashes and verticals of a document by the budget, with those that are always seen."""
     verticals = isqrt(int(attention.budget * (tokens + 1) ** 2)) + 1
-    return verticals // BLOCK + 1, verticals
+    slashes = verticals // BLOCK + 1
+    return (
+        (slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK) if seen else (slashes, verticals)
+    )
 
 
 # Host memory that a node's ranks need, and whether nodes have it.

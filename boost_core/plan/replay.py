@@ -64,6 +64,7 @@ class Pass(NamedTuple):
     micro_batch: int
 
 
+@lru_cache(1024)
 def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[Pass]:
     """Return all passes of a pipeline rank in order.
 
@@ -197,11 +198,6 @@ def _numbered(size: int, rank: int, micro_batches: int) -> tuple[Sequence[Pass],
     return listed, (forward, backward)
 
 
-@lru_cache(64)
-def _lists(schedule: str, size: int, micro_batches: int) -> Sequence[Sequence[Pass]]:
-    return [passes(schedule, size, rank, micro_batches) for rank in range(size)]
-
-
 def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
     """Simulate schedules with two stages per rank, which receive ahead and send behind."""
     size = len(stages)
@@ -215,7 +211,7 @@ def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[
     arrived: tuple[list[list[float | None]], ...] = tuple(
         [[0.0 if stage == end else None] * micro_batches for stage in range(2 * size)] for end in (0, -1)
     )
-    lists = _lists(schedule, size, micro_batches)
+    lists = [passes(schedule, size, rank, micro_batches) for rank in range(size)]
     time, following = [0.0] * size, [0] * size
     busy = [[0.0] * size for _ in range(2)]  # until when a rank's link onward, or back, is
     waiting = list(range(size))

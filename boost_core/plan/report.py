@@ -121,6 +121,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     moved_chunks = sum(counts) if planner.moves_tasks else 0
 
     sizes = []  # this one, and half and twice the size, with twice and half the replicas where possible
+    needs = []
     others = ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1)))
     for each in (layout, *(replace(layout, cp=size, dp=replicas) for size, replicas in others)):
         parallelism, on_gpu = spec.parallelism.at(each), spec.resources.gpus_per_worker
@@ -130,17 +131,24 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         ):
             continue
         needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources)
+        fits, seconds = None if device is None else needed <= device, step_seconds(spec, each, machine)
         sizes.append(
             PlannedSize(
-                context_parallel_size=each.cp,
-                world_size=each.world_size,
-                memory_bytes=needed,
-                fits_device=None if device is None else needed <= device,
-                step_seconds=step_seconds(spec, each, machine),
+                context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
+                step_seconds=seconds,
             )
+        )  # fmt: skip
+        lacks = ", more than it has" if fits is False else ""
+        needs.append(
+            f"{needed / _GIGA:.1f} GB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
         )
+    text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
+    would = (
+        f"cp {size.context_parallel_size} would take {need}" for size, need in zip(sizes[1:], needs[1:], strict=True)
+    )
+    why = ["; ".join([text, *would])]
 
-    chunk_sizes = []
+    chunk_sizes, costs = [], []
     of_layouts = len({(each.tp, each.cp) for each in spec.layouts() if each.cp > 1}) or 1  # each partitions differently
     most = _MOST_CHUNKS // of_layouts
     if length // planner.chunk <= most:
@@ -149,9 +157,21 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             if length % (size * planner.ranks) == 0 and length // size <= most:
                 cost = _of_one_document(replace(planner, chunk=size), length)
                 chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
+                imbalance = f"{cost.imbalance:.2f} times the mean on the most loaded rank"
+                costs.append(f"{1000 * cost.seconds:.3g} ms, {imbalance}")
+    text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
+    if planner.sparse_from is not None:
+        text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
+    if costs:
+        alone = "" if planner.sparse_from is None else ", without transfers,"
+        text += f": one document's attention takes a layer{alone} {costs[0]}"
+    would = (
+        f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(chunk_sizes[1:], costs[1:], strict=True)
+    )
+    why.append("; ".join([text, *would]))
 
-    exchanges = _exchanges(job, layout, machine)
-    why = [_why_size(job, sizes), _why_chunk(planner, chunk_sizes), _why_exchange(job, planner, exchanges)]
+    exchanges, text = _exchanges(job, layout, planner, machine)
+    why.append(text)
     if moved_chunks:
         layer, tokens = attention_layer(job), moved_chunks * planner.chunk
         ways = [sum(layer.moved_bytes(backward, planner.moved)) for backward in (False, True)]
@@ -179,82 +199,35 @@ def _of_one_document(planner: ContextPlanner, tokens: int) -> Figures:
     return planner.figures(planner.plan((tokens,)))
 
 
-def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> tuple[PlannedExchange, ...]:
-    """What is sent, and then what may be sent instead."""
+def _exchanges(
+    job: JobSpec, layout: Layout, planner: ContextPlanner, machine: Machine
+) -> tuple[tuple[PlannedExchange, ...], str]:
+    """What is sent, and then what may be sent instead; and that in words."""
     cluster, layer, context = machine.cluster, attention_layer(job), job.parallelism.context
     _, row = cluster.rows([layout.tp, layout.cp])
     able = not cannot_send_latents(job.model, job.parallelism, job.training)
     apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
     chosen: Exchange = sent_between_nodes(job, cluster) if apart or context.exchange != "auto" else "keys"
     kinds: tuple[Exchange, ...] = ("keys", "latents")
-    exchanges = []
+    exchanges, costs = [], []
     for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
         requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
         sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
-        computed = Work(product_flops=sent.projected_tokens * layer.projection_flops)
+        computing = machine.profile.seconds(Work(product_flops=sent.projected_tokens * layer.projection_flops))
         levels = zip(cluster.levels, sent.level_bytes, strict=True)
+        links = tuple(LevelBytes(level=level.name, bytes=size) for level, size in levels if size)
         exchanges.append(
-            PlannedExchange(
-                exchange=exchange,
-                links=tuple(LevelBytes(level=level.name, bytes=size) for level, size in levels if size),
-                seconds=sent.seconds,
-                projection_seconds=machine.profile.seconds(computed),
-            )
+            PlannedExchange(exchange=exchange, links=links, seconds=sent.seconds, projection_seconds=computing)
         )
-    return tuple(exchanges)
-
-
-def _why_size(job: JobSpec, sizes: Sequence[PlannedSize]) -> str:
-    needs = []
-    for size in sizes:
-        lacks = ", more than it has" if size.fits_device is False else ""
-        needs.append(
-            f"{size.memory_bytes / _GIGA:.1f} GB per rank{lacks}, and {size.step_seconds:.3g} s per step on "
-            f"{size.world_size:,} ranks"
-        )
-    own = sizes[0].context_parallel_size
-    tokens = job.training.sequence_length // own
-    text = f"cp {own} gives each rank {tokens:,} tokens of a sequence: {needs[0]}"
-    others = zip(sizes[1:], needs[1:], strict=True)
-    return "; ".join([text, *(f"cp {other.context_parallel_size} would take {need}" for other, need in others)])
-
-
-def _why_chunk(planner: ContextPlanner, sizes: Sequence[PlannedChunk]) -> str:
-    text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
-    if planner.sparse_from is not None:
-        text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
-    if not sizes:
-        return text
-    own, *others = (
-        f"{_milliseconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
-    )
-    other_sizes = (f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(sizes[1:], others, strict=True))
-    alone = "" if planner.sparse_from is None else ", without transfers,"
-    return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
-
-
-def _why_exchange(job: JobSpec, planner: ContextPlanner, exchanges: Sequence[PlannedExchange]) -> str:
-    costs = []
-    for each in exchanges:
-        links = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in each.links)
-        compute = each.projection_seconds
-        computing = f", plus {_milliseconds(compute)} to compute keys" if compute else ""
-        costs.append(f"{links} in {_milliseconds(each.seconds)}{computing}")
-    own = exchanges[0].exchange
-    where = "everywhere" if planner.node_ranks == 1 or own == "keys" else "between nodes"
-    requested = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
+        over = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in links)
+        keys = f", plus {1000 * computing:.3g} ms to compute keys" if computing else ""
+        costs.append(f"{over} in {1000 * sent.seconds:.3g} ms{keys}")
+    where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
+    requested = ", as the job requests" if context.exchange != "auto" else ""
     at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    text = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {costs[0]}{at_most}"
     others = zip(exchanges[1:], costs[1:], strict=True)
-    return "; ".join(
-        [
-            f"{own} are sent {where}{requested}: a layer's forward pass takes {costs[0]}{at_most}",
-            *(f"{other.exchange} would take {cost}" for other, cost in others),
-        ]
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+    return tuple(exchanges), "; ".join([text, *(f"{other.exchange} would take {cost}" for other, cost in others)])
 
 
 class Memory(Config):
@@ -416,7 +389,6 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
-    needed = {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)}
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
@@ -425,7 +397,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_host_notes(jobs, planned)),
+        notes=tuple(_notes(spec, machine, jobs, planned)),
     )
 
 
@@ -498,55 +470,51 @@ def _planned_shape(
     )
 
 
-def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> list[str]:
-    """Notes for people; ``needed`` has the bytes of each layout."""
+def _notes(
+    spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
+) -> Iterator[str]:
+    """Notes for people."""
     levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
-    notes = [
-        "times are predictions meant for ranking layouts; a job's report has the measured times",
-        f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
-    ]
+    yield "times are predictions meant for ranking layouts; a job's report has the measured times"
+    yield f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}"
     if fitted := machine.fitted:
         factors = fitted.factors
-        notes.append(
+        yield (
             f"corrected by {counted(fitted.jobs, 'job')} that ran in {fitted.precision} on {fitted.kind}: steps are "
             f"expected to take {factors.rest:.2f} times as long as these figures predict, and collectives in them that "
             f"nothing hides {factors.communication:.2f} times"
         )
-    if not spec.resources.gpus_per_worker:
-        return notes
-    device = device_bytes(spec.resources)
-    if device is None:
+    device, on_gpu = device_bytes(spec.resources), spec.resources.gpus_per_worker > 0
+    if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        return [*notes, f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"]
-    too_many = sum(total > device for total in needed.values())
-    if too_many == len(needed):
-        notes.append(too_large(spec, needed, device))
-    elif too_many:
-        notes.append(f"{too_many} of {len(needed)} layouts need more memory than a GPU has")
-    return notes
+        yield f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"
+    if device is not None:
+        needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
+        too_many = sum(total > device for total in needed.values())
+        if too_many == len(needed):
+            yield too_large(spec, needed, device)
+        elif too_many:
+            yield f"{too_many} of {len(needed)} layouts need more memory than a GPU has"
 
-
-def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> Iterator[str]:
-    """Explain what the layout that needs most keeps in the host's memory, what that costs, and whether it fits."""
+    # What the layout that needs most keeps in the host's memory, what that costs, and whether it fits.
     most = max(planned, key=lambda each: each.node_host_bytes)
+    layout = Layout.of(most)
     if most.memory.host > 0:
         yield (
-            f"{Layout.of(most)}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and "
-            f"activations, which costs {most.offload_seconds:.2g} s per step"
+            f"{layout}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and activations, "
+            f"which costs {most.offload_seconds:.2g} s per step"
         )
-    spec = jobs[Layout.of(most)]
-    if not spec.resources.gpus_per_worker:
+    if not on_gpu:
         return
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(spec)}"
+    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in planned)
     if most.node_memory_bytes is None:
-        yield f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"
+        yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"
     elif too_many:
-        remedies = ", ".join(host_remedies(spec, Layout.of(most)))
         yield (
             f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
-            f"that a node has; {Layout.of(most)} needs the most, {needs}; {remedies}"
+            f"that a node has; {layout} needs the most, {needs}; {', '.join(host_remedies(jobs[layout], layout))}"
         )
 
 

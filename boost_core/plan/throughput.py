@@ -229,10 +229,6 @@ class _MicroBatch(NamedTuple):
     exchange: float
     sends: float
 
-    @property
-    def total(self) -> float:
-        return self.arithmetic + self.exchange + self.sends
-
     def corrected(self, factors: Factors) -> "_MicroBatch":
         return _MicroBatch(
             factors.rest * self.arithmetic, factors.communication * self.exchange, factors.rest * self.sends
@@ -442,7 +438,7 @@ class Step:
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
-            idle_share * others.total,
+            idle_share * sum(others),
             factors.communication * self._reduction(max(weights), max(backwards)),
             factors.rest * self._update,
         )
@@ -462,7 +458,7 @@ class Step:
 
     def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
         """The slowest pipeline rank's seconds for a micro-batch, and the sum of all others'."""
-        first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -rank.total)
+        first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -sum(rank))
         return first, _MicroBatch(
             sum(rank.arithmetic for rank in others),
             sum(rank.exchange for rank in others),

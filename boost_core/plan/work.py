@@ -18,11 +18,10 @@ head        logits, and backward those again, with two passes over them each; ga
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import cache, lru_cache
 from itertools import accumulate
-from typing import TypeVar, cast
 
 from boost_core.architecture import (
     MATRICES,
@@ -453,7 +452,7 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 # ==================  ===================================  =========================================================
 # residual            2w                                   the products that follow it: its input, and after attention
 # latents             7r, and 7r again where the epilogue  ``latent_epilogue`` its input, ``deferred.product`` its
-#                     output makes new ones: after a norm of a
+#                     makes new ones: after a norm of a    output
 #                     sharded residual, or with a SiLU
 # attention           q + 2k, q, and h in fp32             torch's: its inputs, its output, and log-sum-exps
 # MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
@@ -481,21 +480,6 @@ _OF_OTHERS = {
     "optimizer_offload", "recompute",
 }  # fmt: skip
 
-_Method = TypeVar("_Method", bound=Callable[..., int])
-
-
-def _cached(method: _Method) -> _Method:
-    """Cache a method's results: a search asks for the same ones for thousands of layouts."""
-
-    @wraps(method)
-    def cached(self: "Activations", *arguments: Hashable) -> int:
-        key = method.__name__, arguments
-        if key not in self.cache:
-            self.cache[key] = method(self, *arguments)
-        return self.cache[key]
-
-    return cast(_Method, cached)
-
 
 class Activations:
     """Activations of one model on one rank.
@@ -514,12 +498,14 @@ class Activations:
         key_value: Width k.
         carried: Bytes per token of the latents that LaX hands from block to block.
         blocks_ahead: Blocks of which what the host has is fetched ahead: one more where it is then gathered, too.
-        cache: Cached results.
     """
 
     def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, element_bytes: int, kernels: bool) -> None:
         self.model, self.parallelism, self.element_bytes, self.kernels = model, parallelism, element_bytes, kernels
-        self.cache: dict[tuple[str, Hashable], int] = {}
+        # A search asks for the same ones for thousands of layouts.
+        self.block = cache(self.block)  # type: ignore[method-assign]
+        self.block_backward = cache(self.block_backward)  # type: ignore[method-assign]
+        self._segments = cache(self._segments)  # type: ignore[method-assign]
         self.sharding = chosen_sharding(model, parallelism)
         self._size = parallelism.tensor_parallel_size
         self._split = self._size if self.sharding.wide else 1  # parts into which heads and MLP are split
@@ -578,7 +564,6 @@ class Activations:
         itself = self.kernels or self.element_bytes == PRECISE or not self.sharding.residual
         return self.residual * self.element_bytes if itself else 0
 
-    @_cached
     def block(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps.
 
@@ -603,7 +588,6 @@ class Activations:
         """Bytes that a block keeps in the host's memory. Arguments as in ``block``."""
         return self._segments(crossed, receives, mode) if TRAITS[mode].on_host else 0
 
-    @_cached
     def segment_fetched(self, crossed: bool, mode: RecomputeMode) -> int:
         """Bytes on the device of the segment that is recomputed, beside the blocks fetched ahead of it.
 
@@ -616,20 +600,15 @@ class Activations:
         widest = max(self.residual + self._projections_together * latent, 2 * self.residual + latent)
         return widest * self.element_bytes + self._block_statistics
 
-    @_cached
     def _segments(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
         saved = 2 * self.residual * self.element_bytes + self._block_statistics
         saved += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
-            return saved + self.shared(crossed) * self.element_bytes
+            # This rank's slice of a block's latents, and of those that cross into it.
+            return saved + sum(saved_latents(self.model, self.parallelism, crossed)) // self._size * self.element_bytes
         return saved + self._projections * self.latent * self.element_bytes + receives * self.carried
 
-    def shared(self, crossed: bool) -> int:
-        """Elements of this rank's slice of a block's latents, and of those that cross into it."""
-        return sum(saved_latents(self.model, self.parallelism, crossed)) // self._size
-
-    @_cached
     def block_backward(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Extra bytes of the backward pass through a block: recomputed activations, and gradients of activations.
 
