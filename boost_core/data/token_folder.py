@@ -5,8 +5,9 @@ Of a file that could not be written, for want of room or for another reason, not
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Self
 
 import fsspec
 
@@ -72,17 +73,14 @@ class TokenFolder:
             return set()
         return {f"{name}/{path.rpartition('/')[2]}" for path in listed}
 
-    def find(self, name: str) -> bytes | None:
-        """Read a file; ``None`` if it does not exist."""
-        try:
-            return self.read(name)
-        except FileNotFoundError:
-            return None
-
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its contents; does nothing if it does not exist."""
         if self._filesystem.exists(f"{self._path}/{name}"):
             self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
+
+    def make(self, name: str) -> None:
+        """Create a folder unless it exists."""
+        self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
 
     def open(self, name: str) -> "NewFile":
         """Open a new file for writing; an existing one is overwritten.
@@ -91,10 +89,6 @@ class TokenFolder:
             OSError: It cannot be opened.
         """
         return NewFile(self._filesystem, f"{self._path}/{name}")
-
-    def make(self, name: str) -> None:
-        """Create a folder unless it exists."""
-        self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
 
     def shard(self, part: Part, number: int) -> "ShardFile":
         """Start a new shard; what an interrupted run left of it is overwritten."""
@@ -105,7 +99,7 @@ class TokenFolder:
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
             self._filesystem.rm_file(path)
-        return QuarantineFile(lambda: NewFile(self._filesystem, path))
+        return QuarantineFile(self._filesystem, path)
 
 
 @contextmanager
@@ -142,7 +136,7 @@ class NewFile:
         with _named(self._path):
             self._stream.write(content)
 
-    def __enter__(self) -> "NewFile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -160,8 +154,36 @@ class NewFile:
                     self._filesystem.rm_file(self._path)
 
 
-class ShardFile:
+class ShardFile(NewFile):
     """A shard that is being written.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+
+    Attributes:
+        name: Its name.
+        tokens: Number of tokens so far.
+        text_bytes: Bytes of their text.
+        digest: SHA-256 of what was written.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        super().__init__(filesystem, path)
+        self.name, self.tokens, self.text_bytes = path.rpartition("/")[2], 0, 0
+        self.digest = hashlib.sha256()
+
+    def append(self, tokens: Tokens, text_bytes: int) -> None:
+        """Append a document's tokens and count its bytes."""
+        content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
+        self.write(content)
+        self.digest.update(content)
+        self.tokens += len(tokens)
+        self.text_bytes += text_bytes
+
+
+class QuarantineFile(ExitStack):
+    """The list of skipped documents, one per line; no file is created if there are none.
 
     Args:
         filesystem: Where it is.
@@ -169,53 +191,16 @@ class ShardFile:
     """
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        self.name, self.tokens, self.text_bytes, self._file = path.rpartition("/")[2], 0, 0, NewFile(filesystem, path)
-        self._digest = hashlib.sha256()
-
-    def write(self, tokens: Tokens, text_bytes: int) -> None:
-        """Append a document's tokens and count its bytes."""
-        content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
-        self._file.write(content)
-        self._digest.update(content)
-        self.tokens += len(tokens)
-        self.text_bytes += text_bytes
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of what was written."""
-        return self._digest.hexdigest()
-
-    def __enter__(self) -> "ShardFile":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._file.__exit__(kind, *rest)
-
-
-class QuarantineFile:
-    """The list of skipped documents, one per line; no file is created if there are none.
-
-    Args:
-        open_file: Creates the file.
-    """
-
-    def __init__(self, open_file: Callable[[], NewFile]) -> None:
-        self._open = open_file
+        super().__init__()
+        self._filesystem, self._path = filesystem, path
         self._file: NewFile | None = None
 
     def write(self, document: Document) -> None:
         """Append a bad document: where it is, why it is bad, and how it begins."""
         if self._file is None:
-            self._file = self._open()
+            self._file = self.enter_context(NewFile(self._filesystem, self._path))
         line = {
             "file": document.file, "place": document.place, "reason": document.problem,
             "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
         }  # fmt: skip
         self._file.write(json.dumps(line).encode() + b"\n")
-
-    def __enter__(self) -> "QuarantineFile":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._file is not None:
-            self._file.__exit__(kind, *rest)

@@ -69,6 +69,7 @@ def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Do
 
 _PARTS: tuple[Part, ...] = get_args(Part)
 _INPUTS = TypeAdapter(list[Input])
+_INPUTS_NAME = "inputs-{:05}.json"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             for part, shard in shards.items()
         )
         index = index.model_copy(update={"shards": (*index.shards, *finished_shards), "complete": finished})
-        folder.write(_inputs_name(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
+        folder.write(_INPUTS_NAME.format(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
         folder.write(INDEX, index.model_dump_json(indent=2).encode())
     return index
 
@@ -219,7 +220,7 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
         )
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
-        for read in _INPUTS.validate_json(folder.read(_inputs_name(number))):
+        for read in _INPUTS.validate_json(folder.read(_INPUTS_NAME.format(number))):
             _add(inputs, read)
     stored = list(inputs.values())
     refuse_changed(stored, plan.files, plan.source)
@@ -235,10 +236,6 @@ def _add(inputs: dict[str, Input], read: Input) -> None:
     """Merge what was read of a file with what had been read of it before."""
     before = inputs.get(read.file)
     inputs[read.file] = read if before is None else read.model_copy(update={"first": before.first})
-
-
-def _inputs_name(number: int) -> str:
-    return f"inputs-{number:05}.json"
 
 
 def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Iterator[_Batch]:
@@ -272,5 +269,5 @@ def _write(
             skipped += 1
             continue
         part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
-        shards[part].write(tokens, len(document.content))
+        shards[part].append(tokens, len(document.content))
     return skipped, sum(shard.tokens for shard in shards.values()) - before
