@@ -152,15 +152,19 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     h_Tc = draw.normal(sizes.tokens, pieces * sizes.rank)
     squares_T = width * draw.normal(sizes.tokens).square()
 
-    def epilogue(activation: Activation) -> Callable[..., Tensors]:
-        return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, pieces, width, EPSILON, activation),)
-
     read_and_written = h_Tc.nbytes * 2
-    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
-        with_norm: Tensors = (h_Tc, squares_T)
-        run = epilogue(activation)
-        yield Case(f"latent_epilogue, {name}", with_norm, (0, 1), run, read_and_written, h_Tc.nbytes * 3)
-    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(Activation.SILU), read_and_written, h_Tc.nbytes * 3)
+    for name, inputs, activation in (
+        ("norm", (h_Tc, squares_T), Activation.LINEAR),
+        ("norm and SiLU", (h_Tc, squares_T), Activation.SILU),
+        ("SiLU", (h_Tc,), Activation.SILU),
+    ):
+        yield Case(
+            f"latent_epilogue, {name}", inputs, tuple(range(len(inputs))),
+            lambda h_Tc, s_T=None, activation=activation: (
+                latent_epilogue(h_Tc, s_T, pieces, width, EPSILON, activation),
+            ),
+            read_and_written, h_Tc.nbytes * 3,
+        )  # fmt: skip
     gradient_Tc = draw.normal(*h_Tc.shape)
     yield Case(
         "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
@@ -172,16 +176,19 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     squares_T = width * draw.normal(sizes.tokens).square()
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
-    def crossing(activation: Activation) -> Callable[..., Tensors]:
-        return lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None: (
-            latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
-        )
-
-    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), h_Tc.nbytes * 3, h_Tc.nbytes * 5
-    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(Activation.LINEAR), forward, backward)
-    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
-        with_norm = (*inputs, squares_T)
-        yield Case(f"latent_crossing, {name}", with_norm, (0, 1, 2, 3, 4), crossing(activation), forward, backward)
+    crossing: Tensors = (h_Tc, crossed_gTr, scale_gr, shift_gr)
+    for name, inputs, activation in (
+        ("", crossing, Activation.LINEAR),
+        (", norm", (*crossing, squares_T), Activation.LINEAR),
+        (", norm and SiLU", (*crossing, squares_T), Activation.SILU),
+    ):
+        yield Case(
+            f"latent_crossing{name}", inputs, tuple(range(len(inputs))),
+            lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None, activation=activation: (
+                latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
+            ),
+            h_Tc.nbytes * 3, h_Tc.nbytes * 5,
+        )  # fmt: skip
 
 
 def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -262,16 +269,6 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         spread_sum(Peers.of(list(memory)), sizes.rank, len(memory[0]) - 1)
         return memory
 
-    def epilogue(statistic: bool, activation: Activation) -> Callable[..., Tensors]:
-        computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
-
-        def run(*memory: torch.Tensor) -> Tensors:
-            out_n = torch.empty_like(memory[0][: len(memory[0]) - (0 if statistic else sizes.tokens)])
-            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, computed)
-            return out_n, z_gTr
-
-        return run
-
     read, one = sum(each.nbytes for each in sent), sent[0].nbytes
     yield Case("symmetric_sum", sent, (), sum_all, read + one)
     yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
@@ -280,7 +277,14 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         ("norm and SiLU", True, Activation.SILU),
         ("SiLU", False, Activation.SILU),
     ):
-        yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
+        computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
+        length = len(sent[0]) - (0 if statistic else sizes.tokens)
+
+        def latents(*memory: torch.Tensor, computed: Epilogue = computed, length: int = length) -> Tensors:
+            out_n = torch.empty_like(memory[0][:length])
+            return out_n, sum_of_latents(Peers.of(list(memory)), out_n, computed)
+
+        yield Case(f"symmetric_sum, {name}", sent, (), latents, read + 2 * one)
 
 
 # Each kernel against its reference in plain torch, the reference compiled, and the roofline.

@@ -145,11 +145,13 @@ class PublishedBlock(nn.Module):
             each_Td.view(1, len(x_Td), -1, self.head_size).transpose(1, 2) for each_Td in rotated
         )
         out_bhse = functional.scaled_dot_product_attention(query_bhse, key_bhse, value_bhse, is_causal=True)
-        x_Td = self._pair(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down, self.output_up) + x_Td
+        z_Tr = self._latents(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down)
+        x_Td = functional.linear(copy_to_tp(z_Tr, self.ranks, "latent"), self.output_up) + x_Td
 
         normed_Td = functional.rms_norm(x_Td, x_Td.shape[1:], self.mlp_scale, self.epsilon)
         gate_Tf, up_Tf = self._batched(normed_Td, self.gate_up_down, self.gate_up_up).unbind(0)
-        return self._pair(gate_Tf * up_Tf, self.down_down, self.down_up) + x_Td
+        z_Tr = self._latents(gate_Tf * up_Tf, self.down_down)
+        return functional.linear(copy_to_tp(z_Tr, self.ranks, "latent"), self.down_up) + x_Td
 
     def _latents(self, x_Td: torch.Tensor, down_cd: torch.Tensor) -> torch.Tensor:
         return functional.silu(reduce_from_tp(functional.linear(x_Td, down_cd), self.ranks, "latent"))
@@ -157,9 +159,6 @@ class PublishedBlock(nn.Module):
     def _batched(self, x_Td: torch.Tensor, down_cd: torch.Tensor, up_gfr: torch.Tensor) -> torch.Tensor:
         z_gTr = self._latents(x_Td, down_cd).view(len(x_Td), len(up_gfr), -1).transpose(0, 1)
         return torch.einsum("gtr,gfr->gtf", copy_to_tp(z_gTr, self.ranks, "latent"), up_gfr)
-
-    def _pair(self, x_Tf: torch.Tensor, down_rf: torch.Tensor, up_dr: torch.Tensor) -> torch.Tensor:
-        return functional.linear(copy_to_tp(self._latents(x_Tf, down_rf), self.ranks, "latent"), up_dr)
 
 
 class PublishedModel(nn.Module):

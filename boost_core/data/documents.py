@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -256,17 +257,15 @@ class Reading:
         self._digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[Document]:
-        return self
-
-    def __next__(self) -> Document:
-        document = next(self._documents)
-        self.count += 1
-        # Lengths are hashed so that moving text between documents changes the digest; bad documents count as -1.
-        length = -1 if document.problem else len(document.content)
-        self._digest.update(length.to_bytes(8, "little", signed=True))
-        if not document.problem:
-            self._digest.update(document.content)
-        return document
+        """Yield the documents that have not been read yet."""
+        for document in self._documents:
+            self.count += 1
+            # Lengths are hashed so that moving text between documents changes the digest; bad documents count as -1.
+            length = -1 if document.problem else len(document.content)
+            self._digest.update(length.to_bytes(8, "little", signed=True))
+            if not document.problem:
+                self._digest.update(document.content)
+            yield document
 
     def so_far(self, first: int, whole: bool) -> Input:
         """A record of what was read.
@@ -286,7 +285,7 @@ class Reading:
         Raises:
             ValueError: The documents differ from what the shards hold.
         """
-        while self.count < stored.end and next(self, None) is not None:
+        for _ in islice(self, max(0, stored.end - self.count)):
             pass
         rest = next(self._documents, None) if stored.whole else None
         if rest is not None or self._digest.hexdigest() != stored.digest:

@@ -119,14 +119,6 @@ class TokenizePlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", list_files(self.source))
 
-    @property
-    def digest(self) -> str:
-        """A digest that is equal for equal tokenizers, splits and other settings."""
-        settings = [
-            self.source.kind, self.source.text_field, self.tokenizer_json, self.validation_fraction, self.shard_tokens,
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
 
 def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:
     """Write the tokens of all documents, keeping those already written.
@@ -205,15 +197,20 @@ class _Batch:
 def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
     """The index to continue from, and what its shards hold of each file."""
     index = find_index(plan.folder)
+    # Equal for equal tokenizers, splits and other settings.
+    settings = [
+        plan.source.kind, plan.source.text_field, plan.tokenizer_json, plan.validation_fraction, plan.shard_tokens,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
         if plan.tokenizer_json:
             folder.write("tokenizer.json", plan.tokenizer_json.encode())
         return TokenIndex(
             dtype=dtype, vocabulary=plan.tokenizer.vocabulary, end_of_document=plan.tokenizer.end_of_document,
-            source=plan.digest,
+            source=digest,
         ), []  # fmt: skip
-    if index.source != plan.digest:
+    if index.source != digest:
         raise ValueError(
             f"{plan.folder} has tokens from another tokenizer, kind, text field, split or shard size, or from an "
             "earlier version; give the same settings as before to continue, or another folder"

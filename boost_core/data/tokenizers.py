@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -25,25 +25,14 @@ _END = _ENDS[0]
 _MOST_TOKENS = 1_000_000  # of a model's vocabulary
 
 
-class Tokenizer(Protocol):
-    """Turns documents into tokens.
+class ByteTokenizer:
+    """One token per byte; byte 0, which text does not contain, ends a document.
 
     Attributes:
         vocabulary: Number of tokens in the vocabulary.
         end_of_document: The token that ends a document.
         end_name: The name of that token in errors.
     """
-
-    vocabulary: int
-    end_of_document: int
-    end_name: str
-
-    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each document, without the end-of-document token."""
-
-
-class ByteTokenizer:
-    """One token per byte; byte 0, which text does not contain, ends a document."""
 
     vocabulary, end_of_document, end_name = 256, 0, "byte 0"
 
@@ -53,7 +42,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """One of Hugging Face's tokenizers.
+    """One of Hugging Face's tokenizers. Attributes are as of ``ByteTokenizer``.
 
     Args:
         tokenizer: The tokenizer.
@@ -86,6 +75,9 @@ class FileTokenizer:
         texts = [each.decode() for each in documents]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
         return [np.array(each.ids, self._dtype) for each in encoded]
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import zip_longest
 from math import exp
 from typing import Annotated, Literal
 
@@ -628,11 +627,6 @@ class MeasuredLink(Config):
         None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."
     )
 
-    @property
-    def link(self) -> Link:
-        """The link of each rank."""
-        return Link(self.base_seconds, 0.0, self.bytes_per_second, f"measured among {self.ranks} ranks")
-
 
 class MeasuredProfile(Config):
     """Measured speed of one kind of device, at one precision."""
@@ -717,8 +711,12 @@ class MeasuredProfile(Config):
             host_bandwidth, otherwise.profile.launches_in_turn,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
-        levels = zip_longest(otherwise.cluster.levels, links)
-        cluster = Cluster(tuple(level if link is None else replace(level, link=link.link) for level, link in levels))
+        levels = list(otherwise.cluster.levels)
+        for index, link in enumerate(links):
+            if link is not None:
+                source = f"measured among {link.ranks} ranks"
+                levels[index] = replace(levels[index], link=Link(link.base_seconds, 0.0, link.bytes_per_second, source))
+        cluster = Cluster(tuple(levels))
         return replace(otherwise, profile=profile, cluster=cluster)
 
 

@@ -156,8 +156,10 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         optimizer = quantities * PRECISE * own - host
         if rounded and shared:
             optimizer += element_bytes * own
-        factor = _largest_factor(spec.model, split, spec.optimizer) if offloaded else 0
-        staged = staged_elements(kind, offloaded, quantities, factor) if offloaded else 0
+        staged = 0
+        if offloaded:
+            factors = (_largest_weight(spec.model, split, spec.optimizer, each, factors=True) for each in (False, True))
+            staged = staged_elements(kind, offloaded, quantities, max(factors))
         groups.append(
             GroupBytes(
                 weights=element_bytes * length,
@@ -245,16 +247,12 @@ def _weights(
 
 
 @lru_cache(1024)
-def _largest_weight(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool) -> int:
-    return max(size for _, size in _shards(block_weights(model, crossed), model, split.parallelism, optimizer))
-
-
-@lru_cache(1024)
-def _largest_factor(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig) -> int:
-    """Return the elements of the largest weight that an optimizer updates by its own rule; 0 if there are none."""
-    of_blocks = (block_weights(model, crossed) for crossed in (False, True))
-    blocks = (_shards(weights, model, split.parallelism, optimizer) for weights in of_blocks)
-    return max((size for block in blocks for kind, size in block if kind.custom_update), default=0)
+def _largest_weight(
+    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool, factors: bool = False
+) -> int:
+    """Return the elements of a block's largest weight, or of those that an optimizer updates by its own rule."""
+    weights = _shards(block_weights(model, crossed), model, split.parallelism, optimizer)
+    return max((size for kind, size in weights if kind.custom_update or not factors), default=0)
 
 
 def _shards(

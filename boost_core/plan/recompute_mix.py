@@ -99,10 +99,6 @@ class RecomputeMixes:
         mode = min(self._modes, key=lambda mode: (lacks[mode], self._memory[mode].total))
         return self._job.with_parallelism(recompute=mode), self._memory[mode]
 
-    def may_fit(self, limit: float) -> bool:
-        """Whether some mix may keep every rank within ``limit`` bytes, judged by single modes, which is quicker."""
-        return self.lightest.total <= limit * (1 + MIXED_LESS)
-
     def least_costly(self, limit: float) -> JobSpec:
         """Return the job with the mix that keeps ranks within a limit in bytes and is fastest by the formula."""
         ways = self.ways(limit)
@@ -115,7 +111,7 @@ class RecomputeMixes:
 
         If nothing fits, as ``leanest``. What costs a rank less may still lengthen the step, where others wait for it.
         """
-        if not self.may_fit(limit):
+        if self.lightest.total > limit * (1 + MIXED_LESS):  # judged by single modes, which is quicker
             return [self.leanest()[0]]
         job, launched = self._job, None  # in the mode that keeps most
         if _ON_HOST in self._modes and captures_steps(job):
@@ -461,7 +457,9 @@ class Cuts:
         costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
         counts[source][costliest[0]] -= 1
         counts[target][costliest[1]] += 1
-        return self._step.keeping(self._with(moved, [StageModes(**count) for count in counts])).parts().total
+        modes = in_one([StageModes(**count) for count in counts])
+        job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(moved), recompute=modes)
+        return self._step.keeping(job).parts().total
 
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
@@ -473,13 +471,10 @@ class Cuts:
             return None
         plans = []
         for modes in in_each_way(mixes, len(sizes)):
-            job = self._with(sizes, modes)
+            job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
             step = self._step.keeping(job)
             plans.append(CutPlan(job, step, step.played()))
         return min(plans, key=lambda plan: plan.seconds)
-
-    def _with(self, sizes: Sequence[int], modes: Sequence[StageModes]) -> JobSpec:
-        return self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
 
     def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
         all_stages, plans = stages_of(tuple(sizes)), []

@@ -41,14 +41,7 @@ from boost_core.plan.machine import (
     kind_of_gpu,
     machine_for,
 )
-from boost_core.plan.memory import (
-    host_contents,
-    host_remedies,
-    lack_in_words,
-    lacking,
-    node_bytes,
-    rank_memory,
-)
+from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step, StepSeconds

@@ -21,7 +21,7 @@ for what that does not count. The model, the batch, the precision and the strate
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import gcd, inf, isqrt
@@ -199,8 +199,8 @@ class _Search:
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
     def run(self) -> SearchResult:
-        for shape, replicas, seconds in self._shapes():
-            self._push_shape(shape, replicas, seconds)
+        for shape, numbers, seconds in self._shapes():
+            self._push_shape(shape, numbers, seconds)
         while self._queue:
             bound, _, look = heappop(self._queue)
             if bound > self._slowest_returned():
@@ -270,6 +270,10 @@ class _Search:
         for tensor, micro_batch in product(tensors, _MICRO_BATCHES):
             if batch % micro_batch:
                 continue
+            # Numbers of replicas over which the micro-batches split, largest first.
+            portions = batch // micro_batch
+            lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
+            numbers = sorted({*lower, *(portions // number for number in lower)}, reverse=True)
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
             most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
@@ -278,7 +282,7 @@ class _Search:
                 whole = self._step(alone).of_a_micro_batch()
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
-                    replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
+                    replicas = [number for number in numbers if number * tensor * pipeline * context <= gpus]
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
@@ -331,7 +335,7 @@ class _Search:
         mixes = RecomputeMixes(job, layout, self._machine)
         lean, memory = mixes.leanest()
         hosts_lack = self._hosts_lack(shape, job, memory)
-        if hosts_lack or not mixes.may_fit(self._limit):
+        if hosts_lack or mixes.lightest.total > self._limit * (1 + MIXED_LESS):
             step = Step(lean, layout, self._machine, self._order)
             self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
             if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
@@ -411,14 +415,6 @@ def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
     """Bytes that a job needs at least with its number of replicas, or fewer: these share less of its state."""
     sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
     return memory.weights + sums + memory.activations
-
-
-@lru_cache(4096)
-def _replicas(portions: int, most: int) -> Sequence[int]:
-    """Numbers of replicas over which a number of micro-batches splits, largest first."""
-    lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
-    numbers = {*lower, *(portions // number for number in lower)}
-    return sorted((number for number in numbers if number <= most), reverse=True)
 
 
 def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:
