@@ -667,6 +667,7 @@ class Activations:
 
     def _whole_block(self, crossed: bool) -> int:
         element, width = self.element_bytes, self.residual
+        activation = self.model.bottleneck_activation is not Activation.LINEAR
         widths = 2 * width + 2 * self.query + 2 * self.key_value + 3 * self._mlp
         saved = widths * element + self._heads * PRECISE
 
@@ -687,12 +688,8 @@ class Activations:
             gate = (0, 1, 3)[len(gate_matrices(self.model))]
             saved += (2 + gate) * self._projections * self.latent * element
         else:
-            latents = self._normed * (
-                2 if self._scaled or self.model.bottleneck_activation is not Activation.LINEAR else 1
-            )
-            latents += (self._projections - self._normed) * (
-                2 if self.model.bottleneck_activation is not Activation.LINEAR else 1
-            )
+            latents = self._normed * (2 if self._scaled or activation else 1)
+            latents += (self._projections - self._normed) * (2 if activation else 1)
             saved += latents * self.latent * element
 
         if self.model.qk_norm:
@@ -705,15 +702,11 @@ class Activations:
                 # narrower; the references already count what the values next to them keep of it.
                 own = (width - self._rotated) * element if element == PRECISE else 0
                 saved += width * self._composite_norm + statistics + own
-        return saved if self.kernels else saved + self._of_references(crossed)
+        if self.kernels:
+            return saved
 
-    def _of_references(self, crossed: bool) -> int:
-        """What the kernels' references keep beyond the kernels: each of torch's operations keeps its own inputs."""
-        element, copies, activation = (
-            self.element_bytes,
-            self.element_bytes < PRECISE,
-            self.model.bottleneck_activation is not Activation.LINEAR,
-        )
+        # What the kernels' references keep beyond the kernels: each of torch's operations keeps its own inputs.
+        copies = element < PRECISE
         more = self._mlp * element if self.model.mlp_activation is not Activation.LINEAR else 0
         if self.sharding.residual:
             more += 2 * self.residual * self._fp32_copy
@@ -730,7 +723,7 @@ class Activations:
             # The kernel's latents as they arrived are already counted.
             latents = (steps + arrived + sent + gate - element * self._projections) * self.latent
             ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
-            return more + latents + PRECISE * 2 * self._projections + element * ones
+            return saved + more + latents + PRECISE * 2 * self._projections + element * ones
         latents = 0
         if self._scaled:
             latents += PRECISE * self._normed if copies else 0
@@ -740,7 +733,7 @@ class Activations:
             latents += (PRECISE - element) * self._normed
         if activation and copies:
             latents += (PRECISE - element) * (self._projections - self._normed)
-        return more + latents * self.latent
+        return saved + more + latents * self.latent
 
 
 @dataclass(frozen=True)
