@@ -177,13 +177,13 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
     crossing: Tensors = (h_Tc, crossed_gTr, scale_gr, shift_gr)
-    for name, inputs, activation in (
+    for name, arguments, activation in (
         ("", crossing, Activation.LINEAR),
         (", norm", (*crossing, squares_T), Activation.LINEAR),
         (", norm and SiLU", (*crossing, squares_T), Activation.SILU),
     ):
         yield Case(
-            f"latent_crossing{name}", inputs, tuple(range(len(inputs))),
+            f"latent_crossing{name}", arguments, tuple(range(len(arguments))),
             lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None, activation=activation: (
                 latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
             ),

@@ -154,7 +154,8 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
                         "skipped": index.skipped + skipped,
                     }
                 )
-                _add(inputs, batch.read)
+                before = inputs.get(batch.read.file, batch.read)  # what had been read of the file so far
+                inputs[batch.read.file] = batch.read.model_copy(update={"first": before.first})
                 tokens += written
                 seconds = time.monotonic() - started
                 report(Progress(batch.after.file, len(plan.files), index.documents, index.skipped, tokens, seconds))
@@ -218,7 +219,7 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
         for read in _INPUTS.validate_json(folder.read(_INPUTS_NAME.format(number))):
-            _add(inputs, read)
+            inputs[read.file] = read.model_copy(update={"first": inputs.get(read.file, read).first})
     stored = list(inputs.values())
     refuse_changed(stored, plan.files, plan.source)
     if index.complete and len(plan.files) > len(stored):
@@ -227,12 +228,6 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
             "another folder"
         )
     return index, stored
-
-
-def _add(inputs: dict[str, Input], read: Input) -> None:
-    """Merge what was read of a file with what had been read of it before."""
-    before = inputs.get(read.file)
-    inputs[read.file] = read if before is None else read.model_copy(update={"first": before.first})
 
 
 def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Iterator[_Batch]:

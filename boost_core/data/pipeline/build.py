@@ -192,7 +192,8 @@ class Build:
             OSError: A file cannot be read or written.
         """
         folder = TokenFolder(self.folder)
-        if (finished := self._finished(folder)) is None:
+        index = find_index(self.folder)
+        if index is None:
             folder.make(BUILDING)
             if self._content:
                 folder.write(_TOKENIZER, self._content)
@@ -209,6 +210,19 @@ class Build:
                 cursor=Cursor(file=len(finished.files)), complete=True,
             )  # fmt: skip
             folder.write(INDEX, index.model_dump_json(indent=2).encode())
+        else:
+            if index.source != self._digest:
+                raise ValueError(
+                    f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give "
+                    "the same as before, or another folder"
+                )
+            finished = Lineage.model_validate_json(folder.read(LINEAGE))
+            stored = {SourceFile(file.file, file.size, file.stamp) for file in finished.files}
+            if different := sorted(file.url for file in stored ^ set(self._files)):
+                raise ValueError(
+                    f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
+                    "tokenize into another folder"
+                )
         folder.remove(BUILDING)
         self._counts = finished.counts
         self._tell("done", len(finished.shards), len(finished.shards))
@@ -242,25 +256,6 @@ class Build:
             corpus=self.corpus, tokenizer=tokenizer, files=tuple(record.input for record in records),
             counts=self._counts, shards=shards, versions=versions,
         )  # fmt: skip
-
-    def _finished(self, folder: TokenFolder) -> Lineage | None:
-        """The lineage of the folder's corpus if it is complete and the same as this one."""
-        index = find_index(self.folder)
-        if index is None:
-            return None
-        if index.source != self._digest:
-            raise ValueError(
-                f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give the "
-                "same as before, or another folder"
-            )
-        lineage = Lineage.model_validate_json(folder.read(LINEAGE))
-        stored = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
-        if different := sorted(file.url for file in stored ^ set(self._files)):
-            raise ValueError(
-                f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
-                "tokenize into another folder"
-            )
-        return lineage
 
     def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
         """Tokenize all files into runs."""
