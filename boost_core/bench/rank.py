@@ -28,8 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from boost_core.architecture import SplitAxes, WeightSpec
 from boost_core.bench.results import Row, Spread, Variant, wall_seconds
 from boost_core.config import JobSpec, ModelConfig
-from boost_core.data.corpus import Corpus, Stream, TokenStream
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.launch import always
 from boost_core.kernels.rotary import rotary

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import record_function
 
 from boost_core.config.training import OptimizerConfig
-from boost_core.data.sampler import Sampler, Sequences, replica_share
+from boost_core.data.corpus import Sampler, Sequences, replica_share
 from boost_core.optim.gradients import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
 from boost_core.train.batch import Batch, LocalTokens, document_places, most_documents

@@ -10,8 +10,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.plan import memory
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step

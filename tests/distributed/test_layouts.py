@@ -17,8 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout as Shape
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim import group
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.offload import HostCopy

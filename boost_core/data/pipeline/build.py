@@ -43,7 +43,7 @@ from boost_core.data.pipeline.files import (
     read_tables,
     together,
 )
-from boost_core.data.token_folder import TokenFolder
+from boost_core.data.tokenize import TokenFolder
 from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer
 
 # Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order.

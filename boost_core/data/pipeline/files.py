@@ -24,9 +24,8 @@ from boost_core.config.base import Config
 from boost_core.config.data import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.config.data_files import Input, Part, SourceFile
 from boost_core.data.documents import Document, Reading
-from boost_core.data.token_folder import QuarantineFile, TokenFolder
-from boost_core.data.tokenize import batches, encode, part_of
-from boost_core.data.tokenizers import Tokenizer, Tokens, open_tokenizer
+from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
 
