@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1
         {"rank": _rank, "kernels": _kernels, "profile": _profile}[options.benchmark](options, device)
+        if device.type != "cuda" and options.benchmark != "profile":
+            print_lines(NO_GPU)
     except ValueError as error:
         print_lines(in_lines(error), to=sys.stderr)
         return 2
@@ -89,13 +91,16 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
         variant
         for variant in VARIANTS
         if options.family in (None, variant.family)
-        and options.strategy in (None, variant.strategy)
+        and options.strategy in (None, variant.parallelism["strategy"])
         and (device.type == "cuda" or variant.kernels is None)  # without a GPU everything is eager
         and not (variant.fp8 and unavailable(device))
     ]
     if not variants:
         raise ValueError(f"no variant is of family {options.family} under {options.strategy}; leave one of the two out")
-    rate, environment = matrix_rate(_compute_type(device), device), Environment.of(device)
+    rate, environment = (
+        matrix_rate(torch.bfloat16 if device.type == "cuda" else torch.float32, device),
+        Environment.of(device),
+    )
     sizes = {options.model: options.tp or PUBLISHED_SIZES.get(options.model, 1)} if options.model else PUBLISHED_SIZES
     for (model, ranks), sequences in product(sizes.items(), options.micro_batch):
         shape = RunShape(model, ranks, sequences, options.sequence, options.layers)
@@ -117,7 +122,6 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
     print_lines("Steps exclude communication. Its time, with none of it hidden, is modelled for")
     for name in options.interconnect:
         print_lines(f"  {name}: {LINKS[name].description}")
-    _say_what_it_is_worth(device)
 
 
 def _kernels(options: argparse.Namespace, device: torch.device) -> None:
@@ -125,12 +129,11 @@ def _kernels(options: argparse.Namespace, device: torch.device) -> None:
     sizes = Sizes.of_model(model, options.tp, options.micro_batch, options.sequence)
     bandwidth, environment = memory_bandwidth(device), Environment.of(device)
     rows: list[Row] = []
-    for case in cases(sizes, Draw(_compute_type(device), device)):
+    for case in cases(sizes, Draw(torch.bfloat16 if device.type == "cuda" else torch.float32, device)):
         rows += kernel_rows(case, device, bandwidth, options.repeats)
     append(options.results, environment, rows)
     print(table(rows, columns_here()))
     print_lines(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
-    _say_what_it_is_worth(device)
 
 
 def _profile(options: argparse.Namespace, device: torch.device) -> None:
@@ -172,7 +175,8 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
             print(table(rows, columns_here()))
             if options.profile is not None:
                 _add_links(options.profile, links)
-            _say_what_it_is_worth(device)
+            if device.type != "cuda":
+                print_lines(NO_GPU)
     finally:
         dist.destroy_process_group()
     return 0
@@ -185,15 +189,6 @@ def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
     print_lines(f"added to {path}: {', '.join(links)}")
 
 
-def _compute_type(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def _say_what_it_is_worth(device: torch.device) -> None:
-    if device.type != "cuda":
-        print_lines(NO_GPU)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="boost bench", description="Benchmark the trainer on this machine.")
     commands = parser.add_subparsers(dest="benchmark", required=True)
@@ -202,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--model", choices=PRESETS, help="a preset (default: all in BOOST's systems runs)")
     rank.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
-    rank.add_argument("--strategy", choices=sorted({variant.strategy for variant in VARIANTS}))
+    rank.add_argument("--strategy", choices=sorted({variant.parallelism["strategy"] for variant in VARIANTS}))
     rank.add_argument(
         "--micro-batch",
         type=_count,

@@ -8,7 +8,7 @@ group alone.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -83,13 +83,16 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
         The link, fitted to rank 0's times on all ranks; and this rank's times.
     """
     sizes, medians, rows = [], [], []
+    where = "" if level.name == "node" else f", {level.name}"
+    among = f"among {level.ranks} ranks ({dist.get_backend()}){where}"
     size = 1 << 10
     while size <= largest_bytes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        for name, operation in _OPERATIONS.items():
-            call = partial(operation, payload, level.group)
+        for name in _OPERATIONS:
+            call = partial(_run, payload, level.group, operation=name)
             seconds = _seconds(call, device, repeats)
-            rows.append(_row(level, name, size, seconds))
+            case = f"{name} of {size} bytes {among}"
+            rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
             if name == "all-reduce":
                 sizes.append(size)
                 median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
@@ -97,58 +100,34 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
                 medians.append(median.item())
                 if level.groups > 1:
                     alone = _seconds(call if level.first else lambda: None, device, repeats)
-                    rows.append(_row(level, name, size, alone, ", one group alone"))
+                    rows.append(Row.spread("comm", f"{case}, one group alone", "time", "s", Spread.of(alone)))
         size *= 4
-    link, case = fit(level.ranks, sizes, medians), _case(level, "all-reduce")
+    link, case = fit(level.ranks, sizes, medians), f"all-reduce {among}"
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
 
 
-def _row(level: Level, operation: str, size: int, seconds: list[float], how: str = "") -> Row:
-    return Row.spread("comm", _case(level, f"{operation} of {size} bytes") + how, "time", "s", Spread.of(seconds))
+_OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
 
 
-def _case(level: Level, what: str) -> str:
-    where = "" if level.name == "node" else f", {level.name}"
-    return f"{what} among {level.ranks} ranks ({dist.get_backend()}){where}"
-
-
-def _all_reduce(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
-    dist.all_reduce(payload, group=group)
-
-
-def _all_gather(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
+def _run(payload: torch.Tensor, group: dist.ProcessGroup, operation: str) -> None:
+    """Run one of the operations; ``send`` goes from each even rank of the group to the next one."""
     own = payload[: len(payload) // group.size()]
-    dist.all_gather_into_tensor(payload[: len(own) * group.size()], own.clone(), group=group)
-
-
-def _reduce_scatter(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
-    own = torch.empty_like(payload[: len(payload) // group.size()])
-    dist.reduce_scatter_tensor(own, payload[: len(own) * group.size()], group=group)
-
-
-def _all_to_all(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
-    sent = payload[: len(payload) // group.size() * group.size()]
-    dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
-
-
-def _send(payload: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Send from each even rank of the group to the next one."""
-    rank = group.rank()
-    if rank % 2:
-        dist.recv(payload, group=group, group_src=rank - 1)
-    elif rank + 1 < group.size():
-        dist.send(payload, group=group, group_dst=rank + 1)
-
-
-_OPERATIONS: Mapping[str, Callable[[torch.Tensor, dist.ProcessGroup], None]] = {
-    "all-reduce": _all_reduce,
-    "all-gather": _all_gather,
-    "reduce-scatter": _reduce_scatter,
-    "all-to-all": _all_to_all,
-    "send": _send,
-}
+    whole, rank = payload[: len(own) * group.size()], group.rank()
+    match operation:
+        case "all-reduce":
+            dist.all_reduce(payload, group=group)
+        case "all-gather":
+            dist.all_gather_into_tensor(whole, own.clone(), group=group)
+        case "reduce-scatter":
+            dist.reduce_scatter_tensor(torch.empty_like(own), whole, group=group)
+        case "all-to-all":
+            dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
+        case "send" if rank % 2:
+            dist.recv(payload, group=group, group_src=rank - 1)
+        case "send" if rank + 1 < group.size():
+            dist.send(payload, group=group, group_dst=rank + 1)
 
 
 def measured_link(level: Level, device: torch.device, link: Link, repeats: int) -> MeasuredLink:
@@ -168,7 +147,7 @@ def measured_link(level: Level, device: torch.device, link: Link, repeats: int) 
         torch.mm(matrix, matrix)
         sent.wait()
 
-    calls = partial(torch.mm, matrix, matrix), partial(_all_reduce, payload, level.group), both
+    calls = partial(torch.mm, matrix, matrix), partial(dist.all_reduce, payload, group=level.group), both
     overlap = hidden_share(*(min(_seconds(call, device, repeats)) for call in calls))
     return MeasuredLink(
         ranks=level.ranks, base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second, overlap=overlap

@@ -14,7 +14,7 @@ from boost_core.bench.results import Row, Spread, kernel_seconds
 from boost_core.config import Activation, ModelConfig
 from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
-from boost_core.kernels.fp8_product import QuantisedRows, quantise_columns, quantise_rows
+from boost_core.kernels.fp8_product import quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
@@ -24,7 +24,6 @@ from boost_core.kernels.rotary import rotary
 from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
 
 Tensors = tuple[torch.Tensor, ...]
-Quantise = Callable[[torch.Tensor, torch.Tensor], QuantisedRows]
 EPSILON = 1e-5
 UPDATE = AdamWUpdate(learning_rate=1e-2, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, step=3)
 
@@ -134,18 +133,12 @@ class Case:
 
 def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     """Yield all operations in all variants."""
-    yield from _residual(sizes, draw)
-    yield from _latents(sizes, draw)
-    yield from _crossings(sizes, draw)
-    yield from _gates(sizes, draw)
-    yield from _rotations(sizes, draw)
-    yield from _losses(sizes, draw)
-    yield from _updates(sizes, draw)
-    yield from _quantised(sizes, draw)
-    yield from _summed(sizes, draw)
+    yield from _on_residual_and_latents(sizes, draw)
+    yield from _on_heads_mlp_and_logits(sizes, draw)
+    yield from _on_weights_and_peers(sizes, draw)
 
 
-def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     x_Td, y_Td = draw.normal(sizes.tokens, sizes.hidden), draw.normal(sizes.tokens, sizes.hidden)
 
     def add(x_Td: torch.Tensor, y_Td: torch.Tensor | None = None) -> Tensors:
@@ -154,66 +147,63 @@ def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     yield Case("residual_add", (x_Td, y_Td), (0, 1), add, x_Td.nbytes * 3, x_Td.nbytes * 4)
     yield Case("residual_start", (x_Td,), (0,), add, x_Td.nbytes, x_Td.nbytes * 4)
 
-
-def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
-    count, width = 3, 4 * sizes.hidden
-    h_Tc = draw.normal(sizes.tokens, count * sizes.rank)
+    pieces, width = 3, 4 * sizes.hidden
+    h_Tc = draw.normal(sizes.tokens, pieces * sizes.rank)
     squares_T = width * draw.normal(sizes.tokens).square()
 
-    def epilogue(activation: Activation) -> Callable[..., Tensors]:
-        return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, count, width, EPSILON, activation),)
-
     read_and_written = h_Tc.nbytes * 2
-    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
-        inputs = (h_Tc, squares_T)
-        yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, h_Tc.nbytes * 3)
-    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(Activation.SILU), read_and_written, h_Tc.nbytes * 3)
+    for name, inputs, activation in (
+        ("norm", (h_Tc, squares_T), Activation.LINEAR),
+        ("norm and SiLU", (h_Tc, squares_T), Activation.SILU),
+        ("SiLU", (h_Tc,), Activation.SILU),
+    ):
+        yield Case(
+            f"latent_epilogue, {name}", inputs, tuple(range(len(inputs))),
+            lambda h_Tc, s_T=None, activation=activation: (
+                latent_epilogue(h_Tc, s_T, pieces, width, EPSILON, activation),
+            ),
+            read_and_written, h_Tc.nbytes * 3,
+        )  # fmt: skip
     gradient_Tc = draw.normal(*h_Tc.shape)
     yield Case(
         "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
         lambda dh_Tc, h_Tc, s_T: (statistic_gradient(dh_Tc, h_Tc, s_T, width, EPSILON),), read_and_written,
     )  # fmt: skip
 
-
-def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
-    count, width = 2, 4 * sizes.hidden
+    count = 2
     h_Tc, crossed_gTr = draw.normal(sizes.tokens, count * sizes.rank), draw.normal(count, sizes.tokens, sizes.rank)
     squares_T = width * draw.normal(sizes.tokens).square()
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
-    def crossing(activation: Activation) -> Callable[..., Tensors]:
-        return lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None: (
-            latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
-        )
+    crossing: Tensors = (h_Tc, crossed_gTr, scale_gr, shift_gr)
+    for name, arguments, activation in (
+        ("", crossing, Activation.LINEAR),
+        (", norm", (*crossing, squares_T), Activation.LINEAR),
+        (", norm and SiLU", (*crossing, squares_T), Activation.SILU),
+    ):
+        yield Case(
+            f"latent_crossing{name}", arguments, tuple(range(len(arguments))),
+            lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None, activation=activation: (
+                latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
+            ),
+            h_Tc.nbytes * 3, h_Tc.nbytes * 5,
+        )  # fmt: skip
 
-    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), h_Tc.nbytes * 3, h_Tc.nbytes * 5
-    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(Activation.LINEAR), forward, backward)
-    for name, activation in (("norm", Activation.LINEAR), ("norm and SiLU", Activation.SILU)):
-        with_norm = (*inputs, squares_T)
-        yield Case(f"latent_crossing, {name}", with_norm, (0, 1, 2, 3, 4), crossing(activation), forward, backward)
 
-
-def _gates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
     one_bytes = both_gTf.nbytes // 2
     for name, activation in (("", Activation.LINEAR), (", SiLU", Activation.SILU)):
+        for how, parts in (("", (both_gTf,)), (", apart", tuple(torch.split(both_gTf, 1)))):
+            yield Case(
+                f"gated_product{name}{how}", parts, tuple(range(len(parts))),
+                lambda *parts, activation=activation: (gated_product(list(parts), activation),),
+                one_bytes * 3, one_bytes * 5,
+            )  # fmt: skip
 
-        def run(*parts: torch.Tensor, activation: Activation = activation) -> Tensors:
-            return (gated_product(list(parts), activation),)
-
-        yield Case(f"gated_product{name}", (both_gTf,), (0,), run, one_bytes * 3, one_bytes * 5)
-        yield Case(
-            f"gated_product{name}, apart", tuple(torch.split(both_gTf, 1)), (0, 1), run, one_bytes * 3, one_bytes * 5
-        )
-
-
-def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     angles_se = draw.normal(sizes.positions, sizes.head_size // 2, precise=True)
     angles = (angles_se.cos(), angles_se.sin())
     wide, narrow = sizes.heads * sizes.head_size, sizes.key_value_heads * sizes.head_size
-
-    def run(cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor) -> Tensors:
-        return rotary(list(parts), cosine_se, sine_se)
 
     variants = {
         "": (wide, (draw.normal(3, sizes.tokens, wide),)),
@@ -222,11 +212,12 @@ def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     }
     for name, (key_width, parts) in variants.items():
         inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
-        differentiated = tuple(range(len(angles), len(inputs)))
-        yield Case(f"rotary{name}", inputs, differentiated, run, turned * 2, sum(part.nbytes for part in parts) * 2)
+        yield Case(
+            f"rotary{name}", inputs, tuple(range(len(angles), len(inputs))),
+            lambda cosine_se, sine_se, *parts: rotary(list(parts), cosine_se, sine_se),
+            turned * 2, sum(part.nbytes for part in parts) * 2,
+        )  # fmt: skip
 
-
-def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
     # Half of the targets belong to other ranks, on either side.
     target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
@@ -237,7 +228,7 @@ def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     yield Case("cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), logits_cV.nbytes * 2)
 
 
-def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     master, gradient, first = (draw.normal(sizes.weights, precise=True) for _ in range(3))
     second, weight = draw.normal(sizes.weights, precise=True).square(), draw.normal(sizes.weights)
     clip = torch.full((1,), 0.25, dtype=master.dtype, device=master.device)
@@ -251,21 +242,16 @@ def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     yield Case("adamw", inputs, (), run, master.nbytes * 7)
     yield Case("adamw, rounded", (*inputs, weight), (), run, master.nbytes * 7 + weight.nbytes)
 
-
-def _quantised(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)
     read_and_written = x_gTm.nbytes + x_gTm.numel(), weight_grd.nbytes + weight_grd.numel()
     yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), read_and_written[0])
     for name, quantise in (("rows", quantise_rows), ("columns", quantise_columns)):
+        yield Case(
+            f"quantise a weight's {name}", (weight_grd, scale_r), (),
+            lambda weight, factor, quantise=quantise: tuple(quantise(weight, factor)), read_and_written[1],
+        )  # fmt: skip
 
-        def run(weight: torch.Tensor, factor: torch.Tensor, quantise: Quantise = quantise) -> Tensors:
-            return tuple(quantise(weight, factor))
-
-        yield Case(f"quantise a weight's {name}", (weight_grd, scale_r), (), run, read_and_written[1])
-
-
-def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     ranks, count, width = 3, 2, 4 * sizes.hidden
     columns = count * sizes.rank
     sent = tuple(
@@ -282,16 +268,6 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         spread_sum(Peers.of(list(memory)), sizes.rank, len(memory[0]) - 1)
         return memory
 
-    def epilogue(statistic: bool, activation: Activation) -> Callable[..., Tensors]:
-        computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
-
-        def run(*memory: torch.Tensor) -> Tensors:
-            out_n = torch.empty_like(memory[0][: len(memory[0]) - (0 if statistic else sizes.tokens)])
-            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, computed)
-            return out_n, z_gTr
-
-        return run
-
     read, one = sum(each.nbytes for each in sent), sent[0].nbytes
     yield Case("symmetric_sum", sent, (), sum_all, read + one)
     yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
@@ -300,12 +276,17 @@ def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         ("norm and SiLU", True, Activation.SILU),
         ("SiLU", False, Activation.SILU),
     ):
-        yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
+        computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
+        length = len(sent[0]) - (0 if statistic else sizes.tokens)
+
+        def latents(*memory: torch.Tensor, computed: Epilogue = computed, length: int = length) -> Tensors:
+            out_n = torch.empty_like(memory[0][:length])
+            return out_n, sum_of_latents(Peers.of(list(memory)), out_n, computed)
+
+        yield Case(f"symmetric_sum, {name}", sent, (), latents, read + 2 * one)
 
 
 # Each kernel against its reference in plain torch, the reference compiled, and the roofline.
-
-Run = Callable[..., Tensors]
 
 
 def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int) -> Iterator[Row]:
@@ -331,21 +312,19 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
             for direction in ("forward", "backward") if case.differentiated else ("forward",):
                 forward = direction == "forward"
                 least = case.forward_bytes if forward else case.backward_bytes
-                call = partial(run, *case.inputs) if forward else _backward(run, case)
+                call: Callable[[], object] = partial(run, *case.inputs)
+                if not forward:
+                    inputs = list(case.inputs)
+                    leaves = [inputs[index].detach().requires_grad_() for index in case.differentiated]
+                    for index, leaf in zip(case.differentiated, leaves, strict=True):
+                        inputs[index] = leaf
+                    outputs = [output for output in run(*inputs) if output.requires_grad]
+                    upstream = [torch.ones_like(output) for output in outputs]
+                    call = partial(torch.autograd.grad, outputs, leaves, upstream, retain_graph=True, allow_unused=True)
                 spread = Spread.of(kernel_seconds(call, device, repeats))
                 yield Row.spread("kernels", case.name, f"{direction}, {name}", "s", spread)
                 share = least / bandwidth / spread.p50
                 yield Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share)
-
-
-def _backward(run: Run, case: Case) -> Callable[[], object]:
-    leaves = [case.inputs[index].detach().requires_grad_() for index in case.differentiated]
-    inputs = list(case.inputs)
-    for index, leaf in zip(case.differentiated, leaves, strict=True):
-        inputs[index] = leaf
-    outputs = [output for output in run(*inputs) if output.requires_grad]
-    upstream = [torch.ones_like(output) for output in outputs]
-    return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True)
 
 
 # The gate before every timing: an operation matches the float64 reference within a derived bound.
@@ -370,19 +349,20 @@ def disagreements(
     # Each call gets copies, because operations may overwrite their inputs.
     mine = _results(case, implementation, tuple(arrange(each.clone()) for each in case.inputs))
     same_type = _results(case, "naive", tuple(each.clone() for each in case.inputs))
-    truth = _results(case, "naive", tuple(_widened(each) for each in case.inputs))
-    perturbed = [_widened(each) for each in case.inputs]  # every number up or down by a few fp32 roundings
-    for index, values in enumerate(perturbed):
+    exact = [each.double() if each.is_floating_point() else each for each in case.inputs]
+    perturbed = list(exact)  # every number up or down by a few fp32 roundings
+    for index, values in enumerate(exact):
         if values.is_floating_point():
             signs = (
                 torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos().sign()
             )
             perturbed[index] = values * (1 + ROUNDINGS * torch.finfo(torch.float32).eps * signs.view(values.shape))
+    truth = _results(case, "naive", tuple(exact))
     moved = _results(case, "naive", tuple(perturbed))
     problems = []
-    for index, (value, reference, exact, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
-        error = _relative_error(value, exact)
-        limit = _relative_error(reference, exact) + _relative_error(nearby, exact) + torch.finfo(value.dtype).eps
+    for index, (value, reference, true, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
+        error = _relative_error(value, true)
+        limit = _relative_error(reference, true) + _relative_error(nearby, true) + torch.finfo(value.dtype).eps
         if not error <= limit:  # NaN is a disagreement, too
             problems.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
     return problems
@@ -404,10 +384,6 @@ def _results(case: Case, implementation: Implementation, inputs: Tensors) -> lis
             torch.autograd.backward(list(outputs), upstream)
     gradients = (leaf.grad for leaf in leaves)
     return list(chain(results, (gradient for gradient in gradients if gradient is not None)))
-
-
-def _widened(values: torch.Tensor) -> torch.Tensor:
-    return values.double() if values.is_floating_point() else values
 
 
 def _relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:

@@ -28,8 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from boost_core.architecture import SplitAxes, WeightSpec
 from boost_core.bench.results import Row, Spread, Variant, wall_seconds
 from boost_core.config import JobSpec, ModelConfig
-from boost_core.data.corpus import Corpus, Stream, TokenStream
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.launch import always
 from boost_core.kernels.rotary import rotary
@@ -72,11 +71,6 @@ def seconds_by_part(profile: Any) -> dict[str, float]:
     total = sum(event.time_range.elapsed_us() for event in on_device if not event.is_user_annotation) / 1e6
     seconds["unattributed"] += max(0.0, total - sum(seconds.values()))
     return seconds
-
-
-def launches(profile: Any) -> int:
-    """Return the number of kernels and copies launched on the GPU."""
-    return sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profile.events())
 
 
 def _part(event: Any, name: str) -> str:
@@ -150,11 +144,13 @@ class PublishedBlock(nn.Module):
             each_Td.view(1, len(x_Td), -1, self.head_size).transpose(1, 2) for each_Td in rotated
         )
         out_bhse = functional.scaled_dot_product_attention(query_bhse, key_bhse, value_bhse, is_causal=True)
-        x_Td = self._pair(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down, self.output_up) + x_Td
+        z_Tr = self._latents(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down)
+        x_Td = functional.linear(copy_to_tp(z_Tr, self.ranks, "latent"), self.output_up) + x_Td
 
         normed_Td = functional.rms_norm(x_Td, x_Td.shape[1:], self.mlp_scale, self.epsilon)
         gate_Tf, up_Tf = self._batched(normed_Td, self.gate_up_down, self.gate_up_up).unbind(0)
-        return self._pair(gate_Tf * up_Tf, self.down_down, self.down_up) + x_Td
+        z_Tr = self._latents(gate_Tf * up_Tf, self.down_down)
+        return functional.linear(copy_to_tp(z_Tr, self.ranks, "latent"), self.down_up) + x_Td
 
     def _latents(self, x_Td: torch.Tensor, down_cd: torch.Tensor) -> torch.Tensor:
         return functional.silu(reduce_from_tp(functional.linear(x_Td, down_cd), self.ranks, "latent"))
@@ -162,9 +158,6 @@ class PublishedBlock(nn.Module):
     def _batched(self, x_Td: torch.Tensor, down_cd: torch.Tensor, up_gfr: torch.Tensor) -> torch.Tensor:
         z_gTr = self._latents(x_Td, down_cd).view(len(x_Td), len(up_gfr), -1).transpose(0, 1)
         return torch.einsum("gtr,gfr->gtf", copy_to_tp(z_gTr, self.ranks, "latent"), up_gfr)
-
-    def _pair(self, x_Tf: torch.Tensor, down_rf: torch.Tensor, up_dr: torch.Tensor) -> torch.Tensor:
-        return functional.linear(copy_to_tp(self._latents(x_Tf, down_rf), self.ranks, "latent"), up_dr)
 
 
 class PublishedModel(nn.Module):
@@ -433,8 +426,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
 
 def uncaptured_step(shape: RunShape, variant: Variant, device: torch.device) -> Callable[[], None]:
     """Return a variant's training step whose kernels are launched one by one; call it while ``alone``."""
-    make = _published_step if variant.published else _trainer_step
-    step, _, graph = make(shape.job(variant, device), shape, device, f"{shape}: {variant.name}")
+    step, _, graph = _step(shape, variant, device)
     if graph is not None:
         graph.release("it is to be launched kernel by kernel")
     return step
@@ -449,8 +441,7 @@ def _measured(
     interconnects: list[str],
     case: str,
 ) -> Iterator[Row]:
-    spec = shape.job(variant, device)
-    step, ledger, graph = (_published_step if variant.published else _trainer_step)(spec, shape, device, case)
+    step, ledger, graph = _step(shape, variant, device)
     for _ in range(_WARM_STEPS):
         step()
     seconds = Spread.of(wall_seconds(step, device, steps))
@@ -471,11 +462,13 @@ def _measured(
     parts = seconds_by_part(profiled)
     for part in PARTS:
         yield Row.single("rank", case, part, "s", parts[part])
-    if device.type == "cuda":
-        yield Row.single("rank", case, "launches", "count", launches(profiled))
+    if device.type == "cuda":  # of kernels and copies
+        launches = sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profiled.events())
+        yield Row.single("rank", case, "launches", "count", launches)
 
     tokens = shape.micro_batch_size * shape.sequence_length
-    useful = model_flops_per_token(spec.model, shape.sequence_length) * tokens / shape.tensor_parallel_size
+    model = shape.job(variant, device).model
+    useful = model_flops_per_token(model, shape.sequence_length) * tokens / shape.tensor_parallel_size
     with FlopCounterMode(display=False) as counter:
         step()
     yield Row.single("rank", case, "MFU", "share", useful / seconds.p50 / rate)
@@ -492,34 +485,34 @@ def _measured(
         yield Row.single("rank", case, f"modelled {name}", "s", modelled)
 
 
-def _trainer_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
+def _step(shape: RunShape, variant: Variant, device: torch.device) -> _Step:
+    """A variant's training step, which raises ``FloatingPointError`` if it diverges."""
+    spec, diverges = shape.job(variant, device), f"{shape}: {variant.name} diverges"
+    length = (shape.micro_batch_size + 1) * shape.sequence_length + 1
+    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
+    sampler = Sampler(Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0), shape.sequence_length, seed=0)
+    if variant.published:
+        ledger = CommunicationLedger()
+        ranks, dtype = LoneCommunicator(dist.group.WORLD, "tp", ledger), COMPUTE_TYPES[spec.training.precision]
+        run = PublishedRun(spec.model, ranks, shape.sequence_length, dtype, device)
+
+        def published_step() -> None:
+            loss = run.step(torch.from_numpy(sampler.sequences(0, shape.micro_batch_size)))
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"{diverges}, with a loss of {loss:g}; no more of it is timed")
+
+        return _Step(published_step, ledger, None)
     state = TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator)
-    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
 
     def step() -> None:
         result = training_step(state, sampler)
         if result.diverged:  # its update was skipped, and would be missing from the time
-            raise _diverges(case, f"a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}")
+            raise FloatingPointError(
+                f"{diverges}, with a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}; no more "
+                "of it is timed"
+            )
 
     return _Step(step, state.ledger, state.graph)
-
-
-def _published_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
-    ledger = CommunicationLedger()
-    ranks = LoneCommunicator(dist.group.WORLD, "tp", ledger)
-    run = PublishedRun(spec.model, ranks, shape.sequence_length, COMPUTE_TYPES[spec.training.precision], device)
-    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
-
-    def step() -> None:
-        loss = run.step(torch.from_numpy(sampler.sequences(0, shape.micro_batch_size)))
-        if not math.isfinite(loss):
-            raise _diverges(case, f"a loss of {loss:g}")
-
-    return _Step(step, ledger, None)
-
-
-def _diverges(case: str, figures: str) -> FloatingPointError:
-    return FloatingPointError(f"{case} diverges, with {figures}; no more of it is timed")
 
 
 def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:
@@ -534,13 +527,6 @@ def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: 
         return weight.normal_(0.0, spec.start[0], generator=generator)
 
     replace_weights(model, shard)
-
-
-def _random_corpus(spec: JobSpec) -> Corpus:
-    training = spec.training
-    length = (training.micro_batch_size + 1) * training.sequence_length + 1
-    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
-    return Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0)
 
 
 class LoneCommunicator(Communicator):

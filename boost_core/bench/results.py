@@ -232,11 +232,6 @@ class Variant:
     published: bool = False
     fp8: bool = False
 
-    @property
-    def strategy(self) -> str:
-        """The strategy's name."""
-        return str(self.parallelism["strategy"])
-
 
 VARIANTS = [
     Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),

@@ -20,8 +20,7 @@ from boost_core.config.storage import no_room, stores_in_words
 from boost_core.data.documents import documents, refuse_own_output
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine
-from boost_core.data.token_folder import TokenFolder
-from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
+from boost_core.data.tokenize import Progress, TokenFolder, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 from boost_core.terminal import print_lines, print_over
 

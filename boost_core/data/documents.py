@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
         try:
             while line := stream.readline(_LONGEST + 1):
                 number += 1
-                if problem := _too_long(line):
-                    yield Document(url, f"line {number}", line, problem)
+                if len(line) > _LONGEST:
+                    yield Document(url, f"line {number}", line, _unusable(line))
                     while line and not line.endswith(b"\n"):
                         line = stream.readline(_READ_AHEAD)
                 elif line.strip():
@@ -118,8 +119,7 @@ def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
             yield Document(url, f"after line {number}", b"", _damage(error))
     else:
         content = stream.read(_LONGEST + 1)
-        problem = _too_long(content) or _not_utf8(content)
-        yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), problem)
+        yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), _unusable(content))
 
 
 def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
@@ -132,7 +132,7 @@ def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
         surrogate = ascii(error.object[error.start]).strip("'")
         problem = f"{field!r} holds {surrogate}, a lone surrogate, which is not a character"
     except UnicodeDecodeError:
-        problem = _not_utf8(line)
+        problem = _unusable(line)
     except RecursionError:
         problem = "nested too deeply to be read as JSON"
     except (ValueError, KeyError, TypeError):
@@ -196,7 +196,7 @@ def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> 
         if content is None:
             yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it text")
         else:
-            yield Document(url, f"{place} {row}", content, _too_long(content) or _not_utf8(content))
+            yield Document(url, f"{place} {row}", content, _unusable(content))
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -214,11 +214,10 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return texts
 
 
-def _too_long(content: bytes) -> str:
-    return f"is longer than {_LONGEST:,} bytes; split it" if len(content) > _LONGEST else ""
-
-
-def _not_utf8(content: bytes) -> str:
+def _unusable(content: bytes) -> str:
+    """Why a text cannot be used; empty if it can."""
+    if len(content) > _LONGEST:
+        return f"is longer than {_LONGEST:,} bytes; split it"
     try:
         content.isascii() or content.decode()
     except UnicodeDecodeError as error:
@@ -237,16 +236,11 @@ def refuse_own_output(source: SourceConfig, folder: str) -> None:
     """
     if source.kind == "dataset":  # of whose folders only Arrow files are read
         return
-    tokens = _absolute(folder)
-    for path in source.paths:
-        documents_in = _absolute(path)
+    plain = (path.removeprefix("file://") for path in (folder, *source.paths))
+    tokens, *inputs = (path.rstrip("/") if "://" in path else str(Path(path).resolve()) for path in plain)
+    for path, documents_in in zip(source.paths, inputs, strict=True):
         if tokens == documents_in or tokens.startswith(f"{documents_in}/"):
             raise ValueError(f"{folder} is in {path}, of which all files are read; write the tokens to another folder")
-
-
-def _absolute(path: str) -> str:
-    local = path.removeprefix("file://")
-    return local.rstrip("/") if "://" in local else str(Path(local).resolve())
 
 
 class Reading:
@@ -263,17 +257,15 @@ class Reading:
         self._digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[Document]:
-        return self
-
-    def __next__(self) -> Document:
-        document = next(self._documents)
-        self.count += 1
-        # Lengths are hashed so that moving text between documents changes the digest; bad documents count as -1.
-        length = -1 if document.problem else len(document.content)
-        self._digest.update(length.to_bytes(8, "little", signed=True))
-        if not document.problem:
-            self._digest.update(document.content)
-        return document
+        """Yield the documents that have not been read yet."""
+        for document in self._documents:
+            self.count += 1
+            # Lengths are hashed so that moving text between documents changes the digest; bad documents count as -1.
+            length = -1 if document.problem else len(document.content)
+            self._digest.update(length.to_bytes(8, "little", signed=True))
+            if not document.problem:
+                self._digest.update(document.content)
+            yield document
 
     def so_far(self, first: int, whole: bool) -> Input:
         """A record of what was read.
@@ -293,7 +285,7 @@ class Reading:
         Raises:
             ValueError: The documents differ from what the shards hold.
         """
-        while self.count < stored.end and next(self, None) is not None:
+        for _ in islice(self, max(0, stored.end - self.count)):
             pass
         rest = next(self._documents, None) if stored.whole else None
         if rest is not None or self._digest.hexdigest() != stored.digest:

@@ -7,12 +7,12 @@ document to read. A round that was interrupted is repeated.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self, get_args
 
-import numpy as np
+import fsspec
 from pydantic import TypeAdapter
 
 from boost_core.config.data import OnError, SourceConfig
@@ -27,48 +27,203 @@ from boost_core.config.data_files import (
     find_index,
     list_files,
 )
+from boost_core.config.storage import literal
 from boost_core.data.documents import Document, Reading, refuse_changed
-from boost_core.data.token_folder import QuarantineFile, ShardFile, TokenFolder
-from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode
 
-_BATCH_BYTES = 8 << 20  # text tokenized at once
-_DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
-
-
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents into lists of a few MiB, to be tokenized at once."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.content) + _DOCUMENT_BYTES
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+_SHOWN = 1000  # bytes of a bad document shown in the quarantine
+_AT_ONCE = 8  # files read at a time; a run's table may have 25 MB
 
 
-def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, Tokens]]:
-    """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
+class TokenFolder:
+    """The folder that tokens are written to.
 
-    A document that contains the end-of-document token is bad, too, as it would become two documents.
+    Args:
+        url: The folder's path or URL; it is created.
     """
-    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
-    encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))
-    for document in batch:
-        if document.problem:
-            yield document, end[:0]
-            continue
-        tokens = next(encoded)
-        if (tokens == end).any():
-            yield replace(document, problem=f"holds {tokenizer.end_name}, which ends documents; remove it"), end[:0]
-        else:
-            yield document, np.concatenate([tokens, end])
+
+    def __init__(self, url: str) -> None:
+        self._filesystem, self._path = fsspec.url_to_fs(url, use_listings_cache=False)
+        self._filesystem.makedirs(self._path, exist_ok=True)
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Read a file, or its bytes from ``begin`` up to ``end``."""
+        if end is not None and end <= begin:
+            return b""
+        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}", start=begin or None, end=end)
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file in one piece.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = f"{self._path}/{name}"
+        if self._filesystem.protocol[0] != "file":
+            with _named(path):
+                self._filesystem.pipe_file(path, content)
+            return
+        try:
+            with _named(path):
+                self._filesystem.pipe_file(f"{path}.new", content)
+                self._filesystem.mv(f"{path}.new", path)
+        except OSError:
+            with suppress(OSError):
+                self._filesystem.rm_file(f"{path}.new")
+            raise
+
+    def read_each(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Read many files; some at a time, which object stores answer in the time of one."""
+        for first in range(0, len(names), _AT_ONCE):
+            paths = [f"{self._path}/{name}" for name in names[first : first + _AT_ONCE]]
+            yield from self._filesystem.cat_ranges(paths, None, None, on_error="raise")
+
+    def names_in(self, name: str) -> set[str]:
+        """The names of the files in a folder of it, below the folder's own; none if it does not exist."""
+        folder = f"{self._path}/{name}"
+        try:
+            listed = self._filesystem.ls(folder, detail=False)
+        except FileNotFoundError:
+            return set()
+        return {f"{name}/{path.rpartition('/')[2]}" for path in listed}
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its contents; does nothing if it does not exist."""
+        if self._filesystem.exists(f"{self._path}/{name}"):
+            self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
+
+    def make(self, name: str) -> None:
+        """Create a folder unless it exists."""
+        self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
+
+    def open(self, name: str) -> "NewFile":
+        """Open a new file for writing; an existing one is overwritten.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        return NewFile(self._filesystem, f"{self._path}/{name}")
+
+    def shard(self, part: Part, number: int) -> "ShardFile":
+        """Start a new shard; what an interrupted run left of it is overwritten."""
+        return ShardFile(self._filesystem, f"{self._path}/{part}-{number:05}.bin")
+
+    def quarantine(self, number: int) -> "QuarantineFile":
+        """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
+        path = f"{self._path}/quarantine-{number:05}.jsonl"
+        if self._filesystem.exists(path):
+            self._filesystem.rm_file(path)
+        return QuarantineFile(self._filesystem, path)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Make errors from writing a file name it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        error.filename = error.filename or path
+        raise
+
+
+class NewFile:
+    """A file that is being written, and is removed if the block that writes it fails.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+        with _named(path):
+            self._stream = filesystem.open(path, "wb")
+
+    def write(self, content: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        with _named(self._path):
+            self._stream.write(content)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None
+        try:
+            with _named(self._path):
+                self._stream.close()
+        except OSError:
+            failed = True
+            if kind is None:
+                raise
+        finally:
+            if failed:
+                with suppress(OSError):
+                    self._filesystem.rm_file(self._path)
+
+
+class ShardFile(NewFile):
+    """A shard that is being written.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+
+    Attributes:
+        name: Its name.
+        tokens: Number of tokens so far.
+        text_bytes: Bytes of their text.
+        digest: SHA-256 of what was written.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        super().__init__(filesystem, path)
+        self.name, self.tokens, self.text_bytes = path.rpartition("/")[2], 0, 0
+        self.digest = hashlib.sha256()
+
+    def append(self, tokens: Tokens, text_bytes: int) -> None:
+        """Append a document's tokens and count its bytes."""
+        content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
+        self.write(content)
+        self.digest.update(content)
+        self.tokens += len(tokens)
+        self.text_bytes += text_bytes
+
+
+class QuarantineFile(ExitStack):
+    """The list of skipped documents, one per line; no file is created if there are none.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        super().__init__()
+        self._filesystem, self._path = filesystem, path
+        self._file: NewFile | None = None
+
+    def write(self, document: Document) -> None:
+        """Append a bad document: where it is, why it is bad, and how it begins."""
+        if self._file is None:
+            self._file = self.enter_context(NewFile(self._filesystem, self._path))
+        line = {
+            "file": document.file, "place": document.place, "reason": document.problem,
+            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
+        }  # fmt: skip
+        self._file.write(json.dumps(line).encode() + b"\n")
 
 
 _PARTS: tuple[Part, ...] = get_args(Part)
 _INPUTS = TypeAdapter(list[Input])
+_INPUTS_NAME = "inputs-{:05}.json"
 
 
 @dataclass(frozen=True)
@@ -118,14 +273,6 @@ class TokenizePlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", list_files(self.source))
 
-    @property
-    def digest(self) -> str:
-        """A digest that is equal for equal tokenizers, splits and other settings."""
-        settings = [
-            self.source.kind, self.source.text_field, self.tokenizer_json, self.validation_fraction, self.shard_tokens,
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
 
 def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:
     """Write the tokens of all documents, keeping those already written.
@@ -161,7 +308,8 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
                         "skipped": index.skipped + skipped,
                     }
                 )
-                _add(inputs, batch.read)
+                before = inputs.get(batch.read.file, batch.read)  # what had been read of the file so far
+                inputs[batch.read.file] = batch.read.model_copy(update={"first": before.first})
                 tokens += written
                 seconds = time.monotonic() - started
                 report(Progress(batch.after.file, len(plan.files), index.documents, index.skipped, tokens, seconds))
@@ -180,7 +328,7 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             for part, shard in shards.items()
         )
         index = index.model_copy(update={"shards": (*index.shards, *finished_shards), "complete": finished})
-        folder.write(_inputs_name(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
+        folder.write(_INPUTS_NAME.format(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
         folder.write(INDEX, index.model_dump_json(indent=2).encode())
     return index
 
@@ -204,23 +352,28 @@ class _Batch:
 def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
     """The index to continue from, and what its shards hold of each file."""
     index = find_index(plan.folder)
+    # Equal for equal tokenizers, splits and other settings.
+    settings = [
+        plan.source.kind, plan.source.text_field, plan.tokenizer_json, plan.validation_fraction, plan.shard_tokens,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
         if plan.tokenizer_json:
             folder.write("tokenizer.json", plan.tokenizer_json.encode())
         return TokenIndex(
             dtype=dtype, vocabulary=plan.tokenizer.vocabulary, end_of_document=plan.tokenizer.end_of_document,
-            source=plan.digest,
+            source=digest,
         ), []  # fmt: skip
-    if index.source != plan.digest:
+    if index.source != digest:
         raise ValueError(
             f"{plan.folder} has tokens from another tokenizer, kind, text field, split or shard size, or from an "
             "earlier version; give the same settings as before to continue, or another folder"
         )
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
-        for read in _INPUTS.validate_json(folder.read(_inputs_name(number))):
-            _add(inputs, read)
+        for read in _INPUTS.validate_json(folder.read(_INPUTS_NAME.format(number))):
+            inputs[read.file] = read.model_copy(update={"first": inputs.get(read.file, read).first})
     stored = list(inputs.values())
     refuse_changed(stored, plan.files, plan.source)
     if index.complete and len(plan.files) > len(stored):
@@ -229,16 +382,6 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
             "another folder"
         )
     return index, stored
-
-
-def _add(inputs: dict[str, Input], read: Input) -> None:
-    """Merge what was read of a file with what had been read of it before."""
-    before = inputs.get(read.file)
-    inputs[read.file] = read if before is None else read.model_copy(update={"first": before.first})
-
-
-def _inputs_name(number: int) -> str:
-    return f"inputs-{number:05}.json"
 
 
 def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Iterator[_Batch]:
@@ -272,5 +415,5 @@ def _write(
             skipped += 1
             continue
         part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
-        shards[part].write(tokens, len(document.content))
+        shards[part].append(tokens, len(document.content))
     return skipped, sum(shard.tokens for shard in shards.values()) - before

@@ -1,9 +1,9 @@
 """Tokenizers: plain bytes, or Hugging Face's tokenizers."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
@@ -17,6 +17,9 @@ from boost_core.config.data_files import find_index, read_index
 from boost_core.config.reading import read_small
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 
+if TYPE_CHECKING:
+    from boost_core.data.documents import Document  # with pyarrow, which ranks that read shards of tokens do without
+
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 # Names of the end-of-document token in published tokenizers.
@@ -25,25 +28,14 @@ _END = _ENDS[0]
 _MOST_TOKENS = 1_000_000  # of a model's vocabulary
 
 
-class Tokenizer(Protocol):
-    """Turns documents into tokens.
+class ByteTokenizer:
+    """One token per byte; byte 0, which text does not contain, ends a document.
 
     Attributes:
         vocabulary: Number of tokens in the vocabulary.
         end_of_document: The token that ends a document.
         end_name: The name of that token in errors.
     """
-
-    vocabulary: int
-    end_of_document: int
-    end_name: str
-
-    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each document, without the end-of-document token."""
-
-
-class ByteTokenizer:
-    """One token per byte; byte 0, which text does not contain, ends a document."""
 
     vocabulary, end_of_document, end_name = 256, 0, "byte 0"
 
@@ -53,7 +45,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """One of Hugging Face's tokenizers.
+    """One of Hugging Face's tokenizers. Attributes are as of ``ByteTokenizer``.
 
     Args:
         tokenizer: The tokenizer.
@@ -86,6 +78,9 @@ class FileTokenizer:
         texts = [each.decode() for each in documents]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
         return [np.array(each.ids, self._dtype) for each in encoded]
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
@@ -156,6 +151,44 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
     """The smallest type that can hold all token ids."""
     return np.min_scalar_type(vocabulary - 1)
+
+
+# Tokenization of documents, a few MiB at a time.
+
+_BATCH_BYTES = 8 << 20  # text tokenized at once
+_DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
+
+
+def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
+    """Group documents into lists of a few MiB, to be tokenized at once."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.content) + _DOCUMENT_BYTES
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple["Document", Tokens]]:
+    """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
+
+    A document that contains the end-of-document token is bad, too, as it would become two documents.
+    """
+    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
+    encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))
+    for document in batch:
+        if document.problem:
+            yield document, end[:0]
+            continue
+        tokens = next(encoded)
+        if (tokens == end).any():
+            yield replace(document, problem=f"holds {tokenizer.end_name}, which ends documents; remove it"), end[:0]
+        else:
+            yield document, np.concatenate([tokens, end])
 
 
 # The tokenizer of a job, in the form that Hugging Face's ``AutoTokenizer`` reads.

@@ -22,7 +22,7 @@ from boost_core.architecture import ParamKind
 from boost_core.parallel.btp import WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.offload import page_locked_like
-from boost_core.plan.state_memory import STAGED_CHUNK, offloaded_elements, staged_elements
+from boost_core.plan.memory import STAGED_CHUNK, offloaded_elements, staged_elements
 
 # Tensors one after the other in one block of memory, so that one kernel or one collective serves them all.
 

@@ -1,7 +1,7 @@
 """Memory of the rank that needs most in a layout.
 
-``state_memory`` has the persistent state, ``activations`` the cost per token, ``replay`` the number of micro-batches
-in flight. This module adds:
+``state_bytes`` has the persistent state, ``work.Activations`` the cost per token, ``replay`` the number of
+micro-batches in flight. Besides there are:
 
 =========  ==========================================================================================================
 head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
@@ -30,23 +30,249 @@ CPU's matrix products, or the allocator's fragmentation.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import ceil, isqrt
+from math import ceil, isqrt, prod
 from operator import ge
 
+from boost_core.architecture import (
+    ParamKind,
+    WeightSpec,
+    block_weights,
+    chosen_sharding,
+    embedding_weights,
+    head_weights,
+)
 from boost_core.config.job import JobSpec
 from boost_core.config.model import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, ModelConfig, SparseAttentionConfig
-from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, RecomputeMode, chunk_tokens
+from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, ParallelismConfig, RecomputeMode, chunk_tokens
+from boost_core.config.training import OptimizerConfig
 from boost_core.context.selection import STAGES, attention_layer, head_groups, most_moved, moved_as, sent_between_nodes
 from boost_core.hardware import BYTES
-from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.machine import Machine, attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.replay import InHand, in_hand
-from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
-from boost_core.plan.work import Stage, cut, rank_tokens, tokens_by_part
+from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, rank_tokens, tokens_by_part
+
+# Bytes of a rank's weights, gradients and optimizer state, as ``optim.group`` lays them out.
+#
+# n weights of a group, padded so that each begins at a multiple of 64 and the group divides among the replicas that
+# share its state (``FlatLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
+# replica's share (arXiv 1910.02054):
+#
+# ---------  -----------------------------------------------------------------------------------------------------------
+# weights    c·n
+# gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO stage 2 all sums also exist during
+#            the first step (in which ``optim.gradients`` learns how often each arrives), so they count
+# under way  under that stage, the arriving part of up to three buckets being sent; and the buckets themselves if those
+#            of the step's next micro-batch arrive meanwhile; gloo, on CPUs, sends a copy
+# optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
+#            if bf16 and shared
+# ---------  -----------------------------------------------------------------------------------------------------------
+#
+# LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``); Muon's have one moment, 4n. A
+# checkpoint's copy is in the host's memory, and so is the share of masters and moments set by
+# ``parallelism.optimizer_offload``, except masters that are the weights themselves. In its place there are two buffers
+# through which it is updated, each for a chunk or for two quantities of the largest factor.
+
+_BLOCK = 64  # elements; ``optim.group.BLOCK``
+STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
+_STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
+_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
+
+
+@dataclass(frozen=True)
+class GroupBytes:
+    """One group's.
+
+    Attributes:
+        weights: Weights that the model computes with.
+        gradients: Sums of their gradients.
+        optimizer: Masters, moments, and rounded copies, without what is counted as weights.
+        temporary: What also exists while the group is created: everything in fp32, and then its gradients.
+        source: The fp32 weights from which it is created, which are then freed.
+        under_way: Gradients being sent, in addition to those that have arrived since.
+        ahead: Bytes by which these exceed all gradients before any has arrived since.
+        host: Masters and moments in the host's memory.
+        staged: The buffers in which they are updated, if no group needs larger ones.
+        passing: Bytes that cross the bus for an update, both ways; LORO's and Muon's masters once more, to be rounded.
+        copy: A copy of all masters and moments, for a checkpoint or for recovery.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    temporary: int
+    source: int
+    under_way: int
+    ahead: int
+    host: int
+    staged: int
+    passing: int
+    copy: int
+
+
+def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> list[GroupBytes]:
+    """Return the bytes of a rank's groups, in the order in which they are created.
+
+    Args:
+        spec: The job in its layout.
+        stages: The rank's.
+        element_bytes: Of the compute type.
+    """
+    weights = _weights(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
+    layers = [layer for stage in stages for layer in stage.layers]
+    crossed = sum(map(spec.model.crosses_into, layers)) if spec.model.lax else 0
+    last = any(stage.last for stage in stages)
+    embedding = any(stage.first for stage in stages) or (last and spec.model.tie_embeddings)
+    tied = embedding and spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1
+    counts = len(layers) - crossed, crossed, embedding and not tied, tied, last
+    layout, zero_stage, rounded = Layout.of(spec.parallelism), spec.parallelism.zero_stage, element_bytes < PRECISE
+    split = BlockSplit.of(spec.parallelism)
+    ranks, groups = layout.same_weights, []
+    for kind, parts in weights:
+        padded = sum(number * part for number, (part, _) in zip(counts, parts, strict=True))
+        elements = sum(number * part for number, (_, part) in zip(counts, parts, strict=True))
+        if not padded:
+            continue
+        shared = zero_stage > 0 and not kind.custom_update and ranks > 1
+        parts_of_state = ranks if shared else 1
+        length = _rounded_up(padded, _BLOCK * parts_of_state)
+        own = length // parts_of_state
+        gradients = PRECISE * length
+        if shared or (zero_stage == 2 and ranks > 1):
+            gradients += PRECISE * own
+        under_way = 0
+        if zero_stage == 2 and ranks > 1:
+            sent = PRECISE * min(length, _UNDER_WAY)
+            under_way = sent // parts_of_state if shared else 0
+            under_way += sent if spec.training.micro_batches(layout.dp) > 1 else 0
+            if shared and not spec.resources.gpus_per_worker:
+                under_way += sent  # gloo's copy
+        offloaded = offloaded_elements(own, spec.parallelism.optimizer_offload)
+        quantities = kind.moments + (rounded or shared)
+        host = quantities * PRECISE * offloaded
+        optimizer = quantities * PRECISE * own - host
+        if rounded and shared:
+            optimizer += element_bytes * own
+        staged = 0
+        if offloaded:
+            factors = (_largest_weight(spec.model, split, spec.optimizer, each, factors=True) for each in (False, True))
+            staged = staged_elements(kind, offloaded, quantities, max(factors))
+        groups.append(
+            GroupBytes(
+                weights=element_bytes * length,
+                gradients=gradients,
+                optimizer=optimizer,
+                # Everything in fp32 is the master itself, or the weights, unless both are something else.
+                temporary=PRECISE * length if rounded and (shared or offloaded) else 0,
+                source=PRECISE * elements,
+                under_way=under_way,
+                ahead=max(0, under_way - PRECISE * length),
+                host=host,
+                staged=_BUFFERS * PRECISE * staged,
+                passing=2 * host + (PRECISE * offloaded if kind.custom_update and rounded else 0),
+                copy=(1 + kind.moments) * PRECISE * own,
+            )
+        )
+    return groups
+
+
+def starting_peak(groups: Iterable[GroupBytes]) -> int:
+    """Return the peak while the groups are created, one after the other."""
+    groups = list(groups)
+    waiting, created, peak = sum(group.source for group in groups), 0, 0
+    for group in groups:
+        peak = max(peak, created + waiting + group.temporary + group.weights)
+        waiting -= group.source
+        created += group.weights + group.gradients + group.optimizer
+        peak = max(peak, created + waiting + group.temporary)
+    return peak
+
+
+def offloaded_elements(elements: int, share: float) -> int:
+    """Return the number of elements of a replica's part of a group's state that are in the host's memory."""
+    return int(elements * share) // _BLOCK * _BLOCK
+
+
+def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: int) -> int:
+    """Return the elements of each of the two buffers in which the host's part of a group is updated.
+
+    Args:
+        kind: The group's.
+        offloaded: Elements of each quantity that the host has.
+        quantities: How many of the masters and moments these are.
+        largest: Elements of the group's largest weight, which a custom update needs whole.
+    """
+    if kind.custom_update:
+        return min(quantities, _STAGED_AT_ONCE) * _rounded_up(largest, _BLOCK)
+    return quantities * min(STAGED_CHUNK, offloaded)
+
+
+def staging_bytes(groups: Iterable[GroupBytes]) -> int:
+    """Return the bytes of the buffers in which the host's part is updated; all groups share them."""
+    return max((group.staged for group in groups), default=0)
+
+
+def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
+    """Return the elements of the largest weight of a rank's blocks."""
+    split = BlockSplit.of(spec.parallelism)
+    return max(
+        _largest_weight(spec.model, split, spec.optimizer, crossed)
+        for crossed in {spec.model.crosses_into(stage.layers[0]) for stage in stages}
+    )
+
+
+@lru_cache(1024)  # the ranks of a pipeline ask for the same, and so do layouts that split weights alike
+def _weights(
+    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig
+) -> Sequence[tuple[ParamKind, Sequence[tuple[int, int]]]]:
+    """Return the elements of parts of a model by kind, in the order of groups: with padding to ``_BLOCK``, and without.
+
+    The parts are a block into which no latents cross, one into which some do, the embedding, an embedding tied to a
+    head on another rank, and the head.
+    """
+    parts = [
+        *(_shards(block_weights(model, crossed), model, split.parallelism, optimizer) for crossed in (False, True)),
+        *(_shards(embedding_weights(model), model, split.parallelism, optimizer, tied) for tied in (False, True)),
+        _shards(head_weights(model), model, split.parallelism, optimizer),
+    ]
+    kinds = sorted(dict.fromkeys(kind for part in parts for kind, _ in part), key=lambda kind: kind.order)
+    weights = []
+    for kind in kinds:
+        sizes = [[size for each, size in part if each == kind] for part in parts]
+        weights.append((kind, [(sum(_rounded_up(size, _BLOCK) for size in of), sum(of)) for of in sizes]))
+    return weights
+
+
+@lru_cache(1024)
+def _largest_weight(
+    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool, factors: bool = False
+) -> int:
+    """Return the elements of a block's largest weight, or of those that an optimizer updates by its own rule."""
+    weights = _shards(block_weights(model, crossed), model, split.parallelism, optimizer)
+    return max((size for kind, size in weights if kind.custom_update or not factors), default=0)
+
+
+def _shards(
+    weights: Mapping[str, WeightSpec], model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig,
+    tied: bool = False,
+) -> list[tuple[ParamKind, int]]:  # fmt: skip
+    """Return kind and elements of a rank's part of each weight."""
+    axes, size, shards = chosen_sharding(model, parallelism).axes, parallelism.tensor_parallel_size, []
+    for weight in weights.values():
+        split = axes[weight.role] is not None
+        elements = prod(weight.shape) // (size if split else 1)
+        shards.append((ParamKind.of(weight, split, optimizer, tied), elements))
+    return shards
+
+
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+# A rank's peak.
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
@@ -90,14 +316,8 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     """
     job = spec.at(layout)
     by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else _fullest(job, layout)
-    return _most_of([rank.memory() for rank in ranks])
-
-
-def memory_by_mode(spec: JobSpec, layout: Layout, modes: Iterable[RecomputeMode]) -> dict[RecomputeMode, RankMemory]:
-    """Return the same with all blocks in each of several modes, which takes less time than one by one."""
-    ranks = _fullest(spec.at(layout), layout)
-    return {mode: _most_of([rank.in_one_mode(mode).memory() for rank in ranks]) for mode in modes}
+    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else fullest_ranks(job, layout)
+    return most_of([rank.memory() for rank in ranks])
 
 
 def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
@@ -112,7 +332,8 @@ def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory
     return place.memory()
 
 
-def _most_of(ranks: Sequence[RankMemory]) -> RankMemory:
+def most_of(ranks: Sequence[RankMemory]) -> RankMemory:
+    """Return the memory of the fullest of some ranks; for host memory, the most of any."""
     fullest = max(ranks, key=lambda memory: memory.total)
     return replace(fullest, host=max(each.host for each in ranks), copies=max(each.copies for each in ranks))
 
@@ -123,8 +344,8 @@ def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int]) -> "list[
     return [PipelineRank(job, rank, stages[rank :: layout.pp]) for rank in ranks]
 
 
-def _fullest(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
-    """The ranks that may need most if all blocks have one mode."""
+def fullest_ranks(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
+    """Return the ranks that may need most if all blocks have one mode."""
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
     return pipeline_ranks(job, layout, _extremes(job.model, stages, layout.pp))
 
@@ -237,10 +458,6 @@ class PipelineRank:
         other._runs = tuple(modes)
         return other
 
-    def in_one_mode(self, mode: RecomputeMode) -> "PipelineRank":
-        """Return the rank with all blocks in one mode."""
-        return self.keeping([((mode, size),) for size in self.sizes])
-
     def memory(self) -> RankMemory:
         """Return the rank's peak memory."""
         fixed, each, tokens = self._fixed, self._each, self._tokens
@@ -306,18 +523,18 @@ class PipelineRank:
         # Buffers of torch's pipeline stages for what neighbours send. The schedules of several stages wait for what
         # they have sent at the end of a step, and keep it until then.
         width = each.residual * element
-        a_token = 0
+        buffered, besides_blocks, index = 0, [], index_bytes(job, each.query // model.head_size)
         for stage in self._stages:
-            a_token += 0 if stage.first else width + self._crossing(stage.layers.start)
-            a_token += 0 if stage.last else width + self._crossing(stage.layers.stop)
-        buffers = a_token * tokens * micro_batches * (1 if one_stage else 2)
-        besides_blocks = []
-        for stage in self._stages:
+            # Bytes per token that come into a stage and leave it, with the latents of LaX.
+            received, sent = (
+                width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
+            )
+            buffered += (0 if stage.first else received) + (0 if stage.last else sent)
             a_token = each.embedding() if stage.first else -width  # its input is in a buffer
             if not stage.last and one_stage:  # otherwise among what was sent
-                a_token += width + self._crossing(stage.layers.stop)
-            index = index_bytes(job, each.query // model.head_size)
+                a_token += sent
             besides_blocks.append(a_token * tokens + len(stage.layers) * index)
+        buffers = buffered * tokens * micro_batches * (1 if one_stage else 2)
 
         # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
         sequences = training.micro_batch_size * micro_batches
@@ -391,10 +608,6 @@ class PipelineRank:
             moments=frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches),
             may_capture=captures_steps(job),
         )
-
-    def _crossing(self, layer: int) -> int:
-        """Bytes per token that LaX sends to the stage that begins with block ``layer``."""
-        return self._each.carried if self._job.model.crosses_into(layer) else 0
 
     def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""
@@ -588,7 +801,7 @@ def index_bytes(job: JobSpec, heads: int) -> int:
     shortest = attention.from_length if job.data.documents_apart else training.sequence_length
     tokens = training.micro_batch_size * training.sequence_length
     of_documents = tokens // shortest * heads * _POSITION * sum(_most_lines(attention, 0))
-    return of_documents + heads * _POSITION * sum(_budgeted(attention, tokens))
+    return of_documents + heads * _POSITION * sum(_most_lines(attention, tokens, seen=False))
 
 
 def head_bytes(job: JobSpec) -> int:
@@ -606,15 +819,13 @@ def head_bytes(job: JobSpec) -> int:
     return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
 
 
-def _most_lines(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
-    """Slashes and verticals of a document."""
-    slashes, verticals = _budgeted(attention, tokens)
-    return slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK
-
-
-def _budgeted(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+def _most_lines(attention: SparseAttentionConfig, tokens: int, seen: bool = True) -> tuple[int, int]:
+    """Slashes and verticals of a document by the budget, with those that are always seen."""
     verticals = isqrt(int(attention.budget * (tokens + 1) ** 2)) + 1
-    return verticals // BLOCK + 1, verticals
+    slashes = verticals // BLOCK + 1
+    return (
+        (slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK) if seen else (slashes, verticals)
+    )
 
 
 # Host memory that a node's ranks need, and whether nodes have it.

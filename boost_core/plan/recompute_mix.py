@@ -33,8 +33,9 @@ from boost_core.plan.machine import Machine, captures_steps
 from boost_core.plan.memory import (
     PipelineRank,
     RankMemory,
+    fullest_ranks,
     lacking,
-    memory_by_mode,
+    most_of,
     node_bytes,
     pipeline_ranks,
     room_of_a_rank,
@@ -81,7 +82,11 @@ class RecomputeMixes:
         self._layout, self._machine = layout, machine
         self._modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=self._modes[0])
-        self._memory = memory_by_mode(self._job, layout, self._modes)
+        ranks = fullest_ranks(self._job.at(layout), layout)
+        self._memory = {
+            mode: most_of([rank.keeping([((mode, size),) for size in rank.sizes]).memory() for rank in ranks])
+            for mode in self._modes
+        }
         self.lightest = min(self._memory.values(), key=lambda memory: memory.total)
 
     def leanest(self) -> tuple[JobSpec, RankMemory]:
@@ -93,10 +98,6 @@ class RecomputeMixes:
         lacks = {mode: lacking(node_bytes(memory, layout, machine), machine) for mode, memory in self._memory.items()}
         mode = min(self._modes, key=lambda mode: (lacks[mode], self._memory[mode].total))
         return self._job.with_parallelism(recompute=mode), self._memory[mode]
-
-    def may_fit(self, limit: float) -> bool:
-        """Whether some mix may keep every rank within ``limit`` bytes, judged by single modes, which is quicker."""
-        return self.lightest.total <= limit * (1 + MIXED_LESS)
 
     def least_costly(self, limit: float) -> JobSpec:
         """Return the job with the mix that keeps ranks within a limit in bytes and is fastest by the formula."""
@@ -110,9 +111,14 @@ class RecomputeMixes:
 
         If nothing fits, as ``leanest``. What costs a rank less may still lengthen the step, where others wait for it.
         """
-        if not self.may_fit(limit):
+        if self.lightest.total > limit * (1 + MIXED_LESS):  # judged by single modes, which is quicker
             return [self.leanest()[0]]
-        costs = BlockCosts.of_job(self._job, self._layout, self._machine)
+        job, launched = self._job, None  # in the mode that keeps most
+        if _ON_HOST in self._modes and captures_steps(job):
+            off = job.model_copy(update={"training": job.training.model_copy(update={"cuda_graphs": "off"})})
+            launched = BlockCosts(Step(off, self._layout, self._machine, ORDER, self._modes), self._modes)
+        step = Step(job, self._layout, self._machine, ORDER, self._modes)
+        costs = BlockCosts(step, self._modes, launched)
         room, mixes = room_of_a_rank(self._memory[self._modes[0]].copies, self._machine), list[LeastCostly]()
         for rank in pipeline_ranks(self._job, self._layout, range(self._layout.pp)):
             mixes.append(RankMix(rank, costs, limit, room).least_costly())
@@ -174,16 +180,6 @@ class BlockCosts:
         self._first_copy = step.usual.rest * step.blocks[_ON_HOST].copy if _ON_HOST in modes else 0.0
         self.with_host = launched or self
 
-    @classmethod
-    def of_job(cls, job: JobSpec, layout: Layout, machine: Machine) -> "BlockCosts":
-        """Return those of all modes that a job may have at a layout; it is in the one that keeps most."""
-        modes = legal_modes(job, machine)
-        launched = None
-        if _ON_HOST in modes and captures_steps(job):
-            off = job.model_copy(update={"training": job.training.model_copy(update={"cuda_graphs": "off"})})
-            launched = cls(Step(off, layout, machine, ORDER, modes), modes)
-        return cls(Step(job, layout, machine, ORDER, modes), modes, launched)
-
     def of(self, stages: Sequence[StageModes], last: bool) -> float:
         """Return the seconds of a rank's stages.
 
@@ -220,7 +216,18 @@ class RankMix:
         """Return the least costly mixes that fit."""
         self._mix_on_device(self._costs, 0)
         on_device = self._best
-        if _ON_HOST not in self._costs.modes or not (most := self._most_on_host()):
+        if _ON_HOST not in self._costs.modes or self._cheapest_with(1) >= self._least:
+            return LeastCostly(on_device, on_device)
+        # The most blocks for which the host has room; first whether there is room for all.
+        most, too_many, count = 0, self._blocks + 1, self._blocks
+        while too_many - most > 1:
+            mix: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
+            if self._rank.keeping(self._runs(mix)).memory().host <= self._room:
+                most = count
+            else:
+                too_many = count
+            count = (most + too_many) // 2
+        if not most:
             return LeastCostly(on_device, on_device)
         captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
         self._mix_with_host(most)
@@ -243,20 +250,6 @@ class RankMix:
                     counts = mix
                     break
         return LeastCostly(on_device, self._best)
-
-    def _most_on_host(self) -> int:
-        """Most blocks for which the host has room."""
-        if self._cheapest_with(1) >= self._least:
-            return 0
-        enough, too_many, count = 0, self._blocks + 1, self._blocks  # first whether there is room for all
-        while too_many - enough > 1:
-            counts: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
-            if self._memory(counts).host <= self._room:
-                enough = count
-            else:
-                too_many = count
-            count = (enough + too_many) // 2
-        return enough
 
     def _mix_with_host(self, most: int) -> None:
         """For each other mode, and perhaps one block of a third: consider the mix with the fewest blocks on the host.
@@ -348,10 +341,7 @@ class RankMix:
             self._best, self._least, self._counts = stages, cost, counts
 
     def _fits(self, counts: Counts) -> bool:
-        return self._memory(counts).total <= self._limit
-
-    def _memory(self, counts: Counts) -> RankMemory:
-        return self._rank.keeping(self._runs(counts)).memory()
+        return self._rank.keeping(self._runs(counts)).memory().total <= self._limit
 
     def _runs(self, counts: Counts) -> list[ModeRuns]:
         """Distribute modes over the rank's stages: those that keep least go to the first."""
@@ -467,7 +457,9 @@ class Cuts:
         costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
         counts[source][costliest[0]] -= 1
         counts[target][costliest[1]] += 1
-        return self._step.keeping(self._with(moved, [StageModes(**count) for count in counts])).parts().total
+        modes = in_one([StageModes(**count) for count in counts])
+        job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(moved), recompute=modes)
+        return self._step.keeping(job).parts().total
 
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
@@ -479,13 +471,10 @@ class Cuts:
             return None
         plans = []
         for modes in in_each_way(mixes, len(sizes)):
-            job = self._with(sizes, modes)
+            job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
             step = self._step.keeping(job)
             plans.append(CutPlan(job, step, step.played()))
         return min(plans, key=lambda plan: plan.seconds)
-
-    def _with(self, sizes: Sequence[int], modes: Sequence[StageModes]) -> JobSpec:
-        return self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
 
     def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
         all_stages, plans = stages_of(tuple(sizes)), []
@@ -495,7 +484,7 @@ class Cuts:
             if key not in self._ranks:
                 rank = PipelineRank(self._job, number, stages)
                 modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
-                by_mode = [rank.in_one_mode(mode).memory() for mode in modes]
+                by_mode = [rank.keeping([((mode, size),) for size in rank.sizes]).memory() for mode in modes]
                 room = room_of_a_rank(by_mode[0].copies, self._machine)
                 mixes: LeastCostly | None = None
                 if min(memory.total for memory in by_mode) <= self._limit * (1 + MIXED_LESS):

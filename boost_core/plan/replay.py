@@ -64,6 +64,7 @@ class Pass(NamedTuple):
     micro_batch: int
 
 
+@lru_cache(1024)
 def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[Pass]:
     """Return all passes of a pipeline rank in order.
 
@@ -137,17 +138,22 @@ def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[
     """
     size, count = len(stages), 2 * micro_batches
     ahead = [min(micro_batches, size - rank) for rank in range(size)]
-    numbered = [_numbered(size, rank, micro_batches) for rank in range(size)]
+    listed = [passes("1f1b", size, rank, micro_batches) for rank in range(size)]
+    # The numbers of each rank's forward and of its backward passes.
+    numbers = [
+        [[number for number, each in enumerate(own) if each.kind == kind] for kind in (FORWARD, BACKWARD)]
+        for own in listed
+    ]
     ended: list[list[float]] = [[] for _ in stages]
     free: list[list[float]] = [[] for _ in stages]
 
     def transferred(rank: int, number: int, receives: bool) -> float | None:
         """When a pass has its input, or its output has been sent; ``None`` while unknown."""
-        kind, _, micro_batch = numbered[rank][0][number]
+        kind, _, micro_batch = listed[rank][number]
         other = rank - 1 if (kind == FORWARD) == receives else rank + 1
         if not 0 <= other < size:
             return 0.0
-        its = numbered[other][1][kind][micro_batch]
+        its = numbers[other][kind][micro_batch]
         source, sends, target, receive = (other, its, rank, number) if receives else (rank, number, other, its)
         there, here = free[source], free[target]
         if len(there) <= sends or len(here) < receive:
@@ -172,7 +178,7 @@ def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[
         sent = transferred(rank, number - 1, receives=False) if together else 0.0
         if received is None or sent is None:
             return False
-        stage, forward = stages[rank], numbered[rank][0][number].kind == FORWARD
+        stage, forward = stages[rank], listed[rank][number].kind == FORWARD
         begun = max(received, sent, free[rank][-1] if number else 0.0)
         ended[rank].append(begun + (stage.forward if forward else stage.whole_backward))
         return True
@@ -185,21 +191,6 @@ def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[
         waiting = [rank for rank in waiting if len(free[rank]) < count]
     lasts = (transferred(rank, count - 1, receives=False) for rank in range(size))
     return [max(each[-1], last or 0.0) for each, last in zip(free, lasts, strict=True)]
-
-
-@lru_cache(256)
-def _numbered(size: int, rank: int, micro_batches: int) -> tuple[Sequence[Pass], tuple[Sequence[int], Sequence[int]]]:
-    """A rank's passes under 1f1b, and the numbers of its forward and of its backward passes."""
-    listed = passes("1f1b", size, rank, micro_batches)
-    forward, backward = (
-        [number for number, each in enumerate(listed) if each.kind == kind] for kind in (FORWARD, BACKWARD)
-    )
-    return listed, (forward, backward)
-
-
-@lru_cache(64)
-def _lists(schedule: str, size: int, micro_batches: int) -> Sequence[Sequence[Pass]]:
-    return [passes(schedule, size, rank, micro_batches) for rank in range(size)]
 
 
 def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
@@ -215,7 +206,7 @@ def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[
     arrived: tuple[list[list[float | None]], ...] = tuple(
         [[0.0 if stage == end else None] * micro_batches for stage in range(2 * size)] for end in (0, -1)
     )
-    lists = _lists(schedule, size, micro_batches)
+    lists = [passes(schedule, size, rank, micro_batches) for rank in range(size)]
     time, following = [0.0] * size, [0] * size
     busy = [[0.0] * size for _ in range(2)]  # until when a rank's link onward, or back, is
     waiting = list(range(size))

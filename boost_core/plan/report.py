@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from math import inf
 from typing import Any, get_args
 
@@ -10,14 +11,16 @@ from pydantic import Field
 from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
+from boost_core.config.legality import cannot_send_latents, layout_problems
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout
+from boost_core.context.plan import Exchange, Figures
+from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.context_report import PlannedContext, context_report
-from boost_core.plan.correction import Fitted
 from boost_core.plan.machine import (
     Basis,
+    Fitted,
     Machine,
     MeasuredProfile,
     NetworkConfig,
@@ -26,10 +29,11 @@ from boost_core.plan.machine import (
     machine_of,
 )
 from boost_core.plan.memory import host_contents, host_remedies, lacking, node_bytes, rank_memory
-from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, too_large
+from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
 from boost_core.plan.search import other_orders, reasons, search, sensitivities
 from boost_core.plan.throughput import StepSeconds
 from boost_core.plan.work import (
+    Work,
     block_matrix_parameters,
     block_modes,
     cut,
@@ -37,9 +41,193 @@ from boost_core.plan.work import (
     miscounted,
     model_flops_per_token,
     parameter_count,
+    tokens_by_part,
 )
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
+
+# Context parallelism: its size, its chunks, and what the ranks send each other.
+
+
+_MOST_CHUNKS = 512  # of the windows of all sizes that a job may take; planning more takes long
+_GIGA = 1e9
+
+
+class PlannedSize(Config):
+    """The job at another context parallel size, on the same number of ranks if its replicas can change to match."""
+
+    context_parallel_size: int
+    world_size: int
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    fits_device: bool | None = Field(description="Whether it fits the device; null if unknown.")
+    step_seconds: float
+
+
+class PlannedChunk(Config):
+    """A layer's attention with a given chunk size, for a sequence that is one document; overlap is accounted for."""
+
+    chunk_tokens: int
+    seconds: float = Field(description="Seconds of forward and backward.")
+    imbalance: float = Field(description="Attention of the most loaded rank divided by the mean.")
+
+
+class LevelBytes(Config):
+    """Bytes sent over the links of one level of the network."""
+
+    level: str
+    bytes: int
+
+
+class PlannedExchange(Config):
+    """Forward transfers per layer and micro-batch to the rank that receives most, for one-document sequences."""
+
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    links: tuple[LevelBytes, ...] = Field(description="Bytes by level, innermost first.")
+    seconds: float = Field(description="Seconds on these links.")
+    projection_seconds: float = Field(description="Seconds to compute keys and values from latents.")
+
+
+class PlannedContext(Config):
+    """A layout's context parallelism, and the cost of other sizes, chunks and exchanges."""
+
+    chunk_tokens: int
+    chunks: int = Field(description="Chunks per rank and sequence.")
+    stages: int = Field(description="Number of stages in which keys arrive.")
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    moved_chunks: int = Field(
+        0, description="Most of a rank's chunks whose attention others may compute, and most of others' it may compute."
+    )
+    sizes: tuple[PlannedSize, ...] = Field(description="This size, and half and twice this size where legal.")
+    chunk_sizes: tuple[PlannedChunk, ...] = Field(
+        description="This chunk size, half and twice this size; omitted where planning would take long."
+    )
+    exchanges: tuple[PlannedExchange, ...] = Field(description="Keys, and latents where they can be sent.")
+    why: tuple[str, ...] = Field(description="The same as explanations for people.")
+
+
+def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedContext | None:
+    """Report on a layout's context parallelism; ``None`` if it has none.
+
+    Args:
+        spec: The job.
+        layout: The layout.
+        machine: What it runs on.
+    """
+    if layout.cp == 1:
+        return None
+    job = at(spec, layout, machine)
+    planner, length = ContextPlanner.of(job, machine), job.training.sequence_length
+    counts = (most_moved(tokens // planner.chunk) for tokens in tokens_by_part(job))
+    moved_chunks = sum(counts) if planner.moves_tasks else 0
+
+    sizes = []  # this one, and half and twice the size, with twice and half the replicas where possible
+    needs = []
+    others = ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1)))
+    for each in (layout, *(replace(layout, cp=size, dp=replicas) for size, replicas in others)):
+        parallelism, on_gpu = spec.parallelism.at(each), spec.resources.gpus_per_worker
+        if each != layout and (
+            layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
+            or each.world_size > machine.cluster.size
+        ):
+            continue
+        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources)
+        fits, seconds = None if device is None else needed <= device, step_seconds(spec, each, machine)
+        sizes.append(
+            PlannedSize(
+                context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
+                step_seconds=seconds,
+            )
+        )  # fmt: skip
+        lacks = ", more than it has" if fits is False else ""
+        needs.append(
+            f"{needed / _GIGA:.1f} GB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
+        )
+    text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
+    would = (
+        f"cp {size.context_parallel_size} would take {need}" for size, need in zip(sizes[1:], needs[1:], strict=True)
+    )
+    why = ["; ".join([text, *would])]
+
+    chunk_sizes, costs = [], []
+    of_layouts = len({(each.tp, each.cp) for each in spec.layouts() if each.cp > 1}) or 1  # each partitions differently
+    most = _MOST_CHUNKS // of_layouts
+    if length // planner.chunk <= most:
+        half = () if planner.chunk % 2 else (planner.chunk // 2,)
+        for size in (planner.chunk, *half, planner.chunk * 2):
+            if length % (size * planner.ranks) == 0 and length // size <= most:
+                cost = _of_one_document(replace(planner, chunk=size), length)
+                chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
+                imbalance = f"{cost.imbalance:.2f} times the mean on the most loaded rank"
+                costs.append(f"{1000 * cost.seconds:.3g} ms, {imbalance}")
+    text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
+    if planner.sparse_from is not None:
+        text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
+    if costs:
+        alone = "" if planner.sparse_from is None else ", without transfers,"
+        text += f": one document's attention takes a layer{alone} {costs[0]}"
+    would = (
+        f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(chunk_sizes[1:], costs[1:], strict=True)
+    )
+    why.append("; ".join([text, *would]))
+
+    exchanges, text = _exchanges(job, layout, planner, machine)
+    why.append(text)
+    if moved_chunks:
+        layer, tokens = attention_layer(job), moved_chunks * planner.chunk
+        ways = [sum(layer.moved_bytes(backward, planner.moved)) for backward in (False, True)]
+        what = "latents of their queries and outputs" if planner.moves_latents else "their queries and results"
+        why.append(
+            f"the attention of up to {moved_chunks} of a rank's chunks is computed by other ranks where that is "
+            f"faster; {what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
+            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
+        )
+    return PlannedContext(
+        chunk_tokens=planner.chunk,
+        chunks=length // layout.cp // planner.chunk,
+        stages=STAGES,
+        exchange=planner.exchange,
+        moved_chunks=moved_chunks,
+        sizes=tuple(sizes),
+        chunk_sizes=tuple(chunk_sizes),
+        exchanges=exchanges,
+        why=tuple(why),
+    )
+
+
+@lru_cache(256)  # shared by a job's layouts
+def _of_one_document(planner: ContextPlanner, tokens: int) -> Figures:
+    return planner.figures(planner.plan((tokens,)))
+
+
+def _exchanges(
+    job: JobSpec, layout: Layout, planner: ContextPlanner, machine: Machine
+) -> tuple[tuple[PlannedExchange, ...], str]:
+    """What is sent, and then what may be sent instead; and that in words."""
+    cluster, layer, context = machine.cluster, attention_layer(job), job.parallelism.context
+    _, row = cluster.rows([layout.tp, layout.cp])
+    able = not cannot_send_latents(job.model, job.parallelism, job.training)
+    apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
+    chosen: Exchange = sent_between_nodes(job, cluster) if apart or context.exchange != "auto" else "keys"
+    kinds: tuple[Exchange, ...] = ("keys", "latents")
+    exchanges, costs = [], []
+    for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
+        requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
+        sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
+        computing = machine.profile.seconds(Work(product_flops=sent.projected_tokens * layer.projection_flops))
+        levels = zip(cluster.levels, sent.level_bytes, strict=True)
+        links = tuple(LevelBytes(level=level.name, bytes=size) for level, size in levels if size)
+        exchanges.append(
+            PlannedExchange(exchange=exchange, links=links, seconds=sent.seconds, projection_seconds=computing)
+        )
+        over = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in links)
+        keys = f", plus {1000 * computing:.3g} ms to compute keys" if computing else ""
+        costs.append(f"{over} in {1000 * sent.seconds:.3g} ms{keys}")
+    where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
+    requested = ", as the job requests" if context.exchange != "auto" else ""
+    at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    text = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {costs[0]}{at_most}"
+    others = zip(exchanges[1:], costs[1:], strict=True)
+    return tuple(exchanges), "; ".join([text, *(f"{other.exchange} would take {cost}" for other, cost in others)])
 
 
 class Memory(Config):
@@ -201,7 +389,6 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
-    needed = {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)}
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
@@ -210,7 +397,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=(*_notes(spec, machine, needed), *_host_notes(jobs, planned)),
+        notes=tuple(_notes(spec, machine, jobs, planned)),
     )
 
 
@@ -283,55 +470,51 @@ def _planned_shape(
     )
 
 
-def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> list[str]:
-    """Notes for people; ``needed`` has the bytes of each layout."""
+def _notes(
+    spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
+) -> Iterator[str]:
+    """Notes for people."""
     levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
-    notes = [
-        "times are predictions meant for ranking layouts; a job's report has the measured times",
-        f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
-    ]
+    yield "times are predictions meant for ranking layouts; a job's report has the measured times"
+    yield f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}"
     if fitted := machine.fitted:
         factors = fitted.factors
-        notes.append(
+        yield (
             f"corrected by {counted(fitted.jobs, 'job')} that ran in {fitted.precision} on {fitted.kind}: steps are "
             f"expected to take {factors.rest:.2f} times as long as these figures predict, and collectives in them that "
             f"nothing hides {factors.communication:.2f} times"
         )
-    if not spec.resources.gpus_per_worker:
-        return notes
-    device = device_bytes(spec.resources)
-    if device is None:
+    device, on_gpu = device_bytes(spec.resources), spec.resources.gpus_per_worker > 0
+    if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        return [*notes, f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"]
-    too_many = sum(total > device for total in needed.values())
-    if too_many == len(needed):
-        notes.append(too_large(spec, needed, device))
-    elif too_many:
-        notes.append(f"{too_many} of {len(needed)} layouts need more memory than a GPU has")
-    return notes
+        yield f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"
+    if device is not None:
+        needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
+        too_many = sum(total > device for total in needed.values())
+        if too_many == len(needed):
+            yield too_large(spec, needed, device)
+        elif too_many:
+            yield f"{too_many} of {len(needed)} layouts need more memory than a GPU has"
 
-
-def _host_notes(jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]) -> Iterator[str]:
-    """Explain what the layout that needs most keeps in the host's memory, what that costs, and whether it fits."""
+    # What the layout that needs most keeps in the host's memory, what that costs, and whether it fits.
     most = max(planned, key=lambda each: each.node_host_bytes)
+    layout = Layout.of(most)
     if most.memory.host > 0:
         yield (
-            f"{Layout.of(most)}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and "
-            f"activations, which costs {most.offload_seconds:.2g} s per step"
+            f"{layout}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and activations, "
+            f"which costs {most.offload_seconds:.2g} s per step"
         )
-    spec = jobs[Layout.of(most)]
-    if not spec.resources.gpus_per_worker:
+    if not on_gpu:
         return
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(spec)}"
+    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in planned)
     if most.node_memory_bytes is None:
-        yield f"{Layout.of(most)}: a node needs {needs}; the memory of the nodes is unknown and not checked"
+        yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"
     elif too_many:
-        remedies = ", ".join(host_remedies(spec, Layout.of(most)))
         yield (
             f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
-            f"that a node has; {Layout.of(most)} needs the most, {needs}; {remedies}"
+            f"that a node has; {layout} needs the most, {needs}; {', '.join(host_remedies(jobs[layout], layout))}"
         )
 
 

@@ -30,16 +30,18 @@ from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, ParallelismConfig
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.correction import PredictedCommunication
-from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, kind_of_gpu, machine_for
-from boost_core.plan.memory import (
-    host_contents,
-    host_remedies,
-    lack_in_words,
-    lacking,
-    node_bytes,
-    rank_memory,
+from boost_core.plan.machine import (
+    NODE_GPUS,
+    NOMINAL,
+    SPARE,
+    Basis,
+    Machine,
+    PredictedCommunication,
+    device_bytes,
+    kind_of_gpu,
+    machine_for,
 )
+from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step, StepSeconds

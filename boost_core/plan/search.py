@@ -21,7 +21,7 @@ for what that does not count. The model, the batch, the precision and the strate
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import gcd, inf, isqrt
@@ -199,33 +199,16 @@ class _Search:
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
     def run(self) -> SearchResult:
-        for shape, replicas, seconds in self._shapes():
-            self._push_shape(shape, replicas, seconds)
+        for shape, numbers, seconds in self._shapes():
+            self._push_shape(shape, numbers, seconds)
         while self._queue:
             bound, _, look = heappop(self._queue)
             if bound > self._slowest_returned():
                 break
             look(bound)
-        self._cut_otherwise()
-        choices = [self._choice(job, step, memory) for _, job, step, memory in self._fastest.values()]
-        choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
-        fastest, misfit = choices[0].seconds.total if choices else inf, None
-        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
-            if bound < fastest and (not choices or step.played() < fastest):
-                misfit = self._choice(job, step, memory)
-                break
-        return SearchResult(choices[: self._top], misfit, self._timed)
 
-    def _slowest_returned(self) -> float:
-        """Seconds of the last choice that would be returned now; anything slower is not among them."""
-        best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
-        return best[-1] if len(best) == self._top else inf
-
-    def _cut_otherwise(self) -> None:
-        """Try other cuts of the examined pipelines that some cut may make the fastest.
-
-        One cut of each of the most promising comes first; its time decides which of them to pursue.
-        """
+        # Other cuts of the examined pipelines that some cut may make the fastest: first one cut of each of the most
+        # promising, whose times decide which of them to pursue.
         begun = list[tuple[float, _Shape, int, Cuts]]()
         # Most of those that do not fit with the default cut do not fit with any.
         expected = {key: each.bound if each.played == inf else each.played for key, each in self._pipelines.items()}
@@ -242,6 +225,19 @@ class _Search:
             if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
                 self._record(shape, cuts.best())
+        choices = [self._choice(job, step, memory) for _, job, step, memory in self._fastest.values()]
+        choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
+        fastest, misfit = choices[0].seconds.total if choices else inf, None
+        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
+            if bound < fastest and (not choices or step.played() < fastest):
+                misfit = self._choice(job, step, memory)
+                break
+        return SearchResult(choices[: self._top], misfit, self._timed)
+
+    def _slowest_returned(self) -> float:
+        """Seconds of the last choice that would be returned now; anything slower is not among them."""
+        best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
+        return best[-1] if len(best) == self._top else inf
 
     def _record(self, shape: _Shape, plan: CutPlan | None) -> float:
         """Record a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
@@ -274,6 +270,10 @@ class _Search:
         for tensor, micro_batch in product(tensors, _MICRO_BATCHES):
             if batch % micro_batch:
                 continue
+            # Numbers of replicas over which the micro-batches split, largest first.
+            portions = batch // micro_batch
+            lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
+            numbers = sorted({*lower, *(portions // number for number in lower)}, reverse=True)
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
             most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
@@ -282,7 +282,7 @@ class _Search:
                 whole = self._step(alone).of_a_micro_batch()
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
-                    replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
+                    replicas = [number for number in numbers if number * tensor * pipeline * context <= gpus]
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
@@ -310,7 +310,8 @@ class _Search:
         if layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu):
             return
         if shape in self._hopeless:
-            self._look_at_offloaded(shape, replicas)
+            if self._offloads and shape.optimizer_offload < 1:
+                self._look_at(replace(shape, optimizer_offload=1.0), replicas)
             return
         self._timed += 1
         layout = Layout.of(job.parallelism)
@@ -323,17 +324,33 @@ class _Search:
         if 1 < job.parallelism.stages < job.model.num_hidden_layers:
             self._pipelines[shape, layout.dp] = _Pipeline(job, step, bound)
 
-        def look(bound: float) -> None:
-            if shape in self._too_large or not self._try(shape, job, step, bound):
-                self._push_mix(shape, job, bound)
-                self._look_at_offloaded(shape, replicas)
-
+        look: Callable[[float], object] = partial(self._look_closer, shape, job, step)
         heappush(self._queue, (bound, next(self._numbers), look))
 
-    def _look_at_offloaded(self, shape: _Shape, replicas: int) -> None:
-        """Queue a combination that does not fit, with the optimizer's state on the host."""
+    def _look_closer(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
+        """Simulate a combination; if it does not fit, queue its least costly mix, and it with the state on the host."""
+        if shape not in self._too_large and self._try(shape, job, step, bound):
+            return
+        layout = Layout.of(job.parallelism)
+        mixes = RecomputeMixes(job, layout, self._machine)
+        lean, memory = mixes.leanest()
+        hosts_lack = self._hosts_lack(shape, job, memory)
+        if hosts_lack or mixes.lightest.total > self._limit * (1 + MIXED_LESS):
+            step = Step(lean, layout, self._machine, self._order)
+            self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
+            if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
+                self._hopeless.add(shape)
+        else:
+            bounds = []
+            for mixed in mixes.ways(self._limit):
+                step = Step(mixed, layout, self._machine, self._order)
+                bounds.append(max(bound, step.at_least()))
+                look: Callable[[float], object] = partial(self._try, shape, mixed, step)
+                heappush(self._queue, (bounds[-1], next(self._numbers), look))
+            if each := self._pipelines.get((shape, layout.dp)):
+                each.fits, each.bound = True, min(bounds)
         if self._offloads and shape.optimizer_offload < 1:
-            self._look_at(replace(shape, optimizer_offload=1.0), replicas)
+            self._look_at(replace(shape, optimizer_offload=1.0), job.parallelism.data_parallel_size)
 
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
         """Simulate a job if it fits."""
@@ -354,27 +371,6 @@ class _Search:
         if job.parallelism.recompute == "none" and _with_any_replicas(memory, job) > self._limit:
             self._too_large.add(shape)
         return False
-
-    def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
-        """Queue the least costly mix of a job that does not fit without recomputation."""
-        layout = Layout.of(job.parallelism)
-        mixes = RecomputeMixes(job, layout, self._machine)
-        lean, memory = mixes.leanest()
-        hosts_lack = self._hosts_lack(shape, job, memory)
-        if hosts_lack or not mixes.may_fit(self._limit):
-            step = Step(lean, layout, self._machine, self._order)
-            self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
-            if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
-                self._hopeless.add(shape)
-            return
-        bounds = []
-        for mixed in mixes.ways(self._limit):
-            step = Step(mixed, layout, self._machine, self._order)
-            bounds.append(max(bound, step.at_least()))
-            look: Callable[[float], object] = partial(self._try, shape, mixed, step)
-            heappush(self._queue, (bounds[-1], next(self._numbers), look))
-        if each := self._pipelines.get((shape, layout.dp)):
-            each.fits, each.bound = True, min(bounds)
 
     def _hosts_lack(self, shape: _Shape, job: JobSpec, memory: RankMemory) -> bool:
         """Whether nodes' hosts have too little memory for a job, which is then dropped.
@@ -419,14 +415,6 @@ def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
     """Bytes that a job needs at least with its number of replicas, or fewer: these share less of its state."""
     sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
     return memory.weights + sums + memory.activations
-
-
-@lru_cache(4096)
-def _replicas(portions: int, most: int) -> Sequence[int]:
-    """Numbers of replicas over which a number of micro-batches splits, largest first."""
-    lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
-    numbers = {*lower, *(portions // number for number in lower)}
-    return sorted((number for number in numbers if number <= most), reverse=True)
 
 
 def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:

@@ -44,12 +44,20 @@ from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
-from boost_core.plan.activations import BlockSplit, activations
-from boost_core.plan.correction import Factors, PredictedCommunication
-from boost_core.plan.machine import Cluster, Machine, Row, captures_steps
+from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, captures_steps
+from boost_core.plan.memory import state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
-from boost_core.plan.state_memory import state_bytes
-from boost_core.plan.work import Stage, Work, block_parameters, block_work, cut, head_work, rank_tokens
+from boost_core.plan.work import (
+    BlockSplit,
+    Stage,
+    Work,
+    activations,
+    block_parameters,
+    block_work,
+    cut,
+    head_work,
+    rank_tokens,
+)
 
 # Time of a collective: α + n/β over a ring, by the link; and over several levels of a network.
 #
@@ -220,10 +228,6 @@ class _MicroBatch(NamedTuple):
     arithmetic: float
     exchange: float
     sends: float
-
-    @property
-    def total(self) -> float:
-        return self.arithmetic + self.exchange + self.sends
 
     def corrected(self, factors: Factors) -> "_MicroBatch":
         return _MicroBatch(
@@ -434,7 +438,7 @@ class Step:
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
-            idle_share * others.total,
+            idle_share * sum(others),
             factors.communication * self._reduction(max(weights), max(backwards)),
             factors.rest * self._update,
         )
@@ -454,7 +458,7 @@ class Step:
 
     def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
         """The slowest pipeline rank's seconds for a micro-batch, and the sum of all others'."""
-        first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -rank.total)
+        first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -sum(rank))
         return first, _MicroBatch(
             sum(rank.arithmetic for rank in others),
             sum(rank.exchange for rank in others),

@@ -18,7 +18,7 @@ from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
 from boost_core.context.stages import LatentRoute, integers
-from boost_core.data.sampler import Sequences
+from boost_core.data.corpus import Sequences
 from boost_core.model.attention import Rotation
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.plan.machine import machine_for

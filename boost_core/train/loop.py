@@ -22,8 +22,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
 from boost_core.config.model import SparseAttentionConfig
-from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
-from boost_core.data.sampler import EvaluationSet, Sampler
+from boost_core.data.corpus import Corpus, EvaluationSet, Sampler, load_corpus, unigram_entropy
 from boost_core.messages import (
     Cause,
     ComparisonReport,

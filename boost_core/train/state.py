@@ -18,7 +18,7 @@ from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.shards import Chunk, load_chunks, read_on_first_rank
 from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore, load_from_memory
 from boost_core.config import JobSpec
-from boost_core.data.sampler import Sequences
+from boost_core.data.corpus import Sequences
 from boost_core.kernels import fp8_product
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import Decoder, StageModule, build

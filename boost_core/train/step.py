@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from boost_core.config import JobSpec
 from boost_core.config.legality import too_long_a_prompt
 from boost_core.config.training import OptimizerConfig
-from boost_core.data.sampler import Sampler, Sequences, replica_share
+from boost_core.data.corpus import Sampler, Sequences, replica_share
 from boost_core.data.tokenizers import job_tokenizer
 from boost_core.messages import Sample
 from boost_core.optim.gradients import clip_factor, global_norm

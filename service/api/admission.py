@@ -15,8 +15,7 @@ from boost_core.config.data import BYTES, NamedSource, SourceConfig
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.config.legality import door_problems
 from boost_core.config.storage import StorageOptions, giving_up_soon
-from boost_core.plan.correction import Fitted
-from boost_core.plan.machine import Basis, Machine
+from boost_core.plan.machine import Basis, Fitted, Machine
 from boost_core.plan.report import Plan, plan
 from boost_core.plan.resolve import ChosenLayouts, nothing_fits
 from service.accounts.quotas import QueueNotFound

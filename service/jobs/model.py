@@ -24,8 +24,7 @@ from boost_core.messages import (
     StepReport,
     WorkerCommand,
 )
-from boost_core.plan.correction import Fitted
-from boost_core.plan.machine import Basis
+from boost_core.plan.machine import Basis, Fitted
 from service.jobs.ledger import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.models.cluster import StoredProfile, basis_of

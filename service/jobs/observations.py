@@ -21,17 +21,20 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, sele
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import ComparisonReport
-from boost_core.plan.correction import (
+from boost_core.plan.machine import (
+    NODE_GPUS,
+    Basis,
     Fitted,
+    MeasuredProfile,
     PredictedCommunication,
     Ran,
     Ratios,
+    kind_of_device,
     median_of,
     model_of,
     plausible,
     shape_of,
 )
-from boost_core.plan.machine import NODE_GPUS, Basis, MeasuredProfile, kind_of_device
 from boost_core.plan.resolve import at
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow

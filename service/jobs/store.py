@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.messages import FaultReport, Scores, WorkerCommand
-from boost_core.plan.correction import Fitted
+from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, writes
 from service.jobs.database import SILENT_MILLISECONDS, TO_POSTGRESQL, WAIT_SECONDS, open_engine, open_for_short_reads

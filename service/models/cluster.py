@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from boost_core.plan.correction import Fitted
-from boost_core.plan.machine import Basis, MeasuredProfile
+from boost_core.plan.machine import Basis, Fitted, MeasuredProfile
 
 
 class NodeJob(BaseModel):

@@ -12,7 +12,7 @@ from boost_core.config import JobSpec
 from boost_core.config.base import Config
 from boost_core.config.reading import Moment
 from boost_core.messages import Scores
-from boost_core.plan.correction import Fitted
+from boost_core.plan.machine import Fitted
 from boost_core.plan.report import Plan, PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
 from service.models.access import Scope, TenantName

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from boost_core.config import JobSpec, Layout
 from boost_core.context.plan import BACKWARD
-from boost_core.data.sampler import Sequences
+from boost_core.data.corpus import Sequences
 from boost_core.parallel.communicator import Communicator, Pending
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from boost_core.config import JobSpec, Layout
-from boost_core.data.sampler import Sequences
+from boost_core.data.corpus import Sequences
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.benchmarks.figures import FIGURES, write_table

@@ -12,8 +12,7 @@ from random import Random
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.legality import layout_problems
-from boost_core.plan.correction import Factors
-from boost_core.plan.machine import SPARE, Cluster, Machine
+from boost_core.plan.machine import SPARE, Cluster, Factors, Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.search import search
 from boost_core.plan.throughput import Step

@@ -37,8 +37,19 @@ from boost_core.bench.rank import RunShape
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Provenance
 from boost_core.parallel.communicator import CommunicationLedger, Pending
-from boost_core.plan.correction import Factors, Fitted, PredictedCommunication, Ran, Ratios, model_of, shape_of
-from boost_core.plan.machine import Basis, Machine, MeasuredLink, MeasuredProfile
+from boost_core.plan.machine import (
+    Basis,
+    Factors,
+    Fitted,
+    Machine,
+    MeasuredLink,
+    MeasuredProfile,
+    PredictedCommunication,
+    Ran,
+    Ratios,
+    model_of,
+    shape_of,
+)
 from boost_core.plan.resolve import at, step_parts
 from boost_core.plan.throughput import StepSeconds
 from boost_core.train import train

@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.parallel.communicator import CommunicationLedger, Entry, Part, StepClock, StepParts, Totals
 from boost_core.train import StepTimes
 from boost_core.train.state import TrainState

@@ -23,8 +23,7 @@ from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.shards import Chunk, SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.messages import Report
 from boost_core.train import LastSaveFailed, Membership, train
 from boost_core.train.state import TrainState

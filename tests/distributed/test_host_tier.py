@@ -10,9 +10,8 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
-from boost_core.plan import state_memory
+from boost_core.data.corpus import Sampler, load_corpus
+from boost_core.plan import memory
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.distributed.whole import Whole, whole_tensors
@@ -98,7 +97,7 @@ def test_the_hosts_memory_changes_no_bit(
 def in_small_chunks(spec: JobSpec) -> list[float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("boost_core.optim.group.STAGED_CHUNK", 128)
-        patch.setattr(state_memory, "STAGED_CHUNK", 128)
+        patch.setattr(memory, "STAGED_CHUNK", 128)
         return trained(spec)[0]
 
 

@@ -17,14 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout as Shape
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim import group
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.offload import HostCopy
-from boost_core.plan.activations import Activations
 from boost_core.plan.memory import pipeline_rank_memory
-from boost_core.plan.work import parameter_count
+from boost_core.plan.work import Activations, parameter_count
 from boost_core.train.state import StepInputs, TrainState
 from boost_core.train.step import training_step
 from tests.distributed.whole import Whole, whole_tensors

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.messages import Report
 from boost_core.train import Membership, StepParts, StepTimes, train
 from boost_core.train.state import TrainState

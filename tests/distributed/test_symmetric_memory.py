@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.kernels import symmetric_sum
 from boost_core.kernels.launch import Implementation, always
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Totals

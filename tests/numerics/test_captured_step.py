@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.train import state as state_module
 from boost_core.train import state as step_graph
 from boost_core.train.state import TrainState

@@ -20,8 +20,7 @@ from boost_core.config.parallelism import chunk_tokens
 from boost_core.context.attention import ContextAttention
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, sent_between_nodes
-from boost_core.data.corpus import TokenStream
-from boost_core.data.sampler import EvaluationSet, Sequences
+from boost_core.data.corpus import EvaluationSet, Sequences, TokenStream
 from boost_core.hardware import LINKS
 from boost_core.messages import Report, StepReport
 from boost_core.model.attention import begins

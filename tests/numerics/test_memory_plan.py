@@ -32,11 +32,18 @@ from boost_core.optim import group as group_module
 from boost_core.optim.group import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
-from boost_core.plan.activations import Activations
-from boost_core.plan.memory import PipelineRank, moved_tokens, rank_memory, saved_task_bytes
+from boost_core.plan.memory import (
+    PipelineRank,
+    largest_weight,
+    moved_tokens,
+    rank_memory,
+    saved_task_bytes,
+    staging_bytes,
+    starting_peak,
+    state_bytes,
+)
 from boost_core.plan.replay import in_hand
-from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
-from boost_core.plan.work import block_modes, cut
+from boost_core.plan.work import Activations, block_modes, cut
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step

@@ -13,8 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.context import sparse
 from boost_core.context.sparse import find_lines
 from boost_core.context.sparse_parallel import SparseIndex
-from boost_core.data.corpus import TokenStream
-from boost_core.data.sampler import EvaluationSet, Sequences
+from boost_core.data.corpus import EvaluationSet, Sequences, TokenStream
 from boost_core.messages import Fault, FaultReport, Report, StepReport
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.train import loop

@@ -15,8 +15,7 @@ from boost_core.architecture import micro_batch_payloads
 from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights, rank_rows
 from boost_core.bench.results import NO_GPU, VARIANTS, Row, table
 from boost_core.config import JobSpec
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.hardware import LINKS, Link
 from boost_core.parallel import communicator as communicator_module
 from boost_core.parallel.communicator import CommunicationLedger, Communicator

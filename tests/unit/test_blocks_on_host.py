@@ -9,8 +9,7 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, ComparisonReport
-from boost_core.plan.correction import shape_of
-from boost_core.plan.machine import SPARE, Basis, MeasuredProfile
+from boost_core.plan.machine import SPARE, Basis, MeasuredProfile, shape_of
 from boost_core.plan.memory import RankMemory, node_bytes, rank_memory
 from boost_core.plan.report import plan
 from boost_core.plan.resolve import (

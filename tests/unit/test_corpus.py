@@ -23,9 +23,8 @@ from boost_core.config.data_files import read_index
 from boost_core.data import __main__ as command
 from boost_core.data.pipeline import files
 from boost_core.data.pipeline.build import Build, BuildProgress
-from boost_core.data.pipeline.duplicates import Ties, not_the_first, ties
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.pipeline.files import Lineage
+from boost_core.data.pipeline.files import Lineage, Ties, not_the_first, ties
 
 WORDS = [f"word{number}" for number in range(2000)]
 FILES = 4

@@ -9,19 +9,24 @@ import pytest
 from boost_core.config import JobSpec, Layout
 from boost_core.config.model import SparseAttentionConfig
 from boost_core.config.parallelism import StageModes
-from boost_core.plan.correction import (
+from boost_core.plan.machine import (
     LEAST_SHARE,
+    NOMINAL,
+    Basis,
     Correction,
     Factors,
     Fitted,
+    Machine,
     PredictedCommunication,
     Ran,
     Ratios,
     ShapeCorrection,
+    kind_of_device,
+    machine_for,
     model_of,
+    range_of,
     shape_of,
 )
-from boost_core.plan.machine import NOMINAL, Basis, Machine, kind_of_device, machine_for, range_of
 from boost_core.plan.recompute_mix import BlockCosts, legal_modes
 from boost_core.plan.report import PlanSearch, plan, search_report
 from boost_core.plan.resolve import at, choose_layouts, predicted_communication, step_parts

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.parallel import communicator
 from boost_core.parallel.communicator import CommunicationLedger, Entry, Part
 from boost_core.train.state import TrainState

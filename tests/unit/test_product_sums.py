@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boost_core.data.corpus import load_corpus
-from boost_core.data.sampler import Sampler
+from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim.gradients import adds_products
 from boost_core.parallel.btp import GradientSinks
 from boost_core.train.state import TrainState

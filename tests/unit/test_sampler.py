@@ -6,8 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.config.data import MIXTURE_PERIOD
-from boost_core.data.corpus import Corpus, Stream, TokenStream, unigram_entropy
-from boost_core.data.sampler import EvaluationSet, Sampler, replica_share, turns
+from boost_core.data.corpus import (
+    Corpus,
+    EvaluationSet,
+    Sampler,
+    Stream,
+    TokenStream,
+    replica_share,
+    turns,
+    unigram_entropy,
+)
 
 TOKENS = np.arange(1000, dtype=np.int64) % 251
 GLOBAL_BATCH = 24

@@ -19,8 +19,16 @@ from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, Layout
 from boost_core.plan import search as module
-from boost_core.plan.correction import Correction, Fitted, ShapeCorrection, shape_of
-from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
+from boost_core.plan.machine import (
+    SPARE,
+    Correction,
+    Fitted,
+    Machine,
+    NetworkConfig,
+    ShapeCorrection,
+    machine_of,
+    shape_of,
+)
 from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.report import PlanSearch, search_report
 from boost_core.plan.resolve import step_parts, step_seconds

@@ -23,7 +23,7 @@ from boost_core.architecture import (
 from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
 from boost_core.config.legality import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
-from boost_core.plan.activations import Activations
+from boost_core.plan.work import Activations
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 264,

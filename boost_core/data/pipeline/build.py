@@ -3,7 +3,7 @@
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import compress
@@ -18,43 +18,32 @@ import tokenizers
 
 from boost_core import __version__
 from boost_core.config.data import BYTES, CorpusConfig
-from boost_core.config.data_files import (
-    INDEX,
-    Cursor,
-    Part,
-    Shard,
-    SourceFile,
-    TokenIndex,
-    find_index,
-    list_files,
-)
+from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile, TokenIndex, find_index, list_files
 from boost_core.config.reading import read_small
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
-from boost_core.data.pipeline.duplicates import (
-    EXACT_COLUMNS,
-    ROWS_AT_ONCE,
-    Documents,
-    KeyColumns,
-    not_the_first,
-    together,
-)
 from boost_core.data.pipeline.engine import Engine
 from boost_core.data.pipeline.files import (
     ALGORITHM,
     BUILDING,
+    EXACT_COLUMNS,
     LINEAGE,
+    RECORD,
+    ROWS_AT_ONCE,
     Counts,
+    Documents,
     FileRecord,
     FileTask,
+    KeyColumns,
     Lineage,
     ShardPair,
     ShardRecord,
     TokenizerRecord,
+    not_the_first,
     prepare,
     read_tables,
-    record_name,
+    together,
 )
-from boost_core.data.token_folder import TokenFolder
+from boost_core.data.tokenize import TokenFolder
 from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer
 
 # Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order.
@@ -62,6 +51,7 @@ from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer
 _Array = npt.NDArray[Any]
 
 DROPPED = f"{BUILDING}/dropped.bin"
+_PAIR = BUILDING + "/shards-{:05}.json"  # the record of a pair of shards
 
 _PARTS: tuple[Part, ...] = get_args(Part)
 _COLUMNS = ("document", "key", "validation", "text_bytes")
@@ -100,44 +90,36 @@ def write_shards(task: ShardTask) -> ShardPair:
     low, high = (place * 2**64 // task.of for place in (task.number, task.number + 1))
     bounds = np.array([low, min(high, 2**64 - 1)], np.uint64)
     columns: list[tuple[_Array, ...]] = []
+    of_token = np.dtype(task.dtype).newbyteorder("<")
     tokens: list[Tokens] = []
     for run, table in zip(task.runs, read_tables(folder, task.runs, (*_COLUMNS, "tokens")), strict=True):
         begin, end = np.searchsorted(table["key"], bounds)
         remaining = ~np.isin(table["document"][begin:end], dropped)
         columns.append(tuple(table[name][begin:end][remaining] for name in _COLUMNS))
-        tokens.extend(compress(_tokens(table["tokens"], begin, end, folder, f"{run}.bin", task.dtype), remaining))
+        if end > begin:  # documents' tokens are stored consecutively
+            ends = np.cumsum(table["tokens"])
+            first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
+            content = folder.read(f"{run}.bin", first * of_token.itemsize, last * of_token.itemsize)
+            of_documents = np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first)
+            tokens.extend(compress(of_documents, remaining))
     documents, keys, validation, text_bytes = (np.concatenate(each) for each in zip(*columns, strict=True))
     written = dict.fromkeys(_PARTS, 0)
     with ExitStack() as stack:
         shards = {part: stack.enter_context(folder.shard(part, task.number)) for part in _PARTS}
         for place in np.lexsort((documents, keys)):
             part: Part = "validation" if validation[place] else "training"
-            shards[part].write(tokens[place], int(text_bytes[place]))
+            shards[part].append(tokens[place], int(text_bytes[place]))
             written[part] += 1
     records = [
         ShardRecord(
             part=part, name=shard.name, tokens=shard.tokens, documents=written[part], text_bytes=shard.text_bytes,
-            sha256=shard.sha256,
+            sha256=shard.digest.hexdigest(),
         )
         for part, shard in shards.items()
     ]  # fmt: skip
     pair = ShardPair(inputs=task.inputs, shards=tuple(records))
-    folder.write(pair_name(task.number), pair.model_dump_json().encode())
+    folder.write(_PAIR.format(task.number), pair.model_dump_json().encode())
     return pair
-
-
-def pair_name(number: int) -> str:
-    """The name of the record of a pair of shards."""
-    return f"{BUILDING}/shards-{number:05}.json"
-
-
-def _tokens(counts: _Array, begin: int, end: int, folder: TokenFolder, name: str, dtype: str) -> list[Tokens]:
-    """The tokens of a run's documents from ``begin`` up to ``end``, which are stored consecutively."""
-    ends = np.cumsum(counts)
-    first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
-    of_token = np.dtype(dtype).newbyteorder("<")
-    content = folder.read(name, first * of_token.itemsize, last * of_token.itemsize)
-    return np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first) if end > begin else []
 
 
 _TOKENIZER = "tokenizer.json"
@@ -197,6 +179,9 @@ class Build:
         self._tokenizer = open_tokenizer(name, corpus.end_of_document)
         self._sha256 = hashlib.sha256(self._content).hexdigest() if self._content else ""
         self._files = list_files(corpus.source)
+        # Equal whenever the same documents give the same tokens.
+        settings = corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
+        self._digest = hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{settings}".encode()).hexdigest()
 
     def run(self) -> Lineage:
         """Build the corpus or resume its build; a finished one is left as it is.
@@ -207,7 +192,8 @@ class Build:
             OSError: A file cannot be read or written.
         """
         folder = TokenFolder(self.folder)
-        if (finished := self._finished(folder)) is None:
+        index = find_index(self.folder)
+        if index is None:
             folder.make(BUILDING)
             if self._content:
                 folder.write(_TOKENIZER, self._content)
@@ -224,6 +210,19 @@ class Build:
                 cursor=Cursor(file=len(finished.files)), complete=True,
             )  # fmt: skip
             folder.write(INDEX, index.model_dump_json(indent=2).encode())
+        else:
+            if index.source != self._digest:
+                raise ValueError(
+                    f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give "
+                    "the same as before, or another folder"
+                )
+            finished = Lineage.model_validate_json(folder.read(LINEAGE))
+            stored = {SourceFile(file.file, file.size, file.stamp) for file in finished.files}
+            if different := sorted(file.url for file in stored ^ set(self._files)):
+                raise ValueError(
+                    f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
+                    "tokenize into another folder"
+                )
         folder.remove(BUILDING)
         self._counts = finished.counts
         self._tell("done", len(finished.shards), len(finished.shards))
@@ -231,12 +230,13 @@ class Build:
 
     def _make(self, folder: TokenFolder) -> Lineage:
         records = self._prepare(folder)
+        runs = tuple(run for record in records for run in record.runs)
         self._tell("duplicates", 0, 1)
-        exact = self._tied(records, EXACT_COLUMNS if self.corpus.exact_dedup else ())
+        exact = self._tied(records, runs, EXACT_COLUMNS if self.corpus.exact_dedup else ())
         bands = self.corpus.near_dedup.bands if self.corpus.near_dedup else 0
-        near = self._tied(records, tuple(f"band_{band}" for band in range(bands)))
+        near = self._tied(records, runs, tuple(f"band_{band}" for band in range(bands)))
         folder.write(DROPPED, np.union1d(exact, near).astype("<i8").tobytes())
-        pairs = self._shards(folder, records)
+        pairs = self._shards(folder, records, runs)
         shards = tuple(shard for pair in pairs for shard in pair.shards)
         self._counts = self._counts.model_copy(
             update={
@@ -257,31 +257,6 @@ class Build:
             counts=self._counts, shards=shards, versions=versions,
         )  # fmt: skip
 
-    @property
-    def _digest(self) -> str:
-        """A digest that is equal whenever the same documents give the same tokens."""
-        settings = self.corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
-        return hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{settings}".encode()).hexdigest()
-
-    def _finished(self, folder: TokenFolder) -> Lineage | None:
-        """The lineage of the folder's corpus if it is complete and the same as this one."""
-        index = find_index(self.folder)
-        if index is None:
-            return None
-        if index.source != self._digest:
-            raise ValueError(
-                f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give the "
-                "same as before, or another folder"
-            )
-        lineage = Lineage.model_validate_json(folder.read(LINEAGE))
-        stored = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
-        if different := sorted(file.url for file in stored ^ set(self._files)):
-            raise ValueError(
-                f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
-                "tokenize into another folder"
-            )
-        return lineage
-
     def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
         """Tokenize all files into runs."""
         tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
@@ -290,8 +265,8 @@ class Build:
             number: FileTask(self.corpus, self.folder, tokenizer, digest, number, file)
             for number, file in enumerate(self._files)
         }
-        recorded = [number for number in tasks if record_name(number) in there]
-        for content in folder.read_each([record_name(number) for number in recorded]):
+        recorded = [number for number in tasks if RECORD.format(number) in there]
+        for content in folder.read_each([RECORD.format(number) for number in recorded]):
             # What an earlier run left counts if it is of the same corpus, and the file is unchanged.
             record = FileRecord.model_validate_json(content)
             was, file = record.input, tasks[record.number].file
@@ -320,16 +295,15 @@ class Build:
             )
         return [records[number] for number in range(of)]
 
-    def _tied(self, records: Sequence[FileRecord], names: tuple[str, ...]) -> Documents:
+    def _tied(self, records: Sequence[FileRecord], runs: tuple[str, ...], names: tuple[str, ...]) -> Documents:
         if not names:
             return np.zeros(0, np.int64)
         documents = tuple(record.counts.read for record in records for _ in record.runs)
         partitions = max(1, -(-self._counts.read * len(names) // ROWS_AT_ONCE))  # each of which fits into memory
-        columns = KeyColumns(self.folder, _runs(records), documents, names, partitions)
+        columns = KeyColumns(self.folder, runs, documents, names, partitions)
         return not_the_first(together(self.engine.ties(columns)))
 
-    def _shards(self, folder: TokenFolder, records: Sequence[FileRecord]) -> list[ShardPair]:
-        runs = _runs(records)
+    def _shards(self, folder: TokenFolder, records: Sequence[FileRecord], runs: tuple[str, ...]) -> list[ShardPair]:
         dropped, training_tokens = folder.read(DROPPED), 0
         for table in read_tables(folder, runs, ("document", "validation", "tokens")):
             training = ~table["validation"].astype(bool) & ~np.isin(table["document"], np.frombuffer(dropped, "<i8"))
@@ -338,10 +312,10 @@ class Build:
         ingredients = [self._digest, dropped.hex(), *(record.model_dump_json() for record in records)]
         inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
         dtype = dtype_for(self._tokenizer.vocabulary).name
-        pairs, tasks = dict[str, ShardPair](), list[ShardTask]()
+        pairs, tasks, there = dict[str, ShardPair](), list[ShardTask](), folder.names_in(BUILDING)
         for number in range(of):
-            content = folder.find(pair_name(number))
-            pair = ShardPair.model_validate_json(content) if content else None
+            name = _PAIR.format(number)
+            pair = ShardPair.model_validate_json(folder.read(name)) if name in there else None
             if pair is not None and pair.inputs == inputs:
                 pairs[pair.shards[0].name] = pair
             else:
@@ -355,7 +329,3 @@ class Build:
     def _tell(self, stage: Stage, done: int, of: int) -> None:
         seconds = time.monotonic() - self._began
         self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, seconds))
-
-
-def _runs(records: Iterable[FileRecord]) -> tuple[str, ...]:
-    return tuple(run for record in records for run in record.runs)

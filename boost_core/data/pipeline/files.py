@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,14 @@ from boost_core.config.base import Config
 from boost_core.config.data import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.config.data_files import Input, Part, SourceFile
 from boost_core.data.documents import Document, Reading
-from boost_core.data.token_folder import QuarantineFile, TokenFolder
-from boost_core.data.tokenize import batches, encode, part_of
-from boost_core.data.tokenizers import Tokenizer, Tokens, open_tokenizer
+from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
 
 LINEAGE = "lineage.json"
 BUILDING = "building"  # folder of intermediate files, needed until the shards are complete
+RECORD = BUILDING + "/file-{:05}.json"  # the record of a file
 
 
 class Counts(Config):
@@ -154,11 +155,6 @@ def split_words(text: str) -> list[str]:
 _split = lru_cache(maxsize=1)(split_words)  # the current text, for all filters
 
 
-def characters(text: str) -> float:
-    """Number of characters."""
-    return len(text)
-
-
 def words(text: str) -> float:
     """Number of words."""
     return len(_split(text))
@@ -193,7 +189,7 @@ def repeated_lines(text: str) -> float:
 
 
 MEASURES: Mapping[Measure, Callable[[str], float]] = {
-    "characters": characters,
+    "characters": len,
     "words": words,
     "word_length": word_length,
     "symbols": symbols,
@@ -225,45 +221,32 @@ _SEED = 0  # of the permutations; always the same, so that corpora can be compar
 _SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
 
 
-def exact_keys(words: Sequence[Sequence[str]]) -> Keys:
-    """A 64-bit hash of each document's words: [D].
-
-    Among a hundred million different documents, the probability of any collision is 3 in 10,000.
-    """
-    digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
-
-
 def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
     """A key for each band of each document's MinHash signature: [D, B].
 
     Words of scripts without spaces are split further, see ``split_words``.
     """
     words = [split_words(" ".join(each)) for each in words]
-    shingles, offsets = _shingles(words, near.shingle_words)
+    # Hashes of every few consecutive words, and each document's offset; its last ones have fewer words.
+    counts = np.array([len(each) for each in words], np.uint64)
+    offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
+    # Each document's words are padded with zeros, so that no shingle reaches into the next document.
+    flags = np.tile(np.array([True, False]), len(words))
+    lengths = np.stack([counts.astype(np.int64), np.full(len(words), near.shingle_words - 1)], axis=1)
+    is_word = np.repeat(flags, lengths.ravel())
+    hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
+    of_words = np.zeros(len(is_word), np.uint64)
+    of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
+    shingles = np.zeros(max(len(of_words) - near.shingle_words + 1, 0), np.uint64)
+    for place in range(near.shingle_words):
+        shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
+    shingles = shingles[is_word[: len(shingles)]]
     matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, near.bands * near.rows, _SEED)
     signatures = np.array(matrix.to_rows(), np.uint64).reshape(len(words), near.bands, near.rows)
     keys = np.broadcast_to(np.arange(near.bands, dtype=np.uint64), (len(words), near.bands))
     for row in range(near.rows):
         keys = _mixed(keys ^ signatures[:, :, row])
     return keys
-
-
-def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
-    """Hashes of every ``length`` consecutive words, and each document's offset; its last ones have fewer words."""
-    counts = np.array([len(each) for each in words], np.uint64)
-    offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
-    # Each document's words are padded with zeros, so that no shingle reaches into the next document.
-    flags = np.tile(np.array([True, False]), len(words))
-    lengths = np.stack([counts.astype(np.int64), np.full(len(words), length - 1)], axis=1)
-    is_word = np.repeat(flags, lengths.ravel())
-    hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
-    of_words = np.zeros(len(is_word), np.uint64)
-    of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
-    shingles = np.zeros(max(len(of_words) - length + 1, 0), np.uint64)
-    for place in range(length):
-        shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
-    return shingles[is_word[: len(shingles)]], offsets
 
 
 def _mixed(values: Keys) -> Keys:
@@ -333,13 +316,8 @@ def prepare(task: FileTask) -> FileRecord:
     record = FileRecord(
         corpus=task.digest, number=task.number, input=reading.so_far(0, whole=True), runs=tuple(runs), counts=counts
     )
-    folder.write(record_name(task.number), record.model_dump_json().encode())
+    folder.write(RECORD.format(task.number), record.model_dump_json().encode())
     return record
-
-
-def record_name(number: int) -> str:
-    """The name of a file's record."""
-    return f"{BUILDING}/file-{number:05}.json"
 
 
 @functools.lru_cache(maxsize=1)
@@ -382,7 +360,10 @@ def _add(
     if remaining and (corpus.exact_dedup or corpus.near_dedup):
         words = [text.lower().split() for text in remaining]
         if corpus.exact_dedup:
-            run.exact.append(exact_keys(words))
+            # A 64-bit hash of each document's words, [D]. Among a hundred million different documents, the probability
+            # of any collision is 3 in 10,000.
+            digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
+            run.exact.append(np.frombuffer(b"".join(digests), "<u8").astype(np.uint64))
         if corpus.near_dedup:
             run.bands.append(band_keys(words, corpus.near_dedup))
     size = sum(len(document.content) for document in batch if not document.problem)
@@ -433,3 +414,92 @@ def read_tables(
         with pa.ipc.open_file(pa.BufferReader(content)) as reader:
             table = reader.read_all().select(list(columns))
         yield {name: table[name].to_numpy() for name in columns}
+
+
+# Documents that duplicate earlier ones. Axes: N pairs of a key and a document that has it.
+#
+# Documents that share a key are tied to the first of them. Ties are transitive: of each connected component, only the
+# first document is kept.
+
+
+EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
+
+ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
+
+Documents = npt.NDArray[np.int64]
+
+
+class Ties(NamedTuple):
+    """Documents, and for each one an earlier document that shares a key with it: both [N]."""
+
+    documents: Documents
+    firsts: Documents
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """Where to find keys.
+
+    Attributes:
+        folder: The folder of tokens.
+        runs: The runs whose tables have them.
+        documents: The number of documents of each run, or an upper bound.
+        names: The names of the key columns.
+        partitions: The number of partitions of the keys, each of which is searched separately.
+    """
+
+    folder: str
+    runs: tuple[str, ...]
+    documents: tuple[int, ...]
+    names: tuple[str, ...]
+    partitions: int
+
+
+def keys_of(columns: KeyColumns, runs: Sequence[str], partition: int | None = None) -> tuple[Keys, Documents]:
+    """All keys of some runs and their documents, or those in one partition: both [N]."""
+    keys, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for table in read_tables(TokenFolder(columns.folder), runs, ("document", *columns.names)):
+        of_run = np.concatenate([table[name].astype(np.uint64) for name in columns.names])
+        which = np.tile(table["document"].astype(np.int64), len(columns.names))
+        if partition is not None and columns.partitions > 1:
+            chosen = of_run % np.uint64(columns.partitions) == partition
+            of_run, which = of_run[chosen], which[chosen]
+        keys.append(of_run)
+        documents.append(which)
+    return np.concatenate(keys), np.concatenate(documents)
+
+
+def ties(keys: Keys, documents: Documents) -> Ties:
+    """Tie documents that share a key to the first of them.
+
+    Args:
+        keys: [N]
+        documents: [N]
+    """
+    order = np.lexsort((documents, keys))
+    keys, documents = keys[order], documents[order]
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.zeros(0, np.int64)
+    firsts = np.repeat(documents[begins], np.diff([*begins, len(keys)]))
+    tied = documents != firsts
+    return Ties(documents[tied], firsts[tied])
+
+
+def together(parts: Iterator[Ties]) -> Ties:
+    """Concatenate ties."""
+    pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *parts]
+    return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
+
+
+def not_the_first(ties: Ties) -> Documents:
+    """The documents that are connected to an earlier one, in order."""
+    members, places = np.unique(np.concatenate(ties), return_inverse=True)
+    documents, firsts = np.split(places, 2)
+    labels = np.arange(len(members))
+    while True:
+        before = labels.copy()
+        np.minimum.at(labels, documents, labels[firsts])
+        np.minimum.at(labels, firsts, labels[documents])
+        labels = labels[labels]  # halves the distance to the first
+        if (labels == before).all():
+            later: Documents = members[labels != np.arange(len(members))]
+            return later

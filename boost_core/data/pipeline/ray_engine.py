@@ -16,8 +16,8 @@ import ray
 from ray.data import DataContext, ExecutionResources
 from ray.data.context import ShuffleStrategy
 
-from boost_core.data.pipeline.duplicates import KeyColumns, Ties, keys_of, ties
 from boost_core.data.pipeline.engine import use_one_core
+from boost_core.data.pipeline.files import KeyColumns, Ties, keys_of, ties
 
 _CONNECT_SECONDS = 10.0
 _TASK_BYTES = 4 << 20  # of small items that share a task: about a second of tokenizing
@@ -90,10 +90,12 @@ class RayEngine:
         One partition of the keys is one task, which reads all runs. Several are shuffled, so that each run is read
         once; a shuffle of N blocks has N² parts, so the blocks are as large as Ray Data's may be.
         """
-        keys = _Keys(columns, self._prepare_worker)
+        keys = _Keys(replace(columns, runs=(), documents=()), self._prepare_worker)  # rows name the runs
         if columns.partitions == 1:
             everything = self._tasks([{"group": _Group(columns.runs)}])
-            batches = everything.map_batches(_Ties(keys), batch_size=None, batch_format="numpy", **self._arguments)
+            batches = everything.map_batches(
+                lambda row: _ties_of(keys(row)), batch_size=None, batch_format="numpy", **self._arguments
+            )
         else:
             sizes = [count * len(columns.names) for count in columns.documents]
             together = _grouped(sizes, _BLOCK_KEYS, len(sizes))
@@ -135,48 +137,39 @@ class _Group:
     members: Sequence[Any]
 
 
+@dataclass(frozen=True)
 class _Call:
     """A function of rows that calls the work for each item of a row, until one raises a user's error.
 
     These errors are returned as results.
     """
 
-    def __init__(self, work: Callable[[Any], Any], prepare_worker: Callable[[], None]) -> None:
-        self._work, self._prepare_worker = work, prepare_worker
+    work: Callable[[Any], Any]
+    prepare_worker: Callable[[], None]
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        self._prepare_worker()
+        self.prepare_worker()
         outcomes: list[Any] = []
         try:
             for item in row["group"].members:
-                outcomes.append(self._work(item))
+                outcomes.append(self.work(item))
         except (OSError, ValueError) as error:
             outcomes.append(error)
         return {"group": _Group(outcomes)}
 
 
+@dataclass(frozen=True)
 class _Keys:
     """A function of rows that name runs; returns the runs' keys."""
 
-    def __init__(self, columns: KeyColumns, prepare_worker: Callable[[], None]) -> None:
-        self._columns = replace(columns, runs=(), documents=())  # rows name the runs
-        self._prepare_worker = prepare_worker
+    columns: KeyColumns
+    prepare_worker: Callable[[], None]
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        self._prepare_worker()
+        self.prepare_worker()
         (group,) = rows["group"]
-        keys, documents = keys_of(self._columns, group.members)
-        return {"key": keys, "document": documents, "partition": (keys % np.uint64(self._columns.partitions))}
-
-
-class _Ties:
-    """A function of a row that names all runs; returns the ties between their documents."""
-
-    def __init__(self, keys: _Keys) -> None:
-        self._keys = keys
-
-    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return _ties_of(self._keys(rows))
+        keys, documents = keys_of(self.columns, group.members)
+        return {"key": keys, "document": documents, "partition": (keys % np.uint64(self.columns.partitions))}
 
 
 def _ties_of(group: dict[str, Any]) -> dict[str, Any]:
