@@ -67,7 +67,7 @@ class ProjectionGroup:
         return self.runs if grouped else self.products(grouped=False)
 
 
-def projection_groups(model: ModelConfig) -> tuple[ProjectionGroup, ...]:
+def grouped_projections(model: ModelConfig) -> tuple[ProjectionGroup, ...]:
     """The projection groups of a block, in the order in which it computes them."""
     hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
     attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -204,7 +204,7 @@ def block_weights(model: ModelConfig, crossed: bool) -> Mapping[str, WeightSpec]
         crossed: Whether latents of the previous block cross into it.
     """
     weights: Weights = {}
-    for group in projection_groups(model):
+    for group in grouped_projections(model):
         weights |= {f"{group.name}.{name}": spec for name, spec in group_weights(model, group).items()}
         if crossed:
             weights |= {f"{group.name}.crossing.{name}": spec for name, spec in crossing_weights(model, group).items()}
@@ -268,7 +268,7 @@ def is_low_rank(model: ModelConfig) -> bool:
 
 def _block_roles(model: ModelConfig) -> set[Role]:
     """The roles of what a block's projections and crossings are made of."""
-    groups = projection_groups(model)
+    groups = grouped_projections(model)
     weights = (projection_weights(model, group) | crossing_weights(model, group) for group in groups)
     return {spec.role for of_group in weights for spec in of_group.values()}
 
@@ -383,7 +383,7 @@ def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Shard
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
     """The exchanges of one block."""
     exchanges = chosen_sharding(model, parallelism).exchanges
-    both = zip(*(exchanges(model, group, parallelism) for group in projection_groups(model)), strict=True)
+    both = zip(*(exchanges(model, group, parallelism) for group in grouped_projections(model)), strict=True)
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
@@ -403,7 +403,7 @@ def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: b
         crossed: Whether latents of the previous block cross into it.
     """
     rank, grouped = model.rank or 0, parallelism.group_projections
-    groups = projection_groups(model)
+    groups = grouped_projections(model)
     own = [len(product) * rank for group in groups for product in group.products(grouped)]
     return own + [len(piece) * rank for group in groups if crossed for piece in group.pieces(grouped)]
 

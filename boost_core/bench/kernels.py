@@ -16,9 +16,9 @@ from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.fp8_product import quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
-from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
 from boost_core.kernels.launch import Implementation, always
+from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
 from boost_core.kernels.rotary import rotary
 from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
@@ -182,9 +182,9 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         (", norm and SiLU", (*crossing, squares_T), Activation.SILU),
     ):
         yield Case(
-            f"latent_crossing{name}", arguments, tuple(range(len(arguments))),
+            f"lax_crossing{name}", arguments, tuple(range(len(arguments))),
             lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None, activation=activation: (
-                latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
+                lax_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
             ),
             h_Tc.nbytes * 3, h_Tc.nbytes * 5,
         )  # fmt: skip

@@ -328,7 +328,7 @@ class Factored:
             return self._dense.read(name)
         projection, _, factor = name.rpartition(".")
         if self._last[0] != projection:
-            a_dr, b_rf = truncated(self._dense.read(f"{projection}.weight").T, self._rank)
+            a_dr, b_rf = truncated_svd(self._dense.read(f"{projection}.weight").T, self._rank)
             self._last = projection, {"cola_a": a_dr, "cola_b": b_rf}
         return self._last[1][factor]
 
@@ -336,7 +336,7 @@ class Factored:
 Source = InMemory | ModelFolder | Factored  # a model's published tensors, each read on demand
 
 
-def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def truncated_svd(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded with zeros."""
     left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
     values = values[:rank]

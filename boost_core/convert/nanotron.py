@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from boost_core.architecture import projection_groups
+from boost_core.architecture import grouped_projections
 from boost_core.config import ModelConfig
 from boost_core.convert.model_folder import Tensors
 from boost_core.convert.published_config import TrainedOn, model_of, published_config
@@ -244,7 +244,7 @@ def _packed(model: ModelConfig) -> Iterator[_Packed]:
     yield _Packed(embedding, ("model.embed_tokens.weight",), table, 0)
     for layer in range(model.num_hidden_layers):
         here, there = f"model.decoder.{layer}.pp_block", f"model.layers.{layer}"
-        for group in projection_groups(model):
+        for group in grouped_projections(model):
             if group.norm is not None:
                 yield _Packed(f"{here}.{group.norm}.weight", (f"{there}.{group.norm}.weight",), hidden, None)
             (name, turned), published = _GROUPS[group.name], tuple(f"{there}.{each}.weight" for each in group.published)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from boost_core.architecture import projection_groups
+from boost_core.architecture import grouped_projections
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.fp8_product import PrecomputedRows
@@ -46,7 +46,7 @@ class Block(nn.Module):
             Dense(model, group, cast(FullRankTensorParallel, strategy))
             if model.rank is None
             else Bottleneck(model, group, cast(LowRankStrategy, strategy), parallelism.group_projections, crosses)
-            for group in projection_groups(model)
+            for group in grouped_projections(model)
         )
         self.strategy, self.sinks = strategy, strategy.deferred.sinks
         self.crosses, self.traits, self.qk_norm = crosses, TRAITS[mode], model.qk_norm

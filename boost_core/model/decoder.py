@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, head_weights, projection_groups
+from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, grouped_projections, head_weights
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
@@ -200,7 +200,7 @@ class StageModule(nn.Module):
         self._gives = not stage.last and model.crosses_into(stage.layers.stop)
         # Number of latents of width r in each tensor of a ``Carried``.
         self._rank = model.rank or 0
-        self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
+        self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in grouped_projections(model)]
 
     def forward(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
         """Map tokens ``[T]`` in the first stage, else the previous stage's output; the last returns losses ``[T]``.

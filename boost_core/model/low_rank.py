@@ -11,8 +11,8 @@ from torch import nn
 from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.fp8_product import PrecomputedRows
-from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import (
@@ -64,7 +64,7 @@ def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
 # input, r rank, c = g·r; a·b = r for the tensor gate.
 
 
-class Crossing(WeightedModule):
+class LaxCrossing(WeightedModule):
     """The crossing into projections of a common input.
 
     Args:
@@ -100,7 +100,7 @@ class Crossing(WeightedModule):
         else:
             crossed_gTr = carried_gTr
         scale_gr, shift_gr = self.declared("norm_scale")[projections], self.declared("norm_shift")[projections]
-        return latent_crossing(
+        return lax_crossing(
             *latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, quantised
         )
 
@@ -124,7 +124,7 @@ class Bottleneck(WeightedModule):
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.grouped = group, strategy, grouped
         self.activation, self.norm_epsilon = model.bottleneck_activation, model.norm_epsilon
-        self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
+        self.crossing = LaxCrossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
         # For each piece, the weight that holds its B, and where in it if it holds others, too.
         self._ups = [

@@ -6,7 +6,7 @@ import torch
 
 from boost_core.config.training import OptimizerConfig
 from boost_core.kernels.adamw import AdamWUpdate, adamw_
-from boost_core.optim.group import ParamGroup, StateSlice
+from boost_core.optim.zero import ParamGroup, StateSlice
 
 
 class MasterWeightAdamW:

@@ -9,8 +9,8 @@ from boost_core.architecture import ParamKind
 from boost_core.config import JobSpec
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.factors import Loro, Muon, factor_pairs
-from boost_core.optim.group import ParamGroup, Staging
+from boost_core.optim.loro_muon import Loro, Muon, factor_pairs
+from boost_core.optim.zero import ParamGroup, Staging
 from boost_core.parallel.communicator import Communicator
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}

@@ -8,7 +8,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from boost_core.optim.group import ParamGroup
+from boost_core.optim.zero import ParamGroup
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups

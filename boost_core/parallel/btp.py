@@ -420,7 +420,7 @@ class _Wait(torch.autograd.Function):
         return dh_Tr, ds_T, None
 
 
-def scale_rows(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
+def apply_online_rmsnorm(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
     """Divide each row by its root mean square, given its sum of squares over ``width``; in the type of ``x``.
 
     RMSNorm (arXiv 1910.07467) without its scale.
@@ -512,7 +512,7 @@ class BottleneckTensorParallel:
             return PartialLatents(lambda: partial_Tr, squares_T, tokens)
         summed_T = reduce_from_tp(squares_T.clone(), self.communicator, "statistic")
         summed_T = copy_to_tp(summed_T, self.communicator, "statistic")
-        normed_Td = scale_rows(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
+        normed_Td = apply_online_rmsnorm(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
         latent_Tr = self.deferred.product(normed_Td, down_dr)
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
@@ -566,7 +566,7 @@ class BottleneckTensorParallel:
         payload_Tc = torch.cat((scaled_Td, squares_T.to(scaled_Td.dtype).unsqueeze(-1)), dim=-1)
         payload_pTc = all_gather_from_tp(payload_Tc, self.communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
-        return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
+        return apply_online_rmsnorm(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """The embedding as a head, ``[d, V]``: some columns of all rows become all columns of some rows.

@@ -55,10 +55,10 @@ from boost_core.plan.machine import Machine, attends_in_one, attends_on_device, 
 from boost_core.plan.replay import InHand, in_hand
 from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, rank_tokens, tokens_by_part
 
-# Bytes of a rank's weights, gradients and optimizer state, as ``optim.group`` lays them out.
+# Bytes of a rank's weights, gradients and optimizer state, as ``optim.zero`` lays them out.
 #
 # n weights of a group, padded so that each begins at a multiple of 64 and the group divides among the replicas that
-# share its state (``FlatLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
+# share its state (``ZeroLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
 # replica's share (arXiv 1910.02054):
 #
 # ---------  -----------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, r
 # ``parallelism.optimizer_offload``, except masters that are the weights themselves. In its place there are two buffers
 # through which it is updated, each for a chunk or for two quantities of the largest factor.
 
-_BLOCK = 64  # elements; ``optim.group.BLOCK``
+_BLOCK = 64  # elements; ``optim.zero.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
 _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
@@ -278,7 +278,7 @@ _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
 _OWN_COPIES = 2  # for recovery: one stays valid until all ranks have the next
-_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.factors`` at a time; with a common input
+_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.loro_muon`` at a time; with a common input
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from boost_core.architecture import (
     chosen_sharding,
     embedding_weights,
     gate_matrices,
+    grouped_projections,
     head_weights,
-    projection_groups,
     projection_weights,
     reads_input,
     saved_latents,
@@ -185,7 +185,7 @@ def _block_work(
     norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
     forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
     backward_passes = 6 * residual + 8 * norm + 2 * turned + 5 * mlp
-    groups = projection_groups(model)
+    groups = grouped_projections(model)
     scaled = 0  # channels that the block's projections scale one by one
     for group in groups:
         weights_of_group = projection_weights(model, group).values()
@@ -515,7 +515,7 @@ class Activations:
         self._mlp, self._heads = model.intermediate_size // self._split, model.num_attention_heads // self._split
         self.blocks_ahead = 2 if self._size > 1 else 1
 
-        groups = projection_groups(model)
+        groups = grouped_projections(model)
         normed = [group for group in groups if group.norm]
         self._projections = sum(len(group.wide_outs) for group in groups)
         self._projections_together = max(len(group.wide_outs) for group in groups)  # with a common input

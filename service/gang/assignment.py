@@ -14,7 +14,7 @@ from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.messages import Report
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
-from service.gang.control.watch import Heartbeat
+from service.gang.control.fault_detection import Heartbeat
 from service.gang.status import JobTag
 from service.logs import GangLogs
 from service.security.access import Access

@@ -168,7 +168,7 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
         cluster.wait(job, messages.held_back(cluster, job, before[0].job, bool(fitting)))
     else:
         cluster.admit(job)
-        make_room(cluster, job)
+        preempt_for(cluster, job)
         cluster.wait(job, messages.no_room(cluster, job))
         quotas.keep(job, least)
     cluster.lines[cluster.nodes(job)] += 1
@@ -183,7 +183,7 @@ def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
     choice = demand.fastest(cluster.fitting(job, cluster.room))
     if choice is None:
         if gang.unchanged_seconds >= cluster.policy.settle_seconds:  # its own old room may be about to be freed
-            make_room(cluster, job)
+            preempt_for(cluster, job)
         return False
     reserved, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
     if gang.target.world_size <= cluster.room.ranks(demand) and not faster:
@@ -199,7 +199,7 @@ def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
 # Which gangs make room for a job of higher priority.
 
 
-def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
+def preempt_for(cluster: ClusterSnapshot, job: JobRecord) -> None:
     """Shrink gangs of lower priority as far as a job that does not fit needs, and pause some if that is not enough.
 
     The last in the queue come first. No gang is disturbed in vain, or while others are still about to make room. Where

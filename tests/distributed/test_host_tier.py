@@ -96,7 +96,7 @@ def test_the_hosts_memory_changes_no_bit(
 
 def in_small_chunks(spec: JobSpec) -> list[float]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("boost_core.optim.group.STAGED_CHUNK", 128)
+        patch.setattr("boost_core.optim.zero.STAGED_CHUNK", 128)
         patch.setattr(memory, "STAGED_CHUNK", 128)
         return trained(spec)[0]
 

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.control.watch import NodeWatch
+from service.gang.control.fault_detection import NodeWatch
 from service.gang.ray.actors import end_processes
 from service.gang.ray.private_api import actor_processes, draining_nodes, free_memory, free_resources, node_table
 from service.gang.ray.supervisor import cluster_nodes, lost_nodes

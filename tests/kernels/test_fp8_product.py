@@ -17,9 +17,9 @@ from boost_core.kernels.fp8_product import (
     unavailable,
 )
 from boost_core.kernels.gated_product import gated_product
-from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.launch import always
+from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.kernels.test_kernels import poisoned, strided
@@ -57,7 +57,7 @@ def left_by_kernels() -> list[str]:
                 ),
             }
             norm = torch.rand(2, 3, rank, device=DEVICE).to(dtype)
-            made["latent_crossing"] = latent_crossing(
+            made["lax_crossing"] = lax_crossing(
                 strided(h_Tc),
                 squares_T,
                 4 * rank,

@@ -11,8 +11,8 @@ from boost_core.architecture import ParamKind
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
-from boost_core.optim.factors import FactorPair, Loro, factor_pairs, riemannian_step
-from boost_core.optim.group import ParamGroup
+from boost_core.optim.loro_muon import FactorPair, Loro, factor_pairs, riemannian_step
+from boost_core.optim.zero import ParamGroup
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks

@@ -29,7 +29,7 @@ from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import Implementation, always
 from boost_core.optim import group as group_module
-from boost_core.optim.group import host_zeros
+from boost_core.optim.zero import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
 from boost_core.plan.memory import (

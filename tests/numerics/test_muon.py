@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from boost_core.architecture import ParamKind, Role
 from boost_core.config import MuonConfig, OptimizerConfig
-from boost_core.optim.factors import Muon, orthogonalized
-from boost_core.optim.group import ParamGroup
+from boost_core.optim.loro_muon import Muon, orthogonalized
+from boost_core.optim.zero import ParamGroup
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks

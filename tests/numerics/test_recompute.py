@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture import projection_groups
+from boost_core.architecture import grouped_projections
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_add
 from boost_core.model.attention import Rotation
@@ -176,6 +176,6 @@ def flops_of_products(config: ModelConfig, recompute: str) -> int:
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
 def test_latent_computes_no_latent_again(family: str) -> None:
     config = model(family=family, **({"lax": {"gate": "identity"}} if family == "lax" else {}))
-    wide = sum(sum(group.wide_outs) for group in projection_groups(config))
+    wide = sum(sum(group.wide_outs) for group in grouped_projections(config))
     up_projections = 2 * SEQUENCES * LENGTH * config.bottleneck_rank * wide * config.num_hidden_layers
     assert flops_of_products(config, "latent") - flops_of_products(config, "none") == up_projections

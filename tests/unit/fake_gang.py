@@ -14,8 +14,8 @@ from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace, selects
 from service.gang.control import port
 from service.gang.control.controller import GangController
+from service.gang.control.fault_detection import Heartbeat
 from service.gang.control.record import GangRecord
-from service.gang.control.watch import Heartbeat
 from service.gang.status import Orders
 from tests.service.records import a_start, a_step
 

@@ -345,22 +345,22 @@ def test_ties_are_to_the_first_and_hang_together() -> None:
 @pytest.mark.parametrize(("overlap", "tied"), [(0.2, False), (0.95, True)])
 def test_near_duplicates_share_a_band_as_their_overlap_says(overlap: float, tied: bool) -> None:
     """At 0.2 a pair of 14 bands of 8 rows is tied with a probability of 4e-5, at 0.95 it is not with 2e-7."""
-    from boost_core.data.pipeline.files import band_keys
+    from boost_core.data.pipeline.files import minhash_keys
 
     chance, near = random.Random(3), NearDedup(shingle_words=1)
     for _ in range(20):
         common = [str(chance.random()) for _ in range(round(200 * overlap))]
         pair = [common + [str(chance.random()) for _ in range((200 - len(common)) // 2)] for _ in range(2)]
-        first, second = band_keys(pair, near)
+        first, second = minhash_keys(pair, near)
         assert bool((first == second).any()) is tied
 
 
 def test_shingles_do_not_reach_into_the_next_document() -> None:
-    from boost_core.data.pipeline.files import band_keys
+    from boost_core.data.pipeline.files import minhash_keys
 
     near = NearDedup()
-    several = band_keys([["a", "b", "c"], [], ["d"] * 9, ["a", "b", "c"]], near)
-    alone = band_keys([["a", "b", "c"]], near)
+    several = minhash_keys([["a", "b", "c"], [], ["d"] * 9, ["a", "b", "c"]], near)
+    alone = minhash_keys([["a", "b", "c"]], near)
     assert (several[0] == alone[0]).all()
     assert (several[3] == alone[0]).all()
     assert not (several[2] == alone[0]).any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boost_core.optim import group
-from boost_core.optim.group import Staging
+from boost_core.optim.zero import Staging
 from tests.unit.stand_in_gpu import Gpu, stand_in
 
 CHUNKS, STEPS = 5, 3

@@ -16,8 +16,8 @@ from boost_core.architecture import (
     WeightSpec,
     block_exchanges,
     chosen_sharding,
+    grouped_projections,
     model_weights,
-    projection_groups,
     reads_input,
 )
 from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
@@ -58,7 +58,7 @@ def test_what_the_configuration_allows_is_what_divides_every_weight_and_the_head
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_they_agree_on_what_is_made_of_latents_alone(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes)
-    assert model.outputs_from_latents is not any(reads_input(model, group) for group in projection_groups(model))
+    assert model.outputs_from_latents is not any(reads_input(model, group) for group in grouped_projections(model))
 
 
 @pytest.fixture

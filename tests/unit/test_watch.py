@@ -3,7 +3,7 @@
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause
-from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, RestartPauses, SlowRank
+from service.gang.control.fault_detection import GangWatch, Heartbeat, RestartLimit, RestartPauses, SlowRank
 
 
 def watch(**config) -> GangWatch:

@@ -221,7 +221,7 @@ _SEED = 0  # of the permutations; always the same, so that corpora can be compar
 _SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
 
 
-def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
+def minhash_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
     """A key for each band of each document's MinHash signature: [D, B].
 
     Words of scripts without spaces are split further, see ``split_words``.
@@ -365,7 +365,7 @@ def _add(
             digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
             run.exact.append(np.frombuffer(b"".join(digests), "<u8").astype(np.uint64))
         if corpus.near_dedup:
-            run.bands.append(band_keys(words, corpus.near_dedup))
+            run.bands.append(minhash_keys(words, corpus.near_dedup))
     size = sum(len(document.content) for document in batch if not document.problem)
     return Counts(read=len(batch), bad=bad, filtered=filtered, bytes=size)
 

@@ -37,8 +37,8 @@ from service.gang.assignment import (
     worker_resources,
 )
 from service.gang.control import policy, port
+from service.gang.control.fault_detection import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.control.record import GangRecord
-from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.status import GangPhase, Orders
 
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed

@@ -13,8 +13,8 @@ from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, SpareReport
 from service.gang.assignment import RankEnd, WorkerPlace, node_selector, worker_resources
 from service.gang.control import port
+from service.gang.control.fault_detection import GangWatch
 from service.gang.control.record import GangRecord
-from service.gang.control.watch import GangWatch
 from service.gang.status import Orders
 
 # Of spare copies

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from boost_core.messages import FaultReport, LogLine, Report
 from boost_core.train import StepTimes, Totals
 from service.gang.assignment import Message
-from service.gang.control.watch import Heartbeat
+from service.gang.control.fault_detection import Heartbeat
 from service.security.redaction import redact
 
 logger = logging.getLogger("boost_core")

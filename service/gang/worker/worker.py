@@ -47,7 +47,7 @@ from service.gang.assignment import (
     WorkerPlace,
     require_version,
 )
-from service.gang.control.watch import Heartbeat
+from service.gang.control.fault_detection import Heartbeat
 from service.gang.worker.rank_metrics import (
     LogReports,
     StepCollector,

@@ -42,7 +42,7 @@ from boost_core.architecture import Role
 from boost_core.config.training import LoroConfig, MuonConfig, OptimizerConfig
 from boost_core.model.low_rank import Bottleneck
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.group import ParamGroup
+from boost_core.optim.zero import ParamGroup
 from boost_core.parallel.communicator import Communicator
 
 # One Riemannian step of a low-rank product W = M Nᵀ (LORO, ICLR 2025), on factors whose long axes are sharded.

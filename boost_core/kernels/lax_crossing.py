@@ -31,7 +31,7 @@ from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_trit
 LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
 
 
-def latent_crossing(
+def lax_crossing(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
     scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: Activation,
     quantised: PrecomputedRows | None = None,
