@@ -1,8 +1,10 @@
 """The scheduler's thread. Of several services on one database, only one schedules at a time."""
 
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -203,7 +205,13 @@ class ReconcileLoop:
         return True
 
     def _keep_lease(self) -> None:
+        shown = 0.0  # when the pass began of which the log says where it hangs
         while not self._stop.wait(LEASE_SECONDS / 3):
+            began = self._began
+            if (seconds := time.monotonic() - began) >= HUNG_SECONDS and began != shown:
+                stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread.ident or 0)))
+                logger.error("a pass of the scheduler has not ended for %.0f s; it is at:\n%s", seconds, stack)
+                shown = began
             with self._lease_lock:
                 if self._lease is not None and time.monotonic() - self._began < HUNG_SECONDS:
                     try:

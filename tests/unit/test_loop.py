@@ -152,7 +152,9 @@ def test_a_pass_that_takes_long_keeps_the_lease(office: Office, monkeypatch: pyt
     assert len(office.made["one"]) == 1, "and what the reconciler remembers"
 
 
-def test_a_pass_that_hangs_loses_it_and_steps_down(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_hangs_loses_it_and_steps_down(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(loop_module, "LEASE_SECONDS", SHORT_LEASE_SECONDS)
     monkeypatch.setattr(loop_module, "HUNG_SECONDS", 0.1)
     job_id = office.store.create(tiny_job("corpus", "elsewhere"), "file:///checkpoints").id
@@ -164,6 +166,8 @@ def test_a_pass_that_hangs_loses_it_and_steps_down(office: Office, monkeypatch: 
     hung.may_go_on.clear()
     office.start("other")
     office.schedules("other")
+    assert caplog.text.count("a pass of the scheduler has not ended for") == 1
+    assert "self.may_go_on.wait(PATIENCE_SECONDS)" in caplog.text, "where it hangs"
     made = office.passes.count("one")
     hung.may_go_on.set()
     time.sleep(0.2)
