@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,14 +50,14 @@ def reshard() -> Callable[[], object]:
     return flow
 
 
-def context_block() -> Callable[[], object]:
-    """One block's forward and backward pass on one of two context parallel ranks; a fork is the other."""
+def block(**layout: int) -> Callable[[], object]:
+    """A CoLA block's forward and backward pass with latent recomputation on one of two ranks; a fork is the other."""
     import os
 
     import torch
     import torch.distributed as dist
 
-    from boost_core.parallel.recompute import Lookahead
+    from boost_core.parallel.recompute import Lookahead, run_in_turns
     from boost_core.train.batch import Batch
     from boost_core.train.state import TrainState
     from tests.jobs import tiny_job
@@ -65,8 +66,8 @@ def context_block() -> Callable[[], object]:
         rank = 0 if os.fork() else 1
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
         dist.barrier()
-        layout = {"tensor_parallel_size": 1, "context_parallel_size": 2}
-        state = TrainState.initial(tiny_job(Path("/corpus"), "/checkpoints", parallelism=layout), torch.device("cpu"))
+        job = tiny_job(Path("/corpus"), "/checkpoints", parallelism={"recompute": "latent", **layout})
+        state = TrainState.initial(job, torch.device("cpu"))
         dist.barrier()
     sequences = torch.arange(33).view(1, 33).numpy()
     batch = Batch.of(sequences, None, torch.device("cpu"))
@@ -74,7 +75,8 @@ def context_block() -> Callable[[], object]:
     residual = state.model.embed(local.of(batch.tokens))
 
     def flow() -> None:
-        result, _ = state.model.blocks["0"](residual, local.rotation.for_layer(), None, Lookahead())
+        passed = state.model.blocks["0"](residual, local.rotation.for_layer(), None, Lookahead())
+        result, _ = run_in_turns([passed])[0]
         result.inputs.sum().backward()
 
     if rank:
@@ -87,7 +89,8 @@ def context_block() -> Callable[[], object]:
 FLOWS: Mapping[str, Callable[[], Callable[[], object]]] = {
     "plan": plan,
     "reshard": reshard,
-    "context_block": context_block,
+    "block": partial(block, tensor_parallel_size=2),
+    "context_block": partial(block, tensor_parallel_size=1, context_parallel_size=2),
 }
 
 
