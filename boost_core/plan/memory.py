@@ -64,7 +64,7 @@ from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, r
 # ---------  -----------------------------------------------------------------------------------------------------------
 # weights    c·n
 # gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO stage 2 all sums also exist during
-#            the first step (in which ``optim.gradients`` learns how often each arrives), so they count
+#            the first step (in which ``optim.zero`` learns how often each arrives), so they count
 # under way  under that stage, the arriving part of up to three buckets being sent; and the buckets themselves if those
 #            of the step's next micro-batch arrive meanwhile; gloo, on CPUs, sends a copy
 # optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
@@ -79,7 +79,7 @@ from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, r
 _BLOCK = 64  # elements; ``optim.zero.BLOCK``
 STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
 _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
-_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has in flight at a time
+_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.zero`` has in flight at a time
 
 
 @dataclass(frozen=True)

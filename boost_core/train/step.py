@@ -16,7 +16,7 @@ from boost_core.config.training import OptimizerConfig
 from boost_core.data.corpus import Sampler, Sequences, replica_share
 from boost_core.data.tokenizers import job_tokenizer
 from boost_core.messages import Sample
-from boost_core.optim.gradients import clip_factor, global_norm
+from boost_core.optim.zero import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
 from boost_core.train.batch import Batch, LocalTokens, most_documents
 from boost_core.train.state import Results, TrainState

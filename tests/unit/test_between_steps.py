@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import Sampler, load_corpus
-from boost_core.optim.gradients import Gradients, adds_products
+from boost_core.optim.zero import Gradients, adds_products
 from boost_core.train import step
 from boost_core.train.profiling import FULL_EVERY_STEPS, collected_between_steps, release_broken_step
 from boost_core.train.state import TrainState

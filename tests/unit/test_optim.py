@@ -18,8 +18,7 @@ from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.gradients import Gradients, clip_factor, global_norm
-from boost_core.optim.zero import ParamGroup, Staging
+from boost_core.optim.zero import Gradients, ParamGroup, Staging, clip_factor, global_norm
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.train.step import learning_rate

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import Sampler, load_corpus
-from boost_core.optim.gradients import adds_products
+from boost_core.optim.zero import adds_products
 from boost_core.parallel.btp import GradientSinks
 from boost_core.train.state import TrainState
 from boost_core.train.step import _reduced
@@ -136,7 +136,7 @@ def test_no_gradient_is_written_and_read_again(tmp_path: Path) -> None:
             steps(corpus, {}, 3)
         return many.calls - few.calls, many.bytes - few.bytes
 
-    with patch("boost_core.optim.gradients.adds_products", lambda *_: False):
+    with patch("boost_core.optim.zero.adds_products", lambda *_: False):
         before, bytes_before = of_a_step()
     after, bytes_after = of_a_step()
     # Query-key-value's and gate-up's down products are scaled by a norm; eight products a block and micro-batch.
