@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout as Shape
 from boost_core.data.corpus import Sampler, load_corpus
-from boost_core.optim import group
+from boost_core.optim import zero
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.offload import HostCopy
 from boost_core.plan.memory import pipeline_rank_memory
@@ -52,15 +52,15 @@ Layout = dict[str, Any]
 def layouts() -> list[tuple[str, int, Layout]]:
     """All families, micro-batches and layouts of up to eight ranks that are legal."""
     found = []
-    for (tp, pp, dp), schedule, zero, family, micro in itertools.product(
+    for (tp, pp, dp), schedule, stage, family, micro in itertools.product(
         itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4)), SCHEDULES, (0, 1, 2), FAMILIES, (1, 2)
     ):
         layout = {
             "tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp,
-            "pipeline_schedule": schedule, "zero_stage": zero,
+            "pipeline_schedule": schedule, "zero_stage": stage,
         }  # fmt: skip
         stages = pp * (1 if schedule == "1f1b" else 2)
-        idle = (pp == 1 and schedule != "1f1b") or (dp == 1 and zero != 1)
+        idle = (pp == 1 and schedule != "1f1b") or (dp == 1 and stage != 1)
         fits = tp * pp * dp <= 8 and stages <= 4 and 8 // dp // micro >= pp
         dense, grouped = family in ("dense", "qk norm"), family in ("cola", "qk norm")
         illegal = (dense and schedule == "zero_bubble") or (grouped and tp == 4)
@@ -104,7 +104,7 @@ def job(corpus: Path, family: str, micro: int, layout: Layout, **training: Any) 
 
 def trained(spec: JobSpec, compute_type: torch.dtype, steps: int = STEPS) -> tuple[list[float], Whole]:
     """Losses of some steps, and all state after them."""
-    small_buckets = patch.object(group.ParamGroup.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
+    small_buckets = patch.object(zero.ParamGroup.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
     with patch.dict(COMPUTE_TYPES, {spec.training.precision: compute_type}), small_buckets:
         state = TrainState.initial(spec, CPU)
         sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)

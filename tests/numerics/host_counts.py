@@ -27,7 +27,7 @@ from triton.runtime.jit import KernelInterface
 from boost_core.bench.rank import LoneCommunicator, PublishedRun, draw_weights
 from boost_core.config import JobSpec
 from boost_core.kernels.launch import always
-from boost_core.optim import gradients
+from boost_core.optim import zero
 from boost_core.parallel.communicator import CommunicationLedger
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
@@ -156,7 +156,7 @@ def as_on_a_gpu() -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     try:
         with (
-            always("triton"), lengths_on_device(), patch.object(gradients, "adds_products", lambda *_: True),
+            always("triton"), lengths_on_device(), patch.object(zero, "adds_products", lambda *_: True),
             torch.library._scoped_library("aten", "IMPL") as cpu,
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
         ):  # fmt: skip

@@ -28,7 +28,7 @@ from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import Implementation, always
-from boost_core.optim import group as group_module
+from boost_core.optim import zero
 from boost_core.optim.zero import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
@@ -82,7 +82,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             always(kernels),
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
-            patch.object(group_module, "host_zeros", zeros_apart),
+            patch.object(zero, "host_zeros", zeros_apart),
             patch.object(offload, "host_bytes", bytes_apart),
         ):
             yield

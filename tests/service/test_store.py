@@ -12,7 +12,6 @@ from alembic.migration import MigrationContext
 from pydantic import ValidationError
 from sqlalchemy import text, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Layout
@@ -20,7 +19,7 @@ from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile
 from service.jobs.database import migrate, open_engine
 from service.jobs.model import JobFilter, new_id
 from service.jobs.patch import JobPatch
-from service.jobs.queries import JobNotFound, last_sequence
+from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow, Table
@@ -469,9 +468,7 @@ def test_reports_become_events_and_the_newest_numbers(store: JobStore) -> None:
     events = [event for event in store.events(job.id) if event.kind != "state"]
     assert [event.data for event in events] == [report.model_dump(mode="json") for report in reports]
     assert {event.time for event in events} == {time}
-    with Session(store.engine) as session:
-        assert last_sequence(session, job.id, 1) == 6
-        assert last_sequence(session, job.id, 2) == 0
+    assert store.last_sequences([job.id]) == {job.id: 6}
 
 
 def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:

@@ -97,7 +97,7 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     job = tracked_job(store, tmp_path, settings, trackers=OFFLINE)
     report(store, job, *map(a_step, range(1, 8)), a_restart(7), a_step(6, loss=0.1), a_step(7, loss=0.1))
     progress = TrackerStore(store.engine)
-    with patch.object(TrackerStore, "sent", side_effect=SystemExit), pytest.raises(SystemExit):  # it is not noted
+    with patch.object(TrackerStore, "write", side_effect=SystemExit), pytest.raises(SystemExit):  # it is not noted
         deliver(store, progress, progress.one(job.id, KIND), TrackerFactory(settings)(KIND, store.get(job.id)))
     assert points(rows(job)), "but written"
     with forwarding(store, settings):

@@ -11,7 +11,7 @@ from boost_core.config import DataConfig, SourceConfig
 from boost_core.config.base import INTERRUPTED
 from boost_core.config.data_files import find_index, read_index
 from boost_core.data import __main__ as command
-from boost_core.data import tokenize
+from boost_core.data import tokenizers
 from boost_core.data.corpus import load_corpus
 
 TEXTS = [
@@ -43,7 +43,7 @@ def run(source: Path, folder: Path, *options: str) -> int:
         "--shard-tokens",
         "2000",
     ]
-    with patch.object(tokenize, "_BATCH_BYTES", 700):
+    with patch.object(tokenizers, "_BATCH_BYTES", 700):
         return command.main([*arguments, *options])
 
 

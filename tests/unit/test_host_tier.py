@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from boost_core.optim import group
+from boost_core.optim import zero
 from boost_core.optim.zero import Staging
 from tests.unit.stand_in_gpu import Gpu, stand_in
 
@@ -17,9 +17,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu, empty = stand_in(monkeypatch), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, device: empty(*sizes, dtype=dtype))
     for name in ("_copy_in", "_copy_out"):
-        copy = getattr(group, name)
+        copy = getattr(zero, name)
         monkeypatch.setattr(
-            group, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
+            zero, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
         )
     return gpu
 

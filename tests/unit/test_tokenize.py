@@ -20,6 +20,7 @@ from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.data_files import Shard, check_data, find_index, list_files, read_index, tokenizer_vocabulary
 from boost_core.data import __main__ as command
 from boost_core.data import tokenize
+from boost_core.data import tokenizers as our_tokenizers
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
 from boost_core.data.tokenizers import job_tokenizer, open_tokenizer, train_bpe
@@ -116,7 +117,7 @@ def test_tokens_remember_the_bytes_of_their_text(tmp_path: Path) -> None:
 
 def test_bytes_in_many_shards_are_the_documents(tmp_path: Path) -> None:
     write(tmp_path / "in", "jsonl")
-    with patch.object(tokenize, "_BATCH_BYTES", 300):
+    with patch.object(our_tokenizers, "_BATCH_BYTES", 300):
         assert run(tmp_path / "in", tmp_path / "out", "--shard-tokens", "1500") == 0
     index = read_index(str(tmp_path / "out"))
     assert (index.dtype, index.vocabulary, index.end_of_document, index.documents) == ("uint8", 256, 0, 60)
@@ -146,7 +147,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
         if next(reports, None) is None:
             raise KeyboardInterrupt
 
-    with patch.object(tokenize, "_BATCH_BYTES", 300):
+    with patch.object(our_tokenizers, "_BATCH_BYTES", 300):
         assert run(tmp_path / "in", tmp_path / "whole", *options) == 0
         with patch.object(command, "_show", interrupt):
             assert run(tmp_path / "in", tmp_path / "cut", *options) == 130
