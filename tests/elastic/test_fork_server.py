@@ -121,7 +121,7 @@ def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
     assert four["server"] != server.pid
     assert psutil.pid_exists(two["pid"])
     # With the node all of this goes.
-    left = {two["pid"], four["pid"], four["server"], *clients(raylet)}
+    left = [psutil.Process(pid) for pid in {two["pid"], four["pid"], four["server"], *clients(raylet)}]
     assert len(left) == 5
     os.kill(raylet, signal.SIGKILL)
-    assert within(180, lambda: not any(map(psutil.pid_exists, left)))
+    assert within(180, lambda: not any(process.is_running() for process in left)), left

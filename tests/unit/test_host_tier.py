@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from boost_core.optim import zero
 from boost_core.optim.zero import Staging
 from tests.unit.stand_in_gpu import Gpu, stand_in
 
@@ -16,11 +15,10 @@ CHUNKS, STEPS = 5, 3
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu, empty = stand_in(monkeypatch), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, device: empty(*sizes, dtype=dtype))
-    for name in ("_copy_in", "_copy_out"):
-        copy = getattr(zero, name)
-        monkeypatch.setattr(
-            zero, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
-        )
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda to, source, **named: gpu.current.queue(lambda: copy(to, source, **named))
+    )
     return gpu
 
 
@@ -50,7 +48,7 @@ def test_a_buffer_that_is_only_read_is_not_overwritten_before(gpu: Gpu, seed: in
     rounded = torch.zeros_like(state)
     for here, weight in zip(state.split(64), rounded.split(64), strict=True):
         (chunk,) = staging.use(staging.load([[here]]))
-        gpu.current.queue(lambda weight=weight, chunk=chunk: weight.copy_(chunk))
+        weight.copy_(chunk)
     gpu.run(random.Random(seed))
     assert torch.equal(rounded, state)
 
