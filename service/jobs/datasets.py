@@ -27,6 +27,9 @@ _SUMMARY = [column for column in _DETAIL if column.name != "lineage"]  # which m
 class DatasetNotFound(LookupError):
     """The tenant has no dataset of this name."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
+
 
 class DatasetConflict(ValueError):
     """A dataset is in use, or not in a state in which this can be done."""
@@ -94,7 +97,7 @@ class DatasetStore:
         with self.jobs.engine.connect() as connection:
             row = connection.execute(select(*_DETAIL).where(_named(name, tenant))).one_or_none()
         if row is None:
-            raise DatasetNotFound(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
+            raise DatasetNotFound(name)
         return DatasetDetail.model_validate(dict(row._mapping))
 
     def some(self, names: AbstractSet[str], tenant: str) -> dict[str, Dataset]:

@@ -266,8 +266,9 @@ def survive(folder: Path, rounds: int) -> None:
         training={"steps": 10_000_000, "evaluate_every_steps": 10_000_000}, checkpoint={"every_steps": 50},
         fault_tolerance={"max_restarts": 0, "restart_window_seconds": 5},  # any that counted would end it
     )  # fmt: skip
-    settings = {"BOOST_AUTH": "false", "BOOST_SUPERVISOR_SECONDS": "5", "TMPDIR": str(folder / "tmp")}
-    (folder / "tmp").mkdir()
+    longest = folder / ("tmp" * 40)  # no socket could be there
+    longest.mkdir()
+    settings = {"BOOST_AUTH": "false", "BOOST_SUPERVISOR_SECONDS": "5", "TMPDIR": str(longest)}
     server = ServerOfProcess1(folder / "home", **settings)
     try:
         server.until(server.ready)

@@ -1,6 +1,7 @@
 """Gangs on Ray, as the service's scheduler sees them: one detached supervisor actor for each attempt of a job."""
 
 import contextlib
+import logging
 import os
 import queue
 import secrets as chance
@@ -41,11 +42,16 @@ from service.gang.status import (
 from service.logs import GangLogs, LogFormat
 from service.security.access import AccessRules
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE = "boost"
 POLL_SECONDS = 1.0
 WORKERS_SECONDS = 5.0  # for workers to end with their supervisor
 END_SECONDS = 30.0  # for nodes to say that processes have ended
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
+# The path of a socket may have 107 bytes. Python's multiprocessing, as in Ray's dashboard, has 32 of them below TMPDIR:
+# /pymp-xxxxxxxx/listener-xxxxxxxx
+_LONGEST_TMPDIR = 75
 _LONGEST_GAP = 5.0  # between two polls, so that a scheduler that was held up itself does not take gangs for silent
 _SILENT = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [])
 
@@ -127,6 +133,9 @@ class RayGangs:
                 private_api.use_token(self._token_file)
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
             self._folder = ray_folder()
+            if len(os.fsencode(folder := tempfile.gettempdir())) > _LONGEST_TMPDIR:
+                logger.warning("TMPDIR is %s, too long for sockets there; Ray and ranks use /tmp instead", folder)
+                os.environ["TMPDIR"] = "/tmp"  # of what is started from here; this process has noted its own
             with private_api.on_loopback(), private_api.own_sigterm_handler():
                 ray.init(
                     "local",
