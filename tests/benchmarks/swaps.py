@@ -56,7 +56,7 @@ class Tenant:
         spec = tiny_job(
             self.corpus, "placeholder", parallelism={"tensor_parallel_size": 1}, training={"steps": steps}
         ).model_dump(mode="json", exclude_unset=True)
-        return spec | {"checkpoint": {"every_steps": STEPS[self.name], "keep": 10, **checkpoint}}
+        return spec | {"checkpoint": {"every_steps": STEPS[self.name], **checkpoint}}
 
     def build(self, name: str) -> httpx.Response:
         source = {"kind": "text", "paths": [str(self.corpus)]}
@@ -103,7 +103,8 @@ def attack(lab: Tenant, job: Json, others: Tenant, theirs: Json, seconds: float)
             datasets += [name] * answer.is_success
             for spec in (lab.spec(20), lab.spec(20, weights_from=str(folder))):
                 note("job", answer := lab.http.post("/jobs", json=spec))
-                jobs += [answer.json()["id"]] * answer.is_success
+                if answer.is_success:
+                    jobs.append(answer.json()["id"])
             round_ends = time.monotonic() + 5
             while time.monotonic() < min(until, round_ends):
                 note("list", answer := lab.http.get(at))
@@ -149,7 +150,7 @@ def main() -> None:
         try:
             server.until(lambda: (answer := server.answers("/readyz")) is not None and answer.is_success)
             lab, others = (Tenant(name, server, root / "home", root) for name in WORDS)
-            job, theirs = (tenant.train(tenant.spec(45)) for tenant in (lab, others))
+            job, theirs = (tenant.train(tenant.spec(3 * STEPS[tenant.name])) for tenant in (lab, others))
             assert others.build("theirs").is_success
             dataset = others.end_of("/datasets/theirs", ("BUILDING",))
             there = (Path(theirs["checkpoint_url"].removeprefix("file://")), others.corpus.parent)
