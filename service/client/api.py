@@ -79,7 +79,33 @@ def _dataset(_: object, name: str) -> tuple[object, ...]:
 
 
 class Api:
-    """The methods of both clients: all operations of the API, by resource."""
+    """What both clients have in common: how they are made, and the operations of the API, by resource.
+
+    Args:
+        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
+        api_key: API key; ``None`` for a service without authentication.
+        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
+        retry_seconds: How long to retry a request; 0: never.
+        timeout: Seconds to wait for the service to send something.
+
+    Raises:
+        ValueError: An argument is invalid.
+    """
+
+    _http: Any
+    _connect: type[Any]
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        verify: bool | str | Path = True,
+        retry_seconds: float = RETRY_SECONDS,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._http = self._connect(**options_of_httpx(base_url, api_key, verify, timeout))
 
     # Jobs.
 
@@ -430,29 +456,10 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
     Every method raises ``ApiError`` when the service refuses, and ``ServiceUnreachable`` when it does not answer.
     A request that may safely reach the service twice is retried when the connection fails or the service answers
     429 or 503. Requests that create something are among these: all tries carry the same Idempotency-Key.
-
-    Args:
-        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
-        api_key: API key; ``None`` for a service without authentication.
-        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
-        retry_seconds: How long to retry a request; 0: never.
-        timeout: Seconds to wait for the service to send something.
-
-    Raises:
-        ValueError: An argument is invalid.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | Path = True,
-        retry_seconds: float = RETRY_SECONDS,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> None:
-        self._base_url, self._retry_seconds = base_url, retry_seconds
-        self._http = httpx.Client(**options_of_httpx(base_url, api_key, verify, timeout))
+    _http: httpx.Client
+    _connect = httpx.Client
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -501,30 +508,10 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
 
 
 class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
-    """``Client`` for asyncio: the same methods, awaited; ``events`` and ``logs`` are asynchronous iterators.
+    """``Client`` for asyncio: the same methods, awaited; ``events`` and ``logs`` are asynchronous iterators."""
 
-    Args:
-        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
-        api_key: API key; ``None`` for a service without authentication.
-        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
-        retry_seconds: How long to retry a request; 0: never.
-        timeout: Seconds to wait for the service to send something.
-
-    Raises:
-        ValueError: An argument is invalid.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | Path = True,
-        retry_seconds: float = RETRY_SECONDS,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> None:
-        self._base_url, self._retry_seconds = base_url, retry_seconds
-        self._http = httpx.AsyncClient(**options_of_httpx(base_url, api_key, verify, timeout))
+    _http: httpx.AsyncClient
+    _connect = httpx.AsyncClient
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
