@@ -316,9 +316,11 @@ class Reconciler:
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
         """Return when gangs that have been silent for ``seconds`` last answered; ``None``: before the service began."""
-        now, time_now = self._clock(), datetime.now(UTC)
-        return {
-            job_id: None if entry.seen_at is None else time_now - timedelta(seconds=now - entry.seen_at)
+        now, time_now = self._clock(), time.time()
+        return {  # to the second, so that two passes say the same of a gang that has not answered in between
+            job_id: None
+            if entry.seen_at is None
+            else datetime.fromtimestamp(round(time_now - (now - entry.seen_at)), UTC)
             for job_id, entry in self._memory.entries.items()
             if now - (entry.begun_at if entry.seen_at is None else entry.seen_at) >= seconds
         }

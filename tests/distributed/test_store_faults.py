@@ -141,6 +141,7 @@ def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
 
 
 @pytest.mark.parametrize("fault", [pytest.param(Fault.CUT, marks=pytest.mark.full), Fault.SHORT])
+@pytest.mark.full
 def test_what_cannot_be_read_is_named_and_stepped_over(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_store_that_is_away_as_a_whole_is_waited_for(
     assert any("cannot be read; retrying in" in line for line in run.warnings), run.warnings
 
 
+@pytest.mark.full
 def test_nothing_needs_to_be_deleted_to_save(s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path) -> None:
     proxy.fault = lambda call: Fault.DENIED if call.operation.startswith("delete") else None
     spec = a_job(corpus, "kept", 8, 2, keep_last=1, store_wait_seconds=60)

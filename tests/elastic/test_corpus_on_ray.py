@@ -32,6 +32,7 @@ def cluster() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.full
 def test_ray_data_makes_the_same_shards(tmp_path: Path, cluster: str) -> None:
     source = write(tmp_path / "in", texts())
     wanted = corpus(source, exact_dedup=True, near_dedup={}, filters=[{"measure": "words", "min": 70}])
@@ -104,6 +105,7 @@ def test_a_folder_that_becomes_a_link_to_anothers_is_not_read(tmp_path: Path, cl
     assert refused
 
 
+@pytest.mark.full
 def test_the_command_reaches_a_cluster_by_its_address(tmp_path: Path, cluster: str) -> None:
     source = write(tmp_path / "in", texts(40))
     command = [str(BOOST), "data", "tokenize", str(source), str(tmp_path / "ray"), "--kind", "jsonl", "--ray"]

@@ -215,6 +215,7 @@ def rounded(cases: list[Case], alone: bool) -> list[Found]:
         return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
+@pytest.mark.full
 def test_in_bf16_ranks_that_share_sequences_are_hardly_further_off_than_one(ranks: Ranks) -> None:
     """At most 1.5 times as far from fp64, which is the project's rule."""
     layout = Layout(1, 1, 1, cp=4)
@@ -342,6 +343,7 @@ def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
 @pytest.mark.parametrize(
     "cases", [pytest.param(MOVED, id="some"), pytest.param(MORE_MOVED, marks=pytest.mark.full, id="all others")]
 )
+@pytest.mark.full
 def test_a_step_with_moved_tasks_is_that_of_one_rank(ranks: Ranks, cases: list[Case]) -> None:
     """As above; and what is sent is as planned, and repeats are alike to the bit."""
     for case, sent in steps_with_moved_tasks(ranks, cases):
@@ -485,6 +487,7 @@ def planned_of_moved(case: Case) -> dict[str, int]:
     }
 
 
+@pytest.mark.full
 def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
     """What one rank computes, where nodes have two context parallel ranks each."""
     layout = Layout(2, 1, 1, cp=4)

@@ -143,6 +143,7 @@ def test_an_export_generates_with_a_cache_what_it_does_without(exported: Exporte
     assert torch.equal(with_cache.sequences[:, 6:], whole[:, 5:-1])
 
 
+@pytest.mark.full
 def test_an_export_needs_nothing_of_ours(exported: Exported) -> None:
     code = """
 import sys, torch, transformers

@@ -72,6 +72,7 @@ def test_nor_does_one_over_context_parallel_ranks(ranks: Ranks, ranks_: int) -> 
 
 
 @pytest.mark.parametrize("context", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_nor_does_a_pipeline_which_keeps_the_indexes_of_several_micro_batches(ranks: Ranks, context: int) -> None:
     training = {"sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 4, "attention": SPARSE}
     parallelism = {"pipeline_parallel_size": 2, "context_parallel_size": context}

@@ -103,6 +103,7 @@ def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.Capt
     assert " loss |" not in (model / "README.md").read_text()
 
 
+@pytest.mark.full
 def test_export_of_a_job_has_its_losses_on_the_card(
     api: RunningApi, store: JobStore, trained: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_generation_from_the_newest_checkpoint_of_a_job_that_trains(
     assert "give at most 31" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_export_passes_on_what_is_refused(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_boost("export", checkpoints, tmp_path / "model", "--merge").exit_code == 2
     assert "there is no product to multiply out; export it without --merge" in capfd.readouterr().err

@@ -195,6 +195,7 @@ def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
     assert line.endswith("; stop what uses it or set BOOST_PORT to another port")
 
 
+@pytest.mark.full
 def test_a_job_trains_on_a_dataset_that_the_service_has_made(server: Server, client: Client, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     (tmp_path / "corpus" / "6.txt").write_bytes((tmp_path / "corpus" / "5.txt").read_bytes())

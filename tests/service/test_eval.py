@@ -64,6 +64,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.full
 def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
     api: RunningApi, store: JobStore, trained: Path, tasks: Path, tmp_path: Path,
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

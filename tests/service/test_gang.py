@@ -227,6 +227,7 @@ def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: C
             gang.poll()
 
 
+@pytest.mark.full
 def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(5))

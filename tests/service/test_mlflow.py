@@ -66,6 +66,7 @@ def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Setti
         assert run.info.end_time is not None
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_in_between_has_each_point_once(
     server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path
 ) -> None:

@@ -233,6 +233,7 @@ def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
+@pytest.mark.full
 def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client, tmp_path: Path) -> None:
     job, asked = on(accelerator_type="H100"), PlanSearch(gpus=4)
     assumed = client.plan(job, asked)
@@ -266,6 +267,7 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
 
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, profiles: ProfileStore) -> None:
     """Its layouts are chosen by it, whatever becomes of the profile; a clone is planned anew."""
     left = on(accelerator_type="H100").model_dump(mode="json")

@@ -409,6 +409,7 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
     assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
 
 
+@pytest.mark.full
 def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Client, store: JobStore) -> None:
     gpus = {"a": (2.0, "H200"), "b": (2.0, "H200"), "c": (2.0, "H200"), "d": (4.0, "H200"), "e": (64.0, "H100")}
     nodes = [

@@ -126,6 +126,7 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     assert points(server.rows(job.id))[:-1] == losses(range(1, 8))
 
 
+@pytest.mark.full
 def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_job_is_written_mended_planned_and_submitted_once(visitor: Visit, api:
     expect(page.get_by_role("button", name="cola-tiny")).to_be_visible()  # the draft is gone
 
 
+@pytest.mark.full
 def test_a_draft_outlives_the_page_and_is_not_overwritten_unasked(visitor: Visit, store: JobStore) -> None:
     page = visitor.open("/new")
     write(page, GOOD)
@@ -176,6 +177,7 @@ def test_what_is_written_is_never_markup(visitor: Visit) -> None:
 @pytest.mark.parametrize(
     "what", [pytest.param("away", marks=pytest.mark.full), "limited", pytest.param("unknown", marks=pytest.mark.full)]
 )
+@pytest.mark.full
 def test_a_text_is_kept_when_it_cannot_be_submitted(
     browser: Browser, guarded: RunningApi, store: JobStore, what: str
 ) -> None:

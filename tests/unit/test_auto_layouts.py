@@ -174,6 +174,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(changes: dict[str, Any], word
     assert all(word in str(refused.value) for word in words), refused.value
 
 
+@pytest.mark.full
 def test_another_process_chooses_the_same_in_time_or_says_why_not() -> None:
     assert layouts_apart(left(), 60) == choose_layouts(left())
     with pytest.raises(NothingFits) as here:

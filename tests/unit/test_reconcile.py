@@ -660,6 +660,7 @@ def test_a_gang_that_does_not_answer_is_out_of_sight(service: Service) -> None:
     service.tick(20)
     seen = service.reconciler.unseen(30)[job.id]
     assert seen is not None and timedelta(seconds=39) < datetime.now(UTC) - seen < timedelta(seconds=70)
+    assert all(service.reconciler.unseen(30) == {job.id: seen} for _ in range(20))
     service.gangs.now(job, GangPhase.TRAINING, "2 workers are training")
     service.tick()
     assert service.reconciler.unseen(30) == {}

@@ -158,6 +158,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
     assert read_index(str(tmp_path / "cut")) == read_index(str(tmp_path / "whole"))
 
 
+@pytest.mark.full
 def test_a_store_that_is_away_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
