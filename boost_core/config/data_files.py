@@ -24,10 +24,9 @@ from fsspec import AbstractFileSystem
 from fsspec.core import has_magic
 from pydantic import Field, ValidationError, field_validator
 
-from boost_core.config.base import Config, UnfitField
-from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
-from boost_core.config.reading import Unreadable, read_small
-from boost_core.config.storage import Disk, StorageOptions, StoreUnusable, info_of, is_local, options_at
+from boost_core.config.base import Config, StoreUnusable, UnfitField
+from boost_core.config.storage import Disk, StorageOptions, Unreadable, info_of, is_local, options_at, read_small
+from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
 from boost_core.config.user_files import (
     ARROW_FILE,
     MOST_TOKENIZER_BYTES,

@@ -15,9 +15,8 @@ from typer.core import TyperGroup
 from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
+from boost_core.config.base import StoreUnusable, read_yaml, stores_in_words
 from boost_core.config.nanotron import Imported, import_config
-from boost_core.config.reading import read_yaml
-from boost_core.config.storage import StoreUnusable, stores_in_words
 from boost_core.plan.machine import MeasuredProfile
 from service.cli.output.printing import Terminal, print_line
 from service.client import ApiError, ServiceUnreachable

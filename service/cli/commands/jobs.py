@@ -14,12 +14,14 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from boost_core.config.reading import read_yaml
-from boost_core.messages import Drill, Profile, duration, numbers_of
+from boost_core.config.base import read_yaml
+from boost_core.messages import Drill, Profile, numbers_of
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of
-from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
+from boost_core.plan.report import Plan
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import choose_layouts
+from boost_core.plan.search import PlanSearch, SearchReport, search_report
+from boost_core.terminal import duration
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, ExitStatus, Failed, read_job, read_profile, read_yaml_as
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url, complete_job_ids, moment

@@ -25,15 +25,16 @@ from boost_core.messages import (
     Scores,
     StepReport,
     comparison_in_words,
-    duration,
     layout_in_words,
     numbers_of,
     report_adapter,
     restart_in_words,
     validation_in_words,
 )
-from boost_core.plan.report import Plan, PlannedChoice, PlannedShape, SearchReport
+from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.search import PlannedChoice, SearchReport
+from boost_core.terminal import duration
 from service.cli.failures import ExitStatus
 from service.cli.output.printing import print_facts, print_line, print_table, say
 from service.client import Client
