@@ -27,13 +27,7 @@ from pydantic import Field, ValidationError, field_validator
 from boost_core.config.base import Config, StoreUnusable, UnfitField
 from boost_core.config.storage import Disk, StorageOptions, Unreadable, info_of, is_local, options_at, read_small
 from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
-from boost_core.config.user_files import (
-    ARROW_FILE,
-    MOST_TOKENIZER_BYTES,
-    PARQUET,
-    count_tokens,
-    problems_of_schemas,
-)
+from boost_core.config.user_files import ARROW_FILE, MOST_TOKENIZER_BYTES, PARQUET, count_tokens, problems_of_schemas
 
 # Checks of files of rows by their ends.
 

@@ -20,14 +20,7 @@ from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import (
-    NODE_GPUS,
-    NOMINAL,
-    SPARE,
-    Basis,
-    Machine,
-    device_bytes,
-)
+from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes
 from boost_core.plan.memory import lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
