@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from boost_core.config import Layout, load_job
 from boost_core.config.base import in_lines
-from boost_core.plan.resolve import at, nothing_fits
+from boost_core.plan.report import at, nothing_fits
 from boost_core.terminal import print_lines
 from boost_core.train import train
 from boost_core.train.loop import ConsoleReporter

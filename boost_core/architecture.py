@@ -21,9 +21,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from typing import NamedTuple
 
-from boost_core.config.legality import StrategyName, chosen_strategy
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode, StrategyName, chosen_strategy
 from boost_core.config.training import OptimizerConfig
 
 # The seven projections of a decoder block, in four groups that each share an input; the same in all families.

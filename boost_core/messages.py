@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from boost_core.config import Layout
 from boost_core.config.base import Config, Frozen
+from boost_core.terminal import duration
 
 Provenance = Literal["assumed", "fitted", "measured", "measured_fitted"]
 PROVENANCE = (
@@ -511,15 +512,6 @@ def comparison_in_words(report: ComparisonReport) -> str:
     if report.step_seconds is None:
         return memory
     return f"{memory}; {report.step_seconds:.3g} s a step, predicted {report.predicted_step_seconds:.3g} s"
-
-
-def duration(seconds: float) -> str:
-    """A duration as hours, minutes and seconds: ``1:02:03``, ``2:03``; from a day on ``193 d 10 h``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def layout_in_words(shape: ShapeReport) -> str:

@@ -1,4 +1,4 @@
-"""Lines and tables of text that are no wider than a terminal: what does not fit is continued, never cut off.
+"""Text for a terminal: durations, and lines and tables no wider than it: what does not fit is continued, never cut off.
 
 A word that is wider than the terminal alone, such as a URL or a path, is left whole: it can be copied.
 """
@@ -99,6 +99,15 @@ def table_lines(
                 # A word that fits only without indentation is not indented.
                 lines[-1].append(line if cells(line) <= width else line.lstrip())
     return lines[0], [line for of_row in lines[1:] for line in of_row]
+
+
+def duration(seconds: float) -> str:
+    """A duration as hours, minutes and seconds: ``1:02:03``, ``2:03``; from a day on ``193 d 10 h``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def print_lines(text: str, *, to: TextIO | None = None) -> None:

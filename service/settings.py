@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from boost_core.config.storage import refuse_unserved
+from boost_core.config.base import refuse_unserved
 from service.logs import LogFormat
 from service.security.access import Access, AccessRules
 

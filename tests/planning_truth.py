@@ -7,10 +7,10 @@ from math import inf
 from random import Random
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.legality import layout_problems
+from boost_core.config.job import layout_problems
 from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
 from boost_core.plan.memory import PipelineRank, lacking, node_bytes
-from boost_core.plan.resolve import at
+from boost_core.plan.report import at
 from boost_core.plan.throughput import Step, StepSeconds
 from boost_core.plan.work import Stage, cut
 

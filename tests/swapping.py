@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from boost_core.config.data import CorpusConfig, SourceConfig
 from boost_core.config.storage import confine
+from boost_core.config.training import CorpusConfig, SourceConfig
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import Engine
 

@@ -44,8 +44,7 @@ from boost_core.checkpoint.manifest import (
 from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.base import UnfitField
 from boost_core.config.job import CheckpointConfig
-from boost_core.config.reading import Unreadable, read_small, refuse_irregular
-from boost_core.config.storage import StorageOptions, literal, options_at
+from boost_core.config.storage import StorageOptions, Unreadable, literal, options_at, read_small, refuse_irregular
 
 # Which checkpoints a job no longer needs. Does not import torch.
 

@@ -47,8 +47,7 @@ from torch.futures import Future
 
 from boost_core.checkpoint.folder import INDEX, CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable, Manifest, StoredFile
-from boost_core.config.reading import Unreadable, refuse_irregular
-from boost_core.config.storage import Disk
+from boost_core.config.storage import Disk, Unreadable, refuse_irregular
 
 Sizes = tuple[int, ...]
 

@@ -1,14 +1,28 @@
-"""The base class of all configuration models, and errors that name the fields at fault."""
+"""What all of the configuration shares: models that name the fields at fault, kinds of fields, and reading of YAML.
 
+Among the kinds are names, points in time, and the URLs of data and checkpoints.
+
+YAML has the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
+PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is a date and ``3e-4`` a string.
+Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
+"""
+
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from types import EllipsisType, NoneType
 from typing import Annotated, Any, get_args, get_origin
 
+import yaml
 from pydantic import (
+    AfterValidator,
+    AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -17,7 +31,7 @@ from pydantic import (
     WrapValidator,
     field_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 # Strings, numbers and booleans are checked strictly: JSON tells them apart, but pydantic converts them into each other.
 # Types that it mixes up, and its error for a value of another type; int goes first.
@@ -249,3 +263,201 @@ ResourceName = Annotated[
     StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
     spelled("lower-case letters, digits and hyphens, at most 63, not starting with a hyphen"),
 ]
+
+
+# The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``.
+
+SCHEMES = ("file", "s3")
+SOURCE_SCHEMES = (*SCHEMES, "hf")  # read-only data may also be on Hugging Face's hub
+UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
+
+_CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_SINGLE_COLON = re.compile(r"(file|local|s3|s3a|data):")
+_QUERY = re.compile(r"\?[\w-]+=")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
+    """Return ``url`` if its form is served. Plain paths are local.
+
+    Args:
+        url: The URL, or a plain path.
+        schemes: The schemes that are served here.
+
+    Raises:
+        ValueError: It is not served. Neither the message nor the error as shown repeats the URL, since people put
+            passwords into URLs.
+    """
+    scheme, separator, rest = url.partition("://")
+    first, *names = rest.split("/")
+    *others, last = (f"{each}://" for each in schemes)
+    served, problem = f"a local path, {', '.join(others)} or {last}", ""
+    if "::" in url:
+        problem = f"'::' chains file systems, which is not supported; use {served}"
+    elif _CONTROL.search(url):
+        problem = "contains a control character; check the path"
+    elif not separator:
+        if wrong := _SINGLE_COLON.match(url):
+            problem = f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder"
+    elif scheme not in schemes:
+        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
+        problem = f"has {named}; use {served}"
+    elif scheme == "s3" and ("@" in first or (":" in first and not first.startswith("arn:"))):
+        problem = f"the part before the first / is not a bucket name; {_CREDENTIALS}"
+    elif scheme == "hf" and (first != "datasets" or len(names) < 2 or not all(names[:2])):
+        problem = "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
+    elif scheme in ("s3", "hf") and _QUERY.search(rest):
+        problem = f"has a query after '?'; {_CREDENTIALS}"
+    if problem:
+        raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
+    return url
+
+
+# A point in time as given in requests.
+
+
+def _no_number(value: Any) -> Any:
+    # pydantic reads numbers as seconds or milliseconds since 1970, depending on their size.
+    if isinstance(value, int | float) or (isinstance(value, str) and value.lstrip("+-").replace(".", "", 1).isdigit()):
+        raise PydanticKnownError("datetime_type")
+    return value
+
+
+def _in_utc(value: datetime) -> datetime:
+    # At the ends of the calendar, the time cannot be converted to the other zones that databases and people use.
+    if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
+        raise ValueError(f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}")
+    return value.astimezone(UTC)
+
+
+_FIRST_YEAR, _LAST_YEAR = 1900, 9000
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]  # RFC 3339, with its zone
+
+
+# YAML.
+
+# The nesting depth of lists and mappings, found without recursion, since input may be nested endlessly.
+
+DEEPEST = 100  # levels; no field is nested nearly that deep
+
+
+def is_too_deep(content: Any) -> bool:
+    """Whether lists and mappings are nested more than ``DEEPEST`` deep, or one contains itself."""
+    level = {id(content): content}
+    for _ in range(DEEPEST + 1):
+        # By identity, because YAML may reference the same container many times.
+        inside = [
+            container.values() if isinstance(container, dict) else container
+            for container in level.values()
+            if isinstance(container, dict | list)
+        ]
+        level = {id(each): each for container in inside for each in container}
+        if not level:
+            return False
+    return True
+
+
+_TAG = "tag:yaml.org,2002:"
+# The pattern of each tag, and the characters with which it can begin.
+_CORE_SCHEMA = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+
+
+def read_yaml(text: str, foreign: bool = False) -> Any:
+    """Parse a YAML or JSON document.
+
+    Args:
+        text: The document.
+        foreign: Read it as the program does for which it was written: with PyYAML, where the last value of a field
+            given twice wins; but ``3e-4`` is a number.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, gives a field twice, or is nested too deeply.
+    """
+    try:
+        content = yaml.load(text, _ForeignLoader if foreign else _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    except (ValueError, LookupError) as error:
+        raise yaml.YAMLError(f"a value is invalid for its type: {error}") from error
+    if is_too_deep(content):
+        raise yaml.YAMLError("it is nested too deeply")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the core schema; refuses duplicate fields."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as the parent has it
+
+    def construct_core_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number: decimal even with leading zeros, unless prefixed by ``0o`` or ``0x``."""
+        digits = str(self.construct_scalar(node))
+        return int(digits, 0 if digits[:2] in ("0o", "0x") else 10)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """Construct a mapping; written fields may override merged ones but must not be duplicated."""
+        written: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in written:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"duplicate field {key.value[:100]!r}; remove one", key.start_mark
+                    )
+                written.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+for _name, (_pattern, _first) in _CORE_SCHEMA.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
+
+
+class _ForeignLoader(yaml.SafeLoader):
+    """The safe loader with YAML 1.1, where ``3e-4`` would be a string."""
+
+
+_ForeignLoader.add_implicit_resolver(
+    f"{_TAG}float", re.compile(f"(?:{_CORE_SCHEMA['float'][0]})$"), _CORE_SCHEMA["float"][1]
+)
+
+
+# Readable errors of object stores' clients, which raise types of their own.
+
+_CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
+
+
+class StoreUnusable(OSError):
+    """An object store does not answer, or there are no credentials to sign requests with."""
+
+
+def unusable(problem: object) -> StoreUnusable:
+    """Return the error for a store that cannot be used, given what went wrong."""
+    return StoreUnusable(
+        f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and the credentials"
+    )
+
+
+@contextmanager
+def stores_in_words() -> Iterator[None]:
+    """Convert errors of object store clients to an ``OSError``, as from a disk.
+
+    Raises:
+        StoreUnusable: A client has raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        raise unusable(error) from error

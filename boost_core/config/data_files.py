@@ -24,17 +24,10 @@ from fsspec import AbstractFileSystem
 from fsspec.core import has_magic
 from pydantic import Field, ValidationError, field_validator
 
-from boost_core.config.base import Config, UnfitField
-from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
-from boost_core.config.reading import Unreadable, read_small
-from boost_core.config.storage import Disk, StorageOptions, StoreUnusable, info_of, is_local, options_at
-from boost_core.config.user_files import (
-    ARROW_FILE,
-    MOST_TOKENIZER_BYTES,
-    PARQUET,
-    count_tokens,
-    problems_of_schemas,
-)
+from boost_core.config.base import Config, StoreUnusable, UnfitField
+from boost_core.config.storage import Disk, StorageOptions, Unreadable, info_of, is_local, options_at, read_small
+from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
+from boost_core.config.user_files import ARROW_FILE, MOST_TOKENIZER_BYTES, PARQUET, count_tokens, problems_of_schemas
 
 # Checks of files of rows by their ends.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from boost_core.config.reading import read_yaml
+from boost_core.config.base import read_yaml
 from boost_core.config.training import NO_CLIPPING
 
 # Values of a foreign configuration by dotted path, and a record of what became of each.

@@ -1,4 +1,4 @@
-"""How a gang is split."""
+"""How a gang is split, and which tensor parallel strategy can split which model."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +17,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import AcceptedKind, Config, FieldProblem, raise_problems
+from boost_core.config.base import AcceptedKind, Config, FieldProblem, counted, raise_problems
+from boost_core.config.model import ModelConfig
+from boost_core.config.training import TrainingConfig
 
 # How the ranks of a gang are laid out: one type for job files, plan, scheduler, gang and metrics.
 
@@ -338,7 +340,7 @@ class ParallelismConfig(Config):
 
     @property
     def keeps_on_host(self) -> bool:
-        """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``resolve.at``)."""
+        """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``report.at``)."""
         named = self.recompute
         modes = {named} if isinstance(named, str) else {mode for stage in named for mode, _ in stage.runs}
         return any(mode != "auto" and TRAITS[mode].on_host for mode in modes)
@@ -508,3 +510,107 @@ class ElasticityConfig(Config):
         """The layouts that the service has chosen, fewest ranks first; empty before the choice."""
         layouts = (Layout(*sizes) for sizes in self.resolved or ())
         return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
+
+
+# Which tensor parallel strategy supports which family, and what it has to divide.
+
+StrategyName = Literal["btp", "vanilla", "fullrank"]
+
+
+def chosen_strategy(model: ModelConfig, parallelism: ParallelismConfig) -> StrategyName:
+    """The strategy of a job, with the family's default filled in."""
+    return parallelism.strategy or ("fullrank" if model.family == "dense" else "btp")
+
+
+def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
+    """Why the chosen strategy does not support the family or the number of tensor parallel ranks."""
+    strategy, family = chosen_strategy(model, parallelism), model.family
+    problems, unfit = [], ""
+    if strategy == "fullrank" and family != "dense":
+        unfit = f"fullrank splits dense matrices, but family={family} has low-rank pairs; use btp or vanilla"
+    elif strategy != "fullrank" and family == "dense":
+        unfit = f"{strategy} splits low-rank pairs, but family=dense has none; use fullrank"
+    elif strategy == "vanilla" and not model.outputs_from_latents:
+        unfit = f"vanilla splits pairs of factors, but family={family} adds to their products; use btp"
+    elif strategy == "vanilla" and model.qk_norm:
+        unfit = "vanilla has all heads on every rank, but model.qk_norm's scales need them split; use btp"
+    elif strategy == "vanilla" and family == "lax":
+        unfit = "vanilla splits the latent among ranks, but LaX's norm and gate need it whole; use btp"
+    if unfit:
+        problems.append(FieldProblem(("parallelism", "strategy"), strategy, unfit))
+    elif strategy == "btp" and parallelism.norm == "sync" and not model.outputs_from_latents:
+        message = f"sync norms what becomes latents, but family={family} reads more: use fused or online_paper"
+        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
+    if strategy != "btp" and parallelism.norm != "fused":
+        message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
+        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
+
+    # Recomputing segments, and halves that alternate, take work that is local between two exchanges.
+    not_local = "norm=sync has a collective between them: use norm=fused" if parallelism.norm == "sync" else ""
+    if strategy != "btp":
+        not_local = f"{strategy} exchanges wide vectors between them: use btp"
+    size, blocks, rank = parallelism.tensor_parallel_size, model.num_hidden_layers, model.rank or 0
+    recompute, messages = parallelism.recompute, []
+    modes: set[str] = (
+        {recompute} if isinstance(recompute, str) else {mode for each in recompute for mode, _ in each.runs}
+    )
+    if isinstance(recompute, tuple):
+        listed, named = len(recompute), sum(stage.blocks for stage in recompute)
+        if listed != parallelism.stages:
+            messages.append(
+                f"it lists {counted(listed, 'stage')}, but there are {parallelism.stages}; give an entry for each"
+            )
+        elif named != blocks:
+            messages.append(f"its counts add up to {named}, but model.num_hidden_layers is {blocks}; make them equal")
+    for mode in (mode for mode in MODES if mode in modes and TRAITS[mode].again == "segments"):
+        if not_local:
+            message = f"{mode} recomputes the work between two exchanges of latents; {not_local}"
+            messages.append(f"{message}, or use none or full")
+        elif TRAITS[mode].slices and rank % size:
+            messages.append(
+                f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks; use latent, or "
+                f"round up to model.rank={-(-rank // size) * size}"
+            )
+    text = parallelism.recompute_text
+    problems += [FieldProblem(("parallelism", "recompute"), text, message) for message in messages]
+    if parallelism.split_micro_batch:
+        if "full" in text:  # which auto leaves out
+            not_local = "recompute=full runs a block without pausing: use none, latent, shared or offload"
+        if not_local:
+            message = f"two halves alternate at the exchanges of latents; {not_local}, or leave split_micro_batch out"
+            problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
+
+    # The sizes that the strategy splits, each with what to do if the ranks do not divide it.
+    if strategy == "vanilla":
+        split = {"rank": (model.rank or size, True), "vocab_size": (model.vocab_size, True)}
+    else:
+        split = {"hidden_size": (model.hidden_size, False)} if strategy == "btp" else {}
+        split |= {
+            "num_attention_heads": (model.num_attention_heads, False),
+            "num_key_value_heads": (model.key_value_heads, False),
+            "intermediate_size": (model.intermediate_size, True),
+            "vocab_size": (model.vocab_size, True),
+        }
+    for name, (value, can_grow) in split.items():
+        if value % size:
+            remedy = f"choose a divisor of {value}"
+            remedy += f", or round up to model.{name}={-(-value // size) * size}" if can_grow else ""
+            message = f"{size} does not divide model.{name}={value}; {remedy}"
+            problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), size, message))
+    return problems
+
+
+def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> str | None:
+    """Why context parallel ranks cannot send each other latents of keys and values; ``None`` if they can."""
+    tensor = parallelism.tensor_parallel_size
+    if not model.outputs_from_latents:
+        return f"keys and values of family={model.family} are not computed from latents alone"
+    if training.attention is not None:
+        return "sparse attention sends each head's keys by themselves, but heads share their latents"
+    if chosen_strategy(model, parallelism) != "btp":
+        return "only under strategy=btp do tensor parallel ranks have the whole latents"
+    if model.bottleneck_rank % tensor:
+        return f"model.rank={model.rank} cannot be split equally among {tensor} tensor parallel ranks"
+    if training.precision == "fp8":
+        return "with products in 8 bits, keys computed from them would differ from their owner's"
+    return None

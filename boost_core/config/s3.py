@@ -24,7 +24,7 @@ from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
 
-from boost_core.config.storage import StoreUnusable, unusable
+from boost_core.config.base import StoreUnusable, unusable
 
 CALL_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 2**20  # what is sent or received gets as much more time

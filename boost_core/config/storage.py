@@ -1,4 +1,4 @@
-"""Where data and checkpoints are: the URLs that are served, and the local disk as fsspec sees it.
+"""How data and checkpoints are opened: the local disk as fsspec sees it, options for stores, and small files.
 
 The disk, of paths and ``file://``, may be confined to some folders.
 A check of a path by its name says nothing about what is opened later: whoever may write to a folder on the way can
@@ -9,7 +9,6 @@ that, from one of its folders downwards, component by component and without foll
 import errno
 import glob
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from pydantic_core import PydanticCustomError
 
 _FLAGS = {
     "r": os.O_RDONLY,
@@ -315,11 +313,7 @@ fsspec.register_implementation("file", Disk, clobber=True)
 fsspec.register_implementation("local", Disk, clobber=True)
 
 
-# The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``.
-
-SCHEMES = ("file", "s3")
-SOURCE_SCHEMES = (*SCHEMES, "hf")  # read-only data may also be on Hugging Face's hub
-UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
+# How fsspec opens the URLs that are served (``base.refuse_unserved``).
 
 # For s3:// by s3fs's names (key, secret, token, endpoint_url, client_kwargs); for a disk ``beneath``, see ``Disk``.
 StorageOptions = Mapping[str, Any]
@@ -327,48 +321,6 @@ StorageOptions = Mapping[str, Any]
 # Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use longer ones.
 _BRIEF = {"connect_timeout": 3, "read_timeout": 10}
 _BRIEF_CALLS = {"call_seconds": 15.0, "attempts": 1}
-
-_CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_SINGLE_COLON = re.compile(r"(file|local|s3|s3a|data):")
-_QUERY = re.compile(r"\?[\w-]+=")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
-    """Return ``url`` if its form is served. Plain paths are local.
-
-    Args:
-        url: The URL, or a plain path.
-        schemes: The schemes that are served here.
-
-    Raises:
-        ValueError: It is not served. Neither the message nor the error as shown repeats the URL, since people put
-            passwords into URLs.
-    """
-    scheme, separator, rest = url.partition("://")
-    first, *names = rest.split("/")
-    *others, last = (f"{each}://" for each in schemes)
-    served, problem = f"a local path, {', '.join(others)} or {last}", ""
-    if "::" in url:
-        problem = f"'::' chains file systems, which is not supported; use {served}"
-    elif _CONTROL.search(url):
-        problem = "contains a control character; check the path"
-    elif not separator:
-        if wrong := _SINGLE_COLON.match(url):
-            problem = f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder"
-    elif scheme not in schemes:
-        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "no valid scheme"
-        problem = f"has {named}; use {served}"
-    elif scheme == "s3" and ("@" in first or (":" in first and not first.startswith("arn:"))):
-        problem = f"the part before the first / is not a bucket name; {_CREDENTIALS}"
-    elif scheme == "hf" and (first != "datasets" or len(names) < 2 or not all(names[:2])):
-        problem = "is not in a dataset on the hub; give a path such as hf://datasets/organization/name/folder/*.parquet"
-    elif scheme in ("s3", "hf") and _QUERY.search(rest):
-        problem = f"has a query after '?'; {_CREDENTIALS}"
-    if problem:
-        raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
-    return url
 
 
 def may_hold_credentials(text: str) -> bool:
@@ -417,37 +369,6 @@ for _protocol in ("s3", "s3a"):  # by name, because importing it takes a while
     fsspec.register_implementation(_protocol, "boost_core.config.s3.ObjectStore", clobber=True)
 
 
-# Readable errors from stores: from object stores' clients, which raise types of their own, and from full disks.
-
-_CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
-
-
-class StoreUnusable(OSError):
-    """An object store does not answer, or there are no credentials to sign requests with."""
-
-
-def unusable(problem: object) -> StoreUnusable:
-    """Return the error for a store that cannot be used, given what went wrong."""
-    return StoreUnusable(
-        f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and the credentials"
-    )
-
-
-@contextmanager
-def stores_in_words() -> Iterator[None]:
-    """Convert errors of object store clients to an ``OSError``, as from a disk.
-
-    Raises:
-        StoreUnusable: A client has raised an error.
-    """
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _CLIENTS:
-            raise
-        raise unusable(error) from error
-
-
 def no_room(error: BaseException, folder: str, again: str) -> str | None:
     """The message for an error from writing to a folder because a disk is full; ``None`` for another error.
 
@@ -459,3 +380,68 @@ def no_room(error: BaseException, folder: str, again: str) -> str | None:
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return f"{error.filename or folder}: {error.strerror}; make room and {again}, which keeps what is done"
+
+
+# Reading of files that are small by nature, such as an index or a tokenizer, whatever is really at the path.
+#
+# ``refuse_irregular`` is for large ones, which are read as a stream.
+
+# Opening must not block, as it would for a pipe without a writer or a terminal.
+_WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Unreadable(ValueError):
+    """The path is not a regular file, or the file is too large for its kind."""
+
+
+def read_small(filesystem: fsspec.AbstractFileSystem, path: str, most_bytes: int) -> bytes:
+    """Read a regular file, following symbolic links.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+        most_bytes: Maximum size; more is never read.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Unreadable: It is a folder, a pipe, a device or a socket, or too large.
+        OSError: It cannot be read.
+    """
+    if isinstance(filesystem, Disk):
+        _refuse_irregular(path, filesystem.status(path))  # first, because opening a device may have side effects
+        with os.fdopen(filesystem.descriptor(path, _WITHOUT_WAITING), "rb") as stream:
+            status = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
+            _refuse_irregular(path, status)
+            _refuse_large(path, status.st_size, most_bytes)
+            content: bytes = stream.read(most_bytes + 1)
+        _refuse_large(path, len(content), most_bytes)
+        return content
+    info = filesystem.info(path)
+    if info["type"] != "file":
+        raise Unreadable(f"{path!r} is not a regular file; check the path")
+    size = int(info["size"])
+    _refuse_large(path, size, most_bytes)
+    remote: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
+    return remote
+
+
+def refuse_irregular(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+    """Refuse what is not a regular file on a local disk, where opening a pipe would wait for a writer.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Unreadable: It is a folder, a pipe, a device or a socket.
+        OSError: It cannot be looked at.
+    """
+    if isinstance(filesystem, Disk):
+        _refuse_irregular(path, filesystem.status(path))
+
+
+def _refuse_irregular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise Unreadable(f"{path!r} is not a regular file; check the path")
+
+
+def _refuse_large(path: str, size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise Unreadable(f"{path!r} has {size} bytes, and {most_bytes} is the limit; check the path")

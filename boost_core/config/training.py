@@ -1,12 +1,341 @@
-"""The training trajectory: steps, batches, optimizer and learning rate."""
+"""What to train on and how: the data, and the trajectory of steps, batches, optimizer and learning rate."""
 
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from boost_core.config.base import Config, Count
+from boost_core.config.base import SOURCE_SCHEMES, Config, Count, Location, refuse_unserved, spelled
 from boost_core.config.model import SparseAttentionConfig
+
+BYTES = "bytes"
+BYTE_TOKENS = 256
+
+_MOST_PATHS = 10_000  # over all sources
+_MOST_SOURCES = 256  # each is checked and looked up before a job is accepted
+MOST_VALIDATION_SETS = 8  # each adds to every evaluation, and is a series of metrics
+
+# Number of samples after which the order of a mixture's sources repeats.
+MIXTURE_PERIOD = 4096
+
+
+DatasetName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
+    spelled("lower-case letters, digits, dots and hyphens, at most 63, starting with a letter or digit"),
+]
+
+
+def _at_most(count: int, remedy: str) -> BeforeValidator:
+    """Refuse longer lists with a single error rather than one for each entry."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) > count:
+            raise ValueError(f"has {len(value)} entries; {remedy}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _few_paths(value: Any) -> Any:
+    """Refuse a mixture with too many paths in total, with a single error."""
+    paths = [source.get("paths") for source in value if isinstance(source, dict)] if isinstance(value, list) else []
+    count = sum(len(each) for each in paths if isinstance(each, list))
+    if count > _MOST_PATHS:
+        raise ValueError(f"its sources have {count} paths; give at most {_MOST_PATHS}: name folders or globs")
+    return value
+
+
+def _check_end_of_document(token: str | None, info: Any) -> None:
+    """Refuse a token that ends a document where the tokenizer does not let the user choose it."""
+    if token is not None and info.data.get("tokenizer") in (None, BYTES):
+        raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
+
+
+class SourceConfig(Config):
+    """Where documents come from.
+
+    ``standard_library`` is the source text of the user's own Python installation: real input without a download. The
+    other kinds take local paths, globs, folders and fsspec URLs.
+    """
+
+    kind: Literal["standard_library", "text", "jsonl", "parquet", "arrow", "dataset", "tokenized"] = Field(
+        "standard_library",
+        description="text: one document per file; jsonl: one per line; parquet and arrow: one per row; dataset: a "
+        "Hugging Face dataset saved to disk; tokenized: the output of `boost data tokenize`.",
+    )
+    paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
+        (),
+        validate_default=True,
+        description="Files, folders, globs, or file://, s3:// or hf://datasets/ URLs; text and jsonl also as .gz or "
+        ".zst; none for kind=standard_library.",
+    )
+    text_field: str = Field(
+        "text", min_length=1, max_length=256, description="Field of each line or row that holds the text."
+    )
+
+    @field_validator("paths")
+    @classmethod
+    def _paths_go_with_the_kind(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
+        kind = info.data.get("kind")
+        if kind is not None and kind != "standard_library" and not value:
+            raise ValueError(f"kind={kind} needs at least one path, glob or URL in paths")
+        if kind == "standard_library" and value:
+            raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
+        for path in value:
+            refuse_unserved(path, SOURCE_SCHEMES)
+        return value
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is tokens already."""
+        return self.kind == "tokenized"
+
+
+class NamedSource(SourceConfig):
+    """A source that may also be a dataset made by the service."""
+
+    dataset: DatasetName | None = Field(
+        None,
+        description="Name of a dataset made by the service, instead of kind and paths; its shards are written into "
+        "these and stay the same for this job.",
+    )
+
+    @field_validator("dataset")
+    @classmethod
+    def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
+        if value is not None and info.data.get("kind") not in (None, "standard_library", "tokenized"):
+            raise ValueError("the source has both a dataset and documents of its own; leave one out")
+        return value
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is tokens already."""
+        return self.dataset is not None or self.kind == "tokenized"
+
+
+class WeightedSource(NamedSource):
+    """A source in a mixture."""
+
+    weight: float = Field(
+        gt=0, le=1e15, description="Share of the samples taken from this source, relative to the other weights."
+    )
+
+
+class ValidationSet(NamedSource):
+    """A named set of text to validate on that is not trained on.
+
+    All its documents are used; of tokenized folders, only their validation part.
+    """
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$",
+        description="Its name in reports and metrics: up to 32 of a-z, 0-9, _ and -.",
+    )
+
+
+class DataConfig(Config):
+    """What to train on, and how it is tokenized."""
+
+    source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
+    mixture: Annotated[
+        tuple[WeightedSource, ...],
+        BeforeValidator(_few_paths),
+        _at_most(_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
+    ] = Field((), description="Several weighted sources, instead of source.")
+    dataset: DatasetName | None = Field(
+        None,
+        description="Name of a dataset made by the service, instead of source; its shards are written into source "
+        "and stay the same for this job.",
+    )
+    validation: Annotated[
+        tuple[ValidationSet, ...],
+        BeforeValidator(_few_paths),
+        _at_most(MOST_VALIDATION_SETS, f"give at most {MOST_VALIDATION_SETS} sets"),
+    ] = Field((), description="Named sets to validate on, besides the part of the sources kept for validation.")
+    tokenizer: Location | None = Field(
+        None,
+        description="bytes, or the path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
+        "tokenized sources come with their own.",
+    )
+    end_of_document: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like, if "
+        "only one of these is a special token.",
+    )
+    documents_apart: bool = Field(
+        False, description="Mask attention and loss across the documents packed into one sequence."
+    )
+    validation_fraction: float = Field(
+        0.05, gt=0, lt=1, description="Share of the files kept for validation; tokenized sources are already split."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_name(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "held_out_fraction" in value and "validation_fraction" not in value:
+            value = dict(value)
+            value["validation_fraction"] = value.pop("held_out_fraction")  # its name in old job files
+        return value
+
+    @field_validator("mixture", "dataset", "validation", "tokenizer", "end_of_document")
+    @classmethod
+    def _fields_go_together(cls, value: Any, info: Any) -> Any:
+        """Check a field beside those before it, of which invalid ones are missing."""
+        source, mixture = info.data.get("source"), info.data.get("mixture", ())
+        match info.field_name:
+            case "mixture":
+                if value and source is not None:
+                    raise ValueError(
+                        "data has a source and a mixture; put the source into the mixture, or leave one out"
+                    )
+                total = sum(each.weight for each in value)
+                for each in value:
+                    if each.weight * MIXTURE_PERIOD < total:
+                        raise ValueError(
+                            f"a weight of {each.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; "
+                            "raise it, or drop its source"
+                        )
+                if len({each.is_tokens for each in value}) > 1:
+                    raise ValueError(
+                        "a mixture cannot combine tokenized sources and datasets with others; tokenize the others first"
+                    )
+            case "dataset" if value is not None:
+                if mixture:
+                    raise ValueError(
+                        "data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture"
+                    )
+                if source is not None and not source.is_tokens:
+                    raise ValueError("data has both a dataset and its own sources; leave one out")
+            case "validation":
+                names = [each.name for each in value]
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    raise ValueError(f"two sets are named {twice!r}; give each its own name")
+                kinds = {each.is_tokens for each in (*value, source, *mixture) if each is not None}
+                if value and source is None and not mixture:
+                    kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
+                if len(kinds) > 1:
+                    raise ValueError(
+                        "sources and validation sets must be all tokenized, or none; tokenize the others first"
+                    )
+            case "tokenizer" if value is not None:
+                if info.data.get("dataset") is not None:
+                    raise ValueError("datasets come with their tokenizer; leave tokenizer out")
+                if any(each is not None and each.is_tokens for each in (source, *mixture)):
+                    raise ValueError("tokenized sources and datasets come with their tokenizer; leave tokenizer out")
+                if value != BYTES:
+                    refuse_unserved(value)
+            case "end_of_document":
+                _check_end_of_document(value, info)
+        return value
+
+    @property
+    def sources(self) -> tuple[tuple[SourceConfig, float], ...]:
+        """Every source and its weight."""
+        if self.mixture:
+            return tuple((source, source.weight) for source in self.mixture)
+        return ((self.source or SourceConfig(), 1.0),)
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the sources are tokens already."""
+        return self.dataset is not None or self.sources[0][0].is_tokens
+
+    @property
+    def datasets(self) -> tuple[tuple[str, str, SourceConfig | None], ...]:
+        """Every field that names a dataset, the name, and the source that its shards are or will be written into."""
+        named = [("data", self.dataset, self.source)]
+        named += [(f"data.mixture[{number}]", each.dataset, each) for number, each in enumerate(self.mixture)]
+        named += [(f"data.validation[{number}]", each.dataset, each) for number, each in enumerate(self.validation)]
+        return tuple((f"{field}.dataset", name, source) for field, name, source in named if name is not None)
+
+
+# What a corpus is made from and how: its documents, which of them are kept, and how they are tokenized.
+
+Measure = Literal["characters", "words", "word_length", "symbols", "letters", "repeated_lines"]
+Bound = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+OnError = Literal["fail", "skip"]
+
+
+class QualityFilter(Config):
+    """Bounds on one measure; documents outside them are dropped."""
+
+    measure: Measure = Field(
+        description="characters or words: their number; word_length: mean characters per word; symbols: hashes and "
+        "ellipses per word; letters: share of words that contain a letter; repeated_lines: share of the text's "
+        "characters in lines that repeat earlier ones.",
+    )
+    min: Bound | None = Field(None, description="Smallest value kept; null: no bound.")
+    max: Bound | None = Field(None, validate_default=True, description="Largest value kept; null: no bound.")
+
+    @field_validator("max")
+    @classmethod
+    def _bounds_leave_something(cls, value: float | None, info: Any) -> float | None:
+        least = info.data.get("min")
+        if "min" in info.data and value is None and least is None:
+            raise ValueError("the filter has no bound; give min, max or both")
+        if value is not None and least is not None and least > value:
+            raise ValueError(f"min ({least:g}) must not exceed max ({value:g})")
+        return value
+
+
+class NearDedup(Config):
+    """MinHash: of documents whose signatures share a band, directly or through others, only the first is kept.
+
+    Two documents whose shingles have Jaccard similarity s share a band with probability 1 − (1 − sʳ)ᵇ, which rises
+    steeply around s = (1/b)^(1/r), by default 0.72.
+    """
+
+    shingle_words: int = Field(5, ge=1, le=50, description="Consecutive words per shingle.")
+    bands: int = Field(14, ge=1, le=64, description="b: bands per signature; more also match less similar documents.")
+    rows: int = Field(8, ge=1, le=64, description="r: hashes per band; more match only more similar documents.")
+
+
+class CorpusConfig(Config):
+    """How documents become shards of tokens."""
+
+    source: SourceConfig = Field(description="The documents.")
+    tokenizer: Location = Field(BYTES, description="bytes, or the path or URL of a tokenizer.json.")
+    end_of_document: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="The token that ends a document; default: the only special token of a usual name.",
+    )
+    filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
+        (), description="Bounds that documents must satisfy."
+    )
+    exact_dedup: bool = Field(
+        False, description="Keep only the first of documents that are equal apart from case and white space."
+    )
+    near_dedup: NearDedup | None = Field(None, description="Keep only the first of documents that are nearly equal.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the shuffle of documents.")
+    validation_fraction: float = Field(0.05, ge=0, lt=1, description="Share of the documents kept for validation.")
+    shard_tokens: int = Field(
+        1 << 28, ge=1, le=1 << 32, description="Approximate training tokens per shard; each is ordered in memory."
+    )
+    on_error: OnError = Field("fail", description="skip: leave out bad documents and list them in quarantine-*.jsonl.")
+
+    @field_validator("source", "tokenizer", "end_of_document", "filters")
+    @classmethod
+    def _documents_can_be_tokenized(cls, value: Any, info: Any) -> Any:
+        match info.field_name:
+            case "source" if value.kind == "tokenized":
+                raise ValueError("kind=tokenized is tokens already; name the documents they were made from")
+            case "tokenizer" if value != BYTES:
+                refuse_unserved(value)
+            case "end_of_document":
+                _check_end_of_document(value, info)
+            case "filters":
+                measures = [each.measure for each in value]
+                if twice := next((each for each in measures if measures.count(each) > 1), None):
+                    raise ValueError(f"{twice} is given twice; give one filter with min and max")
+        return value
+
+
+# Steps, batches, optimizer and learning rate.
 
 
 class BatchStage(Config):

@@ -19,8 +19,7 @@ from operator import mul
 
 from boost_core.architecture import chosen_sharding
 from boost_core.config.job import JobSpec
-from boost_core.config.legality import cannot_send_latents
-from boost_core.config.parallelism import chunk_tokens
+from boost_core.config.parallelism import cannot_send_latents, chunk_tokens
 from boost_core.context.placement import Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Figures, Rates, figures
 from boost_core.hardware import BYTES

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import load_job
-from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines
-from boost_core.config.storage import stores_in_words
+from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines, stores_in_words
 from boost_core.convert.export import (
     DTYPES,
     MAX_SHARD_SIZE,

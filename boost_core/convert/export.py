@@ -30,8 +30,8 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.shards import LoadChunks, Sizes, load_alone
 from boost_core.config import Activation, Layout, ModelConfig
-from boost_core.config.data import DataConfig
-from boost_core.config.storage import refuse_unserved
+from boost_core.config.base import refuse_unserved
+from boost_core.config.training import DataConfig
 from boost_core.convert.model_folder import published_slots, removal_named
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
 from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer

@@ -19,8 +19,7 @@ from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, load_whole, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
-from boost_core.config.reading import Unreadable, read_small, refuse_irregular
-from boost_core.config.storage import Disk
+from boost_core.config.storage import Disk, Unreadable, read_small, refuse_irregular
 from boost_core.convert.published_config import described, model_of
 
 _CONFIG = "config.json"

@@ -13,10 +13,10 @@ from typing import get_args
 import fsspec
 from pydantic import ValidationError
 
-from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
-from boost_core.config.data import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
+from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
 from boost_core.config.data_files import list_files
-from boost_core.config.storage import no_room, stores_in_words
+from boost_core.config.storage import no_room
+from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.data.documents import documents, refuse_own_output
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine

@@ -18,7 +18,6 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.data import MIXTURE_PERIOD, DataConfig, SourceConfig
 from boost_core.config.data_files import (
     Part,
     Shard,
@@ -31,6 +30,7 @@ from boost_core.config.data_files import (
     validation_tail,
 )
 from boost_core.config.storage import Disk, options_at
+from boost_core.config.training import MIXTURE_PERIOD, DataConfig, SourceConfig
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode, open_tokenizer
 
 # A node's cache of token shards from object stores: one copy, which all ranks and jobs on the node map.

@@ -17,8 +17,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from boost_core.config.data import SourceConfig
 from boost_core.config.data_files import HUB, WHOLE_DISK, Input, SourceFile, compression, hub_problem
+from boost_core.config.training import SourceConfig
 from boost_core.config.user_files import ARROW_FILE, no_text_column
 
 _LONGEST = 1 << 30  # bytes of one document, or of its line

@@ -15,7 +15,6 @@ from typing import Any, Self, get_args
 import fsspec
 from pydantic import TypeAdapter
 
-from boost_core.config.data import OnError, SourceConfig
 from boost_core.config.data_files import (
     INDEX,
     Cursor,
@@ -28,6 +27,7 @@ from boost_core.config.data_files import (
     list_files,
 )
 from boost_core.config.storage import literal
+from boost_core.config.training import OnError, SourceConfig
 from boost_core.data.documents import Document, Reading, refuse_changed
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode
 

@@ -12,9 +12,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config import ModelConfig
-from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.data_files import find_index, read_index
-from boost_core.config.reading import read_small
+from boost_core.config.storage import read_small
+from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 
 if TYPE_CHECKING:

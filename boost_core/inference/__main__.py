@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
-from boost_core.config.storage import stores_in_words
+from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
 from boost_core.convert.model_folder import chosen_checkpoint
 from boost_core.terminal import print_lines
 

@@ -20,7 +20,7 @@ class WholeResidual:
     Args:
         communicator: The tensor parallel group.
         norm: Unused: only a sharded residual has more than one way to compute its norm.
-        fp8: Unused: refused when jobs are read (``config.legality``).
+        fp8: Unused: refused when jobs are read (``config.job``).
 
     Attributes:
         communicator: As given.

@@ -17,11 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from boost_core.config.base import Config
-from boost_core.config.job import JobSpec, ResourcesConfig
-from boost_core.config.legality import flash_takes
+from boost_core.config.base import Config, Moment
+from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.config.reading import Moment
 from boost_core.hardware import (
     ACCELERATOR_LABEL,
     DEVICE_BYTES,

@@ -27,8 +27,7 @@ from math import inf
 from typing import NamedTuple
 
 from boost_core.config.job import JobSpec
-from boost_core.config.legality import strategy_problems
-from boost_core.config.parallelism import MODES, TRAITS, Layout, ModeRuns, RecomputeMode, StageModes
+from boost_core.config.parallelism import MODES, TRAITS, Layout, ModeRuns, RecomputeMode, StageModes, strategy_problems
 from boost_core.plan.machine import Machine, captures_steps
 from boost_core.plan.memory import (
     PipelineRank,

@@ -1,11 +1,4 @@
-"""Resolves what a job leaves open: what its blocks recompute, which layouts it may take, and which of them is best.
-
-``recompute: auto`` (``at``): every layout gets the least costly recompute mix that fits (``recompute_mix``). With
-``layouts: auto``, a layout that fits in no other way has the optimizer's state in the host's memory, if that suffices.
-
-A rank's planned memory is what torch's allocator hands out, without CUDA's context, NCCL's buffers and the allocator's
-fragmentation. For these remains the difference between the gigabytes of data sheets (``hardware``) and what drivers
-report, about 6 % more.
+"""Which of a job's layouts fit the nodes and which is the best of these, and the choice for ``layouts: auto``.
 
 ``layouts: auto`` (``choose_layouts``): every legal layout within the job's range of GPUs is timed. Layouts that do not
 fit their GPU with 4 % to spare, or do not fit the host memory of their nodes, are dropped. Of the rest, a layout is
@@ -17,253 +10,21 @@ The micro-batch, the schedule, ZeRO's stage, the strategy and the batch stay as 
 depend on the layout that the scheduler takes.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from pydantic import Field
 
 from boost_core.config.base import Config
-from boost_core.config.job import JobSpec
-from boost_core.config.legality import layout_problems, numbers_of_replicas
-from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, ParallelismConfig
+from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
+from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import (
-    NODE_GPUS,
-    NOMINAL,
-    SPARE,
-    Basis,
-    Machine,
-    PredictedCommunication,
-    device_bytes,
-    kind_of_gpu,
-    machine_for,
-)
-from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
-from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
+from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes
+from boost_core.plan.memory import lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
-from boost_core.plan.throughput import Step, StepSeconds
-from boost_core.plan.work import miscounted
-
-# A job at a layout, with nothing left open, and what it needs.
-
-
-def at(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> JobSpec:
-    """Return the job as a gang of one layout trains it.
-
-    ``recompute: auto`` is replaced by the least costly mix of modes with which every rank fits its GPU, or else by the
-    mode with which the fullest rank holds least. With ``layouts: auto``, a layout that fits in no other way has all of
-    the optimizer's state on the host, if that makes it fit. Losses are bit-identical in any case.
-
-    Args:
-        spec: The job.
-        layout: One of ``spec.layouts()``.
-        machine: What it runs on, whose corrections do not matter; by default what ``machine_for`` returns. Blocks keep
-            tensors in the host's memory only if the machine has a known amount of it.
-    """
-    if spec.parallelism.recompute != "auto" and not spec.leaves_layouts:
-        return spec.at(layout)
-    return spec.model_copy(update={"parallelism": _resolved(_Inputs.of(spec, layout, machine))[0]})
-
-
-def needed_bytes(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> int:
-    """Return the device memory needed by the rank that needs most in a layout. Arguments as for ``at``."""
-    if spec.parallelism.recompute != "auto" and not spec.leaves_layouts:
-        return rank_memory(spec, layout).total
-    return _resolved(_Inputs.of(spec, layout, machine))[1]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """A job at a layout, compared by the parts that affect its memory and time, as others cannot be hashed."""
-
-    parts: tuple[Hashable, ...]
-    machine: Machine
-    job: JobSpec = field(compare=False)
-    layout: Layout = field(compare=False)
-    limit: float = field(compare=False)
-
-    @classmethod
-    def of(cls, spec: JobSpec, layout: Layout, machine: Machine | None) -> "_Inputs":
-        job, device = spec.at(layout), device_bytes(spec.resources) or inf
-        on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
-        kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
-        facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
-        parts = job.model, job.parallelism, job.training, job.optimizer, *facts
-        on = machine or machine_for(job.resources, job.training.precision)
-        # Each job has corrections of its own, which say little about modes compared with each other.
-        return cls(parts, replace(on, fitted=None), job, layout, device * (1 - SPARE))
-
-
-@lru_cache(4096)  # shared by plans, admission and the scheduler
-def _resolved(inputs: _Inputs) -> tuple[ParallelismConfig, int]:
-    """Return what replaces what is left open, and the bytes that a rank then needs."""
-    layout, machine = inputs.layout, inputs.machine
-
-    def with_recompute(job: JobSpec) -> tuple[JobSpec, int]:
-        """The job without ``recompute: auto``, and the bytes that a rank then needs."""
-        if job.parallelism.recompute != "auto":
-            return job, rank_memory(job, layout).total
-        whole = job.with_parallelism(recompute=legal_modes(job, machine)[0])
-        needed = rank_memory(whole, layout).total
-        if needed <= inputs.limit:
-            return whole, needed
-        mixed = RecomputeMixes(job, layout, machine).least_costly(inputs.limit)
-        return mixed, rank_memory(mixed, layout).total
-
-    job, needed = with_recompute(inputs.job)
-    knows_hosts = job.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
-    if needed > inputs.limit and job.leaves_layouts and knows_hosts and job.parallelism.optimizer_offload < 1:
-        offloaded, less = with_recompute(inputs.job.with_parallelism(optimizer_offload=1.0))
-        if less <= inputs.limit and not lacking(node_bytes(rank_memory(offloaded, layout), layout, machine), machine):
-            return offloaded.parallelism, less
-    return job.parallelism, needed
-
-
-def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
-    """Return the host memory that a node's ranks need in one layout."""
-    return node_bytes(rank_memory(at(spec, layout, machine), layout), layout, machine)
-
-
-def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
-    """Return the predicted seconds of one optimizer step by parts.
-
-    Args:
-        spec: The job.
-        layout: One of ``spec.layouts()``.
-        machine: What it runs on; by default what ``machine_for`` returns.
-
-    Raises:
-        ValueError: The layout's groups do not fit into the machine's network.
-    """
-    return _step(spec, layout, machine).parts()
-
-
-def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
-    """Return the predicted seconds of one optimizer step. Arguments as in ``step_parts``."""
-    return step_parts(spec, layout, machine).total
-
-
-def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> PredictedCommunication:
-    """Return the exposed collectives of a step as predicted for the first pipeline rank, without a correction.
-
-    Arguments and errors as in ``step_parts``.
-    """
-    return _step(spec, layout, machine).communication()
-
-
-def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
-    """Return a step's seconds of exposed copies to and from the host's memory, with the correction.
-
-    Arguments as in ``step_parts``.
-    """
-    job = at(spec, layout, machine)
-    if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
-        return 0.0
-    copies = _step(job, layout, machine).host_copies
-    return copies.state + copies.exposed
-
-
-def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:
-    machine = machine or machine_for(spec.resources, spec.training.precision)
-    return Step(at(spec, layout, machine), layout, machine)
-
-
-# Whether any layout fits, and why not.
-
-
-def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
-    """Explain why none of a job's layouts fits the GPUs it requests, and what to change; ``None`` if one fits.
-
-    Also checks that listed modes match the number of stages of each layout, and that a network could hold its ranks.
-
-    Args:
-        spec: The job.
-        machine: What it runs on; the memory of its nodes' hosts is checked if known. By default it is not checked.
-    """
-    if isinstance(spec.parallelism.recompute, tuple):
-        for job in map(spec.at, spec.layouts()):
-            if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
-                return problem
-    if machine is not None:
-        largest = max(spec.layouts(), key=lambda layout: layout.world_size)
-        try:
-            machine.cluster.rows([largest.world_size])
-        except ValueError as error:
-            return f"{largest}: {error}"
-    device = device_bytes(spec.resources)
-    if device is None and spec.parallelism.recompute == "auto" and spec.resources.gpus_per_worker:
-        return (
-            "recompute=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
-            f"{', '.join(DEVICE_BYTES)}, or recompute to another mode"
-        )
-    checks_hosts = machine is not None and machine.node_memory_bytes is not None
-    if device is None and not checks_hosts:
-        return None
-    needed, of_hosts = {}, {}
-    for layout in reversed(spec.layouts()):  # usually the largest fits if any does
-        needed[layout] = 0 if device is None else needed_bytes(spec, layout, machine)
-        if needed[layout] <= (device or 0):
-            if machine is None or not checks_hosts:
-                return None
-            of_hosts[layout] = node_host_bytes(spec, layout, machine)
-            if not lacking(of_hosts[layout], machine):
-                return None
-    if machine is not None and of_hosts:
-        return too_large_for_hosts(spec, of_hosts, machine)
-    return too_large(spec, needed, device or 0)
-
-
-def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
-    """Explain that no layout fits, and what to change.
-
-    Args:
-        spec: The job.
-        needed: Bytes that each of its layouts needs.
-        device: Bytes that a GPU has.
-    """
-    layout = min(needed, key=lambda layout: needed[layout])
-    sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
-    return f"no layout fits: {layout} needs the least, {sizes}; {', '.join(device_remedies(spec, layout))}"
-
-
-def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Machine) -> str:
-    """Explain why no layout fits the host memory of its nodes, and what to change.
-
-    Args:
-        spec: The job.
-        needed: Bytes of host memory that a node's ranks need, by layout, for the layouts that fit their GPU.
-        machine: What it runs on.
-    """
-    layout = min(needed, key=lambda layout: (needed[layout], layout))
-    return (
-        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / 1e9:.1f} GB per node for "
-        f"{host_contents(spec)}, and "
-        f"{lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
-    )
-
-
-def device_remedies(spec: JobSpec, layout: Layout) -> list[str]:
-    """List changes that would reduce a layout's device memory and are not made yet."""
-    parallelism, training = spec.parallelism, spec.training
-    sizes = f"parallelism.tensor_parallel_size or {'pipeline' if layout.cp == 1 else 'context'}_parallel_size"
-    remedies = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
-    if training.micro_batch_size > 1:
-        remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
-    if parallelism.recompute not in ("full", "auto") and not parallelism.keeps_on_host:
-        remedies.append("set parallelism.recompute=auto")
-    if parallelism.zero_stage == 0 and layout.same_weights > 1:
-        remedies.append("set parallelism.zero_stage=1")
-    if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw" and not spec.leaves_layouts:
-        remedies.append("use more replicas, which share the optimizer's state")
-    if training.precision == "fp32":
-        remedies.append("set training.precision=bf16")
-    if parallelism.optimizer_offload < 1:
-        remedies.append("set parallelism.optimizer_offload=1 as a last resort")
-    return remedies
-
+from boost_core.plan.throughput import Step
 
 # Which of a job's layouts fit on the available nodes, and which of those is best.
 #
@@ -338,25 +99,6 @@ def best(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None =
     """
     choice = spec.layouts() if allowed is None else allowed
     return fastest(spec, (layout for layout in choice if fits(layout, slots, spec.resources.placement)))
-
-
-def fastest(
-    spec: JobSpec, layouts: Iterable[Layout], seconds: Callable[[Layout], float] | None = None
-) -> Layout | None:
-    """Return the best of some layouts of a job by the order of ``best``; ``None`` if there are none.
-
-    Args:
-        spec: The job.
-        layouts: The layouts.
-        seconds: Step time of a layout; predicted here by default.
-    """
-    own = Layout.of(spec.parallelism).per_replica
-    predicted = seconds or partial(step_seconds, spec)
-    return min(
-        layouts,
-        key=lambda layout: (predicted(layout), layout.world_size, layout.per_replica != own, layout),
-        default=None,
-    )
 
 
 def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> str:

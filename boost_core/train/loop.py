@@ -43,7 +43,7 @@ from boost_core.messages import (
 from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
-from boost_core.plan.resolve import at, predicted_communication, step_parts, step_seconds
+from boost_core.plan.report import at, predicted_communication, step_parts, step_seconds
 from boost_core.plan.work import FlopRates, parameter_count
 from boost_core.terminal import print_lines
 from boost_core.train.checkpoint_manager import CheckpointManager, load_newest

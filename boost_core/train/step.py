@@ -11,7 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from boost_core.config import JobSpec
-from boost_core.config.legality import too_long_a_prompt
+from boost_core.config.job import too_long_a_prompt
 from boost_core.config.training import OptimizerConfig
 from boost_core.data.corpus import Sampler, Sequences, replica_share
 from boost_core.data.tokenizers import job_tokenizer

@@ -11,13 +11,13 @@ from fastapi.concurrency import run_in_threadpool
 from boost_core.checkpoint.folder import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
-from boost_core.config.data import BYTES, NamedSource, SourceConfig
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
-from boost_core.config.legality import door_problems
+from boost_core.config.job import door_problems
 from boost_core.config.storage import StorageOptions, giving_up_soon
+from boost_core.config.training import BYTES, NamedSource, SourceConfig
 from boost_core.plan.machine import Basis, Fitted, Machine
-from boost_core.plan.report import Plan, plan
-from boost_core.plan.resolve import ChosenLayouts, nothing_fits
+from boost_core.plan.report import Plan, nothing_fits, plan
+from boost_core.plan.resolve import ChosenLayouts
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob

@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.config.data import NearDedup, QualityFilter, SourceConfig
+from boost_core.config.training import NearDedup, QualityFilter, SourceConfig
 from boost_core.messages import CheckpointReport, Drill, Profile, Score, Scores, ShapeReport, StepReport
 from boost_core.plan.machine import MeasuredLink, MeasuredProfile
-from boost_core.plan.report import PlanSearch, plan
+from boost_core.plan.report import plan
+from boost_core.plan.search import PlanSearch
 from service.api.routes.access import SessionRequest
 from service.jobs.model import JobPage, JobRecord
 from service.jobs.patch import JobPatch

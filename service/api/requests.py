@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-from boost_core.config.reading import is_too_deep
+from boost_core.config.base import is_too_deep
 
 MOST_BODY_BYTES = 2**20
 MOST_TARGET_BYTES = 16 * 2**10  # of the path and the query

@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
-from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, TrackersConfig
+from boost_core.config.training import DataConfig, SourceConfig
 from boost_core.plan.machine import Basis, Fitted
-from boost_core.plan.report import PlanSearch, SearchReport
 from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.search import PlanSearch, SearchReport
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
 from service.api.errors import InvalidJob, RateLimited
 from service.models.problems import FieldError

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
-from service.cli.failures import BadInput, read_settings
+from service.cli.console import BadInput, read_settings
 from service.client import Client
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

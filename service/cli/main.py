@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import access, checkpoints, cluster, jobs, local
-from service.cli.failures import ReadableErrors
+from service.cli.commands import access, checkpoints, cluster, jobs, local, plan
+from service.cli.console import ReadableErrors
 
 _JOBS = "Jobs"
 _CLUSTER = "Shared by jobs"
@@ -24,7 +24,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     _JOBS: {
         "submit": jobs.submit,
         "clone": jobs.clone,
-        "plan": jobs.plan,
+        "plan": plan.plan,
         "ls": jobs.list_jobs,
         "show": jobs.show,
         "watch": jobs.watch,

@@ -2,12 +2,13 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli.connection import open_client
-from service.cli.failures import BadInput
+from service.cli.console import BadInput
 
 _COMPLETION_SECONDS = 1.0
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -27,6 +28,7 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
     return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]
 
 
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Job ID; `boost ls` lists them.", autocompletion=complete_job_ids)
 ]

@@ -15,7 +15,8 @@ from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.plan.report import PlanSearch, PresetList
+from boost_core.plan.report import PresetList
+from boost_core.plan.search import PlanSearch
 from service.client.calls import (
     RETRY_SECONDS,
     TIMEOUT_SECONDS,

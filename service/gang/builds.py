@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from boost_core.config.data import CorpusConfig
+from boost_core.config.training import CorpusConfig
 from service.models.datasets import DatasetProgress
 
 

@@ -35,7 +35,7 @@ from boost_core.plan.machine import (
     plausible,
     shape_of,
 )
-from boost_core.plan.resolve import at
+from boost_core.plan.report import at
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 

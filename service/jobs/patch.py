@@ -7,7 +7,7 @@ from pydantic import Field
 from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec, Layout
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.plan.machine import NOMINAL, Basis
-from boost_core.plan.resolve import nothing_fits
+from boost_core.plan.report import nothing_fits
 
 
 class ReplicasPatch(Config):

@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, field_validator
 
-from boost_core.config.base import Location, ResourceName
-from boost_core.config.data import CorpusConfig, DatasetName
-from boost_core.config.storage import refuse_unserved
+from boost_core.config.base import Location, ResourceName, refuse_unserved
+from boost_core.config.training import CorpusConfig, DatasetName
 
 
 class DatasetState(StrEnum):

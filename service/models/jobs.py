@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from boost_core.config import JobSpec
-from boost_core.config.base import Config
-from boost_core.config.reading import Moment
+from boost_core.config.base import Config, Moment
 from boost_core.messages import Scores
 from boost_core.plan.machine import Fitted
-from boost_core.plan.report import Plan, PlanSearch, SearchReport
+from boost_core.plan.report import Plan
 from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.search import PlanSearch, SearchReport
 from service.models.access import Scope, TenantName
 from service.models.cluster import StoredProfile
 

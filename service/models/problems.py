@@ -7,8 +7,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
-from boost_core.config.base import in_words
-from boost_core.config.storage import UNSHOWN, may_hold_credentials
+from boost_core.config.base import UNSHOWN, in_words
+from boost_core.config.storage import may_hold_credentials
 
 _NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown

@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
-from boost_core.plan import resolve
+from boost_core.plan import report, resolve
 from boost_core.plan.machine import NOMINAL, Basis, Machine, device_bytes, kind_of_gpu, required_labels
 from boost_core.plan.memory import lacking
-from boost_core.plan.resolve import needed_bytes, node_host_bytes, step_seconds
+from boost_core.plan.report import needed_bytes, node_host_bytes, step_seconds
 from service.gang.assignment import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
 
@@ -144,7 +144,7 @@ class Demand:
 
     def fastest(self, layouts: Iterable[Layout]) -> Layout | None:
         """The best of some layouts; ``None`` if there are none."""
-        return resolve.fastest(self._spec, layouts, self.seconds)
+        return report.fastest(self._spec, layouts, self.seconds)
 
 
 @dataclass(frozen=True)

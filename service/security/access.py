@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.storage import confine, is_local
+from boost_core.config.training import BYTES, SourceConfig
 from service.models.problems import FieldError
 from service.security.secrets import SecretReference, configure_fsspec, load
 

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from boost_core.config.legality import StrategyName
 from boost_core.config.model import FamilyName
+from boost_core.config.parallelism import StrategyName
 
 ROOT = Path(__file__).parents[2]
 NAMES = {*get_args(FamilyName), *get_args(StrategyName)}
@@ -55,5 +55,5 @@ def test_a_branch_is_found(code: str) -> None:
 def test_only_the_architecture_and_the_configuration_branch_on_families_and_strategies() -> None:
     paths = [path for package in ("boost_core", "service") for path in (ROOT / package).rglob("*.py")]
     found = [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in branches(ast.parse(path.read_text()))]
-    assert any(place.startswith("boost_core/config/legality.py") for place in found)
+    assert any(place.startswith("boost_core/config/parallelism.py") for place in found)
     assert [place for place in found if not place.startswith(MAY_BRANCH)] == []

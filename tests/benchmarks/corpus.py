@@ -19,7 +19,7 @@ from pathlib import Path
 import ray
 import tokenizers
 
-from boost_core.config.data import CorpusConfig, NearDedup, QualityFilter, SourceConfig
+from boost_core.config.training import CorpusConfig, NearDedup, QualityFilter, SourceConfig
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import Engine, LocalEngine, use_one_core
 from boost_core.data.pipeline.files import Lineage

@@ -11,7 +11,7 @@ from math import ceil, exp, inf, prod
 from random import Random
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.legality import layout_problems
+from boost_core.config.job import layout_problems
 from boost_core.plan.machine import SPARE, Cluster, Factors, Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.search import search

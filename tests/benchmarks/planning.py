@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.legality import layout_problems
+from boost_core.config.job import layout_problems
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan import search as searching
 from boost_core.plan.machine import NetworkConfig, machine_of

@@ -50,7 +50,7 @@ from boost_core.plan.machine import (
     model_of,
     shape_of,
 )
-from boost_core.plan.resolve import at, step_parts
+from boost_core.plan.report import at, step_parts
 from boost_core.plan.throughput import StepSeconds
 from boost_core.train import train
 from boost_core.train.state import Membership, StepTimes

@@ -8,7 +8,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.messages import ComparisonReport
 from boost_core.plan.machine import Basis, Fitted, MeasuredProfile, machine_of
 from boost_core.plan.memory import pipeline_rank_memory, rank_memory
-from boost_core.plan.resolve import predicted_communication, step_seconds
+from boost_core.plan.report import predicted_communication, step_seconds
 from boost_core.train import train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus

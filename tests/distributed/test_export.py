@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from boost_core.config.data import SourceConfig
+from boost_core.config.training import SourceConfig
 from boost_core.convert.__main__ import main
 from boost_core.convert.model_folder import InMemory, published_slots, to_published, write_start
 from boost_core.data.tokenize import TokenizePlan, tokenize

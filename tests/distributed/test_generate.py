@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config.data import SourceConfig
+from boost_core.config.training import SourceConfig
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import open_tokenizer, train_bpe
 from boost_core.inference import generate as loading

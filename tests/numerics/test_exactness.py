@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import Activation, ModelConfig, ParallelismConfig
-from boost_core.config.legality import strategy_problems
+from boost_core.config.parallelism import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_add
 from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights, apply_online_rmsnorm

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.config.legality import strategy_problems
+from boost_core.config.parallelism import strategy_problems
 from tests.numerics import reference
 from tests.numerics.sharded import batch, errors_of_cells, full_weights, token_weights
 from tests.ranks import Ranks

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.messages import Drill, RankTimesReport, duration
+from boost_core.messages import Drill, RankTimesReport
+from boost_core.terminal import duration
 from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

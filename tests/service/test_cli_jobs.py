@@ -12,7 +12,7 @@ import pytest
 from boost_core.config import JobSpec
 from boost_core.plan.report import Plan
 from service.cli.commands.jobs import merge_patch
-from service.cli.failures import BadInput
+from service.cli.console import BadInput
 from service.cli.options import moment
 from service.jobs.states import JobState
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.failures import ExitStatus
+from service.cli.console import ExitStatus
 from service.jobs.store import JobStore
 from tests.service.canned import A_KEY, A_QUEUE, A_TENANT, AUDIT, NODES
 from tests.service.command_line import boost_at, run_boost

@@ -12,7 +12,7 @@ from boost_core.data.corpus import load_corpus
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import LocalEngine
 from boost_core.data.tokenizers import train_bpe
-from service.cli.failures import read_yaml_as
+from service.cli.console import read_yaml_as
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from boost_core.config.data import MOST_VALIDATION_SETS
+from boost_core.config.training import MOST_VALIDATION_SETS
 from boost_core.messages import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.worker.rank_metrics import StepCollector, gauges

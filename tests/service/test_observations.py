@@ -11,8 +11,7 @@ from sqlalchemy import func, select, update
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import ComparisonReport
 from boost_core.plan.machine import Basis, Factors, Fitted
-from boost_core.plan.report import plan
-from boost_core.plan.resolve import predicted_communication, step_parts
+from boost_core.plan.report import plan, predicted_communication, step_parts
 from service.client import Client
 from service.jobs.model import JobRecord, Owner
 from service.jobs.observations import Observations, add, observation

@@ -16,8 +16,9 @@ from sqlalchemy import text
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.machine import Basis, machine_of
-from boost_core.plan.report import Plan, PlanSearch, plan, search_report
+from boost_core.plan.report import Plan, plan
 from boost_core.plan.resolve import choose_layouts
+from boost_core.plan.search import PlanSearch, search_report
 from service.client import ApiError, Client
 from service.jobs.database import migrate, open_engine
 from service.jobs.profiles import ProfileNotFound, ProfileStore

@@ -9,8 +9,8 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
-from boost_core.plan.report import PlanSearch, search_report
 from boost_core.plan.resolve import choose_layouts
+from boost_core.plan.search import PlanSearch, search_report
 from service.api.errors import RateLimited
 from service.api.routes.cluster import NODES
 from service.api.routes.jobs import merged

@@ -11,7 +11,7 @@ import yaml
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from boost_core.config import JobSpec, load_job
-from boost_core.config.reading import read_yaml
+from boost_core.config.base import read_yaml
 from service.accounts.keys import KeyStore
 from service.jobs.store import JobStore
 from service.models.access import Scope

@@ -10,7 +10,7 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan.resolve import step_seconds
+from boost_core.plan.report import step_seconds
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason

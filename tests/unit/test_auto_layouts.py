@@ -11,21 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.legality import layout_problems
+from boost_core.config.job import layout_problems
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.resolve import (
-    ChosenLayouts,
-    NothingFits,
-    at,
-    best,
-    choose_layouts,
-    needed_bytes,
-    nothing_fits,
-    step_seconds,
-)
+from boost_core.plan.report import at, needed_bytes, nothing_fits, step_seconds
+from boost_core.plan.resolve import ChosenLayouts, NothingFits, best, choose_layouts
 from boost_core.plan.search_process import TooLong, layouts_apart
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port

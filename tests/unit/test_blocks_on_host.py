@@ -11,16 +11,8 @@ from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, ComparisonReport
 from boost_core.plan.machine import SPARE, Basis, MeasuredProfile, shape_of
 from boost_core.plan.memory import RankMemory, node_bytes, rank_memory
-from boost_core.plan.report import plan
-from boost_core.plan.resolve import (
-    NothingFits,
-    at,
-    choose_layouts,
-    needed_bytes,
-    nothing_fits,
-    offload_seconds,
-    step_seconds,
-)
+from boost_core.plan.report import at, needed_bytes, nothing_fits, offload_seconds, plan, step_seconds
+from boost_core.plan.resolve import NothingFits, choose_layouts
 from boost_core.plan.search import largest_part, reasons, search, sensitivities
 from service.gang.assignment import bytes_to_keep
 from service.gang.control import port

@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
-from boost_core.config.data import CorpusConfig, NearDedup, QualityFilter
 from boost_core.config.data_files import read_index
+from boost_core.config.training import CorpusConfig, NearDedup, QualityFilter
 from boost_core.data import __main__ as command
 from boost_core.data.pipeline import files
 from boost_core.data.pipeline.build import Build, BuildProgress
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     wanted = corpus(write(tmp_path / "in", texts(40)), exact_dedup=True)
     script = (
         "import signal, sys\n"
-        "from boost_core.config.data import CorpusConfig\n"
+        "from boost_core.config.training import CorpusConfig\n"
         "from boost_core.data.pipeline.build import Build\n"
         "from boost_core.data.pipeline.engine import LocalEngine\n"
         "def report(progress):\n"

@@ -28,9 +28,9 @@ from boost_core.plan.machine import (
     shape_of,
 )
 from boost_core.plan.recompute_mix import BlockCosts, legal_modes
-from boost_core.plan.report import PlanSearch, plan, search_report
-from boost_core.plan.resolve import at, choose_layouts, predicted_communication, step_parts
-from boost_core.plan.search import search
+from boost_core.plan.report import at, plan, predicted_communication, step_parts
+from boost_core.plan.resolve import choose_layouts
+from boost_core.plan.search import PlanSearch, search, search_report
 from boost_core.plan.throughput import ORDER, Step, StepSeconds
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job

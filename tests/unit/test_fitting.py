@@ -13,8 +13,7 @@ from boost_core.config.job import FaultToleranceConfig
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.report import plan
-from boost_core.plan.resolve import at, needed_bytes, nothing_fits
+from boost_core.plan.report import at, needed_bytes, nothing_fits, plan
 from service.gang.assignment import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord

@@ -68,7 +68,7 @@ def test_in_one_stream_too(hub: LocalHub, tmp_path: Path) -> None:
 def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
     script = """if True:
         import sys
-        from boost_core.config.data import DataConfig
+        from boost_core.config.training import DataConfig
         from boost_core.config.data_files import check_data
         source = {"kind": "parquet", "paths": ["hf://datasets/org/corpus/rows"], "text_field": sys.argv[1]}
         check_data(DataConfig.model_validate({"source": source, "validation_fraction": 0.5}), 256, 8)"""

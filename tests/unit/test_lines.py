@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from service.cli.output.jobs import line_of, report_of
+from service.cli.job_text import line_of, report_of
 from service.jobs.model import JobEvent
 from tests.service.records import a_fault, a_spare
 

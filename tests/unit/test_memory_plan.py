@@ -13,7 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, RecomputeMode
 from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import RankMemory, rank_memory, state_bytes
-from boost_core.plan.resolve import offload_seconds, step_parts
+from boost_core.plan.report import offload_seconds, step_parts
 from boost_core.plan.throughput import StepSeconds
 from boost_core.plan.work import cut
 

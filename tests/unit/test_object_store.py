@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import fsspec
 import pytest
 
+from boost_core.config.base import StoreUnusable
 from boost_core.config.s3 import ObjectStore, RedirectRefused, ShortAnswer, StoreTimeout
-from boost_core.config.storage import StoreUnusable, giving_up_soon
+from boost_core.config.storage import giving_up_soon
 
 TOKEN = "a-session-token"
 SECONDS = 1.0

@@ -10,8 +10,7 @@ from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.report import Plan, plan, presets
-from boost_core.plan.resolve import fastest, nothing_fits, step_seconds
+from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
 from boost_core.plan.work import model_flops_per_token
 
 

@@ -27,8 +27,7 @@ from boost_core.plan.machine import (
     machine_for,
     machine_of,
 )
-from boost_core.plan.report import plan
-from boost_core.plan.resolve import step_parts
+from boost_core.plan.report import plan, step_parts
 from boost_core.plan.work import Work, block_parameters, block_work
 from service.cli.main import app
 from tests.jobs import tiny_job

@@ -15,7 +15,7 @@ from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import LINKS
 from boost_core.plan.machine import Cluster, Level, machine_for
-from boost_core.plan.resolve import step_parts
+from boost_core.plan.report import step_parts
 from boost_core.plan.throughput import StepSeconds
 
 STRATEGIES = ("fullrank", "vanilla", "btp")

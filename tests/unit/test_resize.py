@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import DEVICES, LINKS, LOOPBACK
 from boost_core.plan.machine import machine_for
-from boost_core.plan.resolve import best, fastest, fits, legal, own_slots, place, step_parts, step_seconds, why_not
+from boost_core.plan.report import fastest, step_parts, step_seconds
+from boost_core.plan.resolve import best, fits, legal, own_slots, place, why_not
 from boost_core.plan.throughput import collective_seconds
 from boost_core.plan.work import pairs_of_token
 from tests.jobs import tiny_job
@@ -80,7 +81,7 @@ def test_the_best_is_the_fastest_and_the_choice_may_be_narrowed() -> None:
 
 
 def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boost_core.plan.resolve.step_seconds", lambda *_: 1.0)
+    monkeypatch.setattr("boost_core.plan.report.step_seconds", lambda *_: 1.0)
     spec = elastic([[1, 2], [2, 1], [1, 1]])
     assert fastest(spec, [Layout(1, 2, 2), Layout(1, 1, 1)]) == Layout(1, 1, 1)
     assert fastest(spec, [Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)]) == Layout(1, 2, 1)

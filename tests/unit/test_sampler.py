@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.config.data import MIXTURE_PERIOD
+from boost_core.config.training import MIXTURE_PERIOD
 from boost_core.data.corpus import (
     Corpus,
     EvaluationSet,

@@ -30,9 +30,8 @@ from boost_core.plan.machine import (
     shape_of,
 )
 from boost_core.plan.memory import PipelineRank, rank_memory
-from boost_core.plan.report import PlanSearch, search_report
-from boost_core.plan.resolve import step_parts, step_seconds
-from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
+from boost_core.plan.report import step_parts, step_seconds
+from boost_core.plan.search import Choice, PlanSearch, other_orders, reasons, search, search_report, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.throughput import Step
 from service.cli.main import app

@@ -21,7 +21,7 @@ from boost_core.architecture import (
     reads_input,
 )
 from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
-from boost_core.config.legality import cannot_send_latents, strategy_problems
+from boost_core.config.parallelism import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
 from boost_core.plan.work import Activations
 

@@ -9,7 +9,7 @@ import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config.data_files import find_index, tokenizer_vocabulary
-from boost_core.config.reading import Unreadable, read_small
+from boost_core.config.storage import Unreadable, read_small
 from boost_core.data.tokenizers import open_tokenizer
 
 LOCAL, MEMORY = fsspec.filesystem("file"), fsspec.filesystem("memory")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from boost_core.config import JobSpec, legality
+from boost_core.config import JobSpec
+from boost_core.config import job as job_spec
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan import memory, report, resolve, work
@@ -32,9 +33,9 @@ CLUSTER = [
     for kind in ("A100-40G", "A100", "H200")
 ]
 CACHES = (
-    legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
+    job_spec.legal_layouts, job_spec._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
     memory._alike_with_lax, activations, work._block_work, demand._remembered,
-    demand._known, resolve._resolved,
+    demand._known, report._resolved,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
@@ -87,7 +88,7 @@ def source(random: random.Random, paths: int) -> dict[str, Any]:
 def check(content: dict[str, Any]) -> JobSpec:
     """What the door and one pass of the scheduler do with a spec."""
     spec = JobSpec.model_validate(content)
-    if resolve.nothing_fits(spec) is None:
+    if report.nothing_fits(spec) is None:
         decide([WAITING.model_copy(update={"spec": spec})], CLUSTER)
     return spec
 
@@ -108,9 +109,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for module in (resolve, report):
         count(module, "rank_memory")
-    for module in (report, resolve):
-        count(module, "step_parts")
-    count(legality, "layout_problems")
+    count(report, "step_parts")
+    count(job_spec, "layout_problems")
     return counted
 
 

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, load_job
-from boost_core.config.base import in_lines
-from boost_core.config.storage import refuse_unserved
+from boost_core.config.base import in_lines, refuse_unserved
 from service.cli.main import app
 from service.models.problems import job_errors
 from tests.unit.test_job_spec import changed

@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from boost_core.config.reading import DEEPEST, is_too_deep, read_yaml
+from boost_core.config.base import DEEPEST, is_too_deep, read_yaml
 
 # As the tables of YAML 1.2.2 have it, 10.3.2; what is a string there is one here.
 CORE_SCHEMA = {

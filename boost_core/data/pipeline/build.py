@@ -17,9 +17,9 @@ import pyarrow as pa
 import tokenizers
 
 from boost_core import __version__
-from boost_core.config.data import BYTES, CorpusConfig
 from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile, TokenIndex, find_index, list_files
-from boost_core.config.reading import read_small
+from boost_core.config.storage import read_small
+from boost_core.config.training import BYTES, CorpusConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
 from boost_core.data.pipeline.engine import Engine
 from boost_core.data.pipeline.files import (

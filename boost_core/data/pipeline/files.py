@@ -21,8 +21,8 @@ import rensa
 from pydantic import Field
 
 from boost_core.config.base import Config
-from boost_core.config.data import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.config.data_files import Input, Part, SourceFile
+from boost_core.config.training import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.data.documents import Document, Reading
 from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
-from boost_core.config.data import DatasetName
+from boost_core.config.training import DatasetName
 from service.api.admission import if_dataset_fits
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep

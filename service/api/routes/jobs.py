@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
-from boost_core.config.reading import Moment
+from boost_core.config.base import Moment
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, planned, with_layouts

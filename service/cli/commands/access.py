@@ -11,9 +11,8 @@ import typer
 from pydantic import SecretStr, ValidationError
 
 from service.cli.connection import Login, client_of, open_client, write_login
-from service.cli.failures import BadInput, Failed, read_settings
+from service.cli.console import BadInput, Failed, print_json, print_list, print_table, read_settings, say
 from service.cli.options import AsJson, Url, moment
-from service.cli.output.printing import print_json, print_list, print_table, say
 from service.client import Client
 from service.models.access import Identity, Scope
 from service.models.jobs import KeyRequest

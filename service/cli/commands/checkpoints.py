@@ -26,10 +26,9 @@ from boost_core.config import Layout
 from boost_core.messages import Scores
 from service.cli.commands.jobs import evaluations_of
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, ExitStatus, Failed
+from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_table, say
+from service.cli.job_text import value_in_words
 from service.cli.options import AsJson, JobId, JobOrCheckpoint, Tokenizer, Url, WhichStep, complete_job_ids
-from service.cli.output.jobs import value_in_words
-from service.cli.output.printing import print_json, print_table, say
 from service.client import Client
 from service.models.access import Scope
 from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointList, DamagedCheckpoint

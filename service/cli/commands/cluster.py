@@ -8,9 +8,19 @@ import typer
 
 from boost_core.config.base import counted
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, Failed, read_profile, read_yaml_as
+from service.cli.console import (
+    BadInput,
+    Failed,
+    number,
+    print_facts,
+    print_json,
+    print_list,
+    print_table,
+    read_profile,
+    read_yaml_as,
+    say,
+)
 from service.cli.options import AsJson, Url
-from service.cli.output.printing import number, print_facts, print_json, print_list, print_table, say
 from service.client import ApiError
 from service.models.access import Tenant
 from service.models.cluster import Queue, StoredProfile

@@ -1,4 +1,4 @@
-"""Jobs: ``boost submit``, ``clone``, ``plan``; ``ls`` to ``watch`` show them, ``pause`` to ``profile`` act on one."""
+"""Jobs: ``boost submit``, ``clone``; ``ls`` to ``watch`` show them, ``pause`` to ``profile`` act on one."""
 
 import math
 import time
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -14,16 +13,26 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from boost_core.config.reading import read_yaml
-from boost_core.messages import Drill, Profile, duration, numbers_of
-from boost_core.plan.machine import Basis, NetworkConfig, machine_of
-from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
-from boost_core.plan.report import plan as plan_of
-from boost_core.plan.resolve import choose_layouts
+from boost_core.config.base import read_yaml
+from boost_core.messages import Drill, Profile, numbers_of
+from boost_core.terminal import duration
+from service.cli.commands.plan import print_chosen, print_plan, print_stored
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, ExitStatus, Failed, read_job, read_profile, read_yaml_as
-from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url, complete_job_ids, moment
-from service.cli.output.jobs import (
+from service.cli.console import (
+    BadInput,
+    ExitStatus,
+    Failed,
+    PlainTable,
+    Terminal,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    read_job,
+    say,
+    say_unchanged,
+)
+from service.cli.job_text import (
     age,
     exit_as,
     facts,
@@ -31,29 +40,14 @@ from service.cli.output.jobs import (
     line_of,
     loss,
     news,
-    print_chosen,
-    print_plan,
-    print_search,
-    print_stored,
     productive_share,
     step,
 )
-from service.cli.output.printing import (
-    PlainTable,
-    Terminal,
-    print_facts,
-    print_json,
-    print_line,
-    print_table,
-    say,
-    say_unchanged,
-)
+from service.cli.options import AsJson, Follow, IdempotencyKey, JobFile, JobId, Url, complete_job_ids, moment
 from service.client import ApiError, Client
 from service.jobs.model import EVENT_KINDS, EventKind, JobPage, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
-from service.models.jobs import JobEvaluation, PlanAnswer
-
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
+from service.models.jobs import JobEvaluation
 
 
 def submit(
@@ -110,80 +104,6 @@ def clone(
             job_id, patch, from_checkpoint=from_checkpoint, from_weights=from_weights, idempotency_key=idempotency_key
         )
         _go_on(client, record, follow_it, as_json)
-
-
-def plan(
-    job: JobFile,
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile of the devices, from `boost bench profile` (default: data sheets).")
-    ] = None,
-    service: Annotated[
-        bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
-    ] = False,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, max=65_536, help="Search for the best way to train the job on this many GPUs.")
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
-    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
-    as_json: AsJson = False,
-    url: Url = None,
-) -> None:
-    """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
-    spec = read_job(job)
-    network, measured = (
-        read_yaml_as(NetworkConfig, cluster) if cluster else None,
-        read_profile(profile) if profile else None,
-    )
-    if service:
-        if gpus is None and (network or measured):
-            raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
-        search = None
-        if gpus is not None:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
-        with open_client(url) as client:
-            answer = client.plan(spec, search)
-        if as_json:
-            print_json(answer)
-            return
-        if answer.search is not None:
-            print_search(answer.search)
-        else:
-            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
-            if answer.chosen is not None:
-                print_chosen(answer.chosen)
-        print_stored(answer.profile)
-        return
-
-    if url is not None:
-        raise BadInput("--url goes with --service")
-    result: Plan | SearchReport
-    chosen = None
-    try:
-        if gpus is None:
-            if spec.leaves_layouts:
-                chosen = choose_layouts(spec, Basis(profile=measured))
-                spec = spec.with_layouts(chosen.sizes)
-            machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
-            result = plan_of(spec, machine)
-        else:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
-            result = search_report(spec, search)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-    if as_json:
-        print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
-    elif isinstance(result, SearchReport):
-        print_search(result)
-    else:
-        print_plan(result, spec)
-        if chosen is not None:
-            print_chosen(chosen)
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:

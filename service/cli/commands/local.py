@@ -18,9 +18,19 @@ import yaml
 
 from boost_core.messages import EvaluationReport, StepReport
 from service.cli.commands.checkpoints import run_trainer
-from service.cli.failures import BadInput, ExitStatus, Failed, read_foreign_config, read_job, read_settings
-from service.cli.output.jobs import follow, report_of
-from service.cli.output.printing import Terminal, print_line, say, say_unchanged
+from service.cli.console import (
+    BadInput,
+    ExitStatus,
+    Failed,
+    Terminal,
+    print_line,
+    read_foreign_config,
+    read_job,
+    read_settings,
+    say,
+    say_unchanged,
+)
+from service.cli.job_text import follow, report_of
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
 
