@@ -245,7 +245,7 @@ def shape_of(job: JobSpec) -> str:
     """Return a digest of everything that a job's step time depends on besides the device.
 
     Args:
-        job: The job in its layout (``resolve.at``).
+        job: The job in its layout (``report.at``).
     """
     training, resources = job.training, job.resources
     # Without defaults, so that new fields alter no digest; and without the cut, so that cuts can be compared.
@@ -511,7 +511,7 @@ class Machine:
         """Return the correction of a job's predictions.
 
         Args:
-            job: The job in its layout (``resolve.at``).
+            job: The job in its layout (``report.at``).
         """
         if self.fitted is None:
             return StepCorrection(jobs=0, factor=1.0, spread=self.profile.spread)

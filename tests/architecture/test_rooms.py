@@ -2,11 +2,15 @@
 
 import ast
 import io
+import subprocess
+import sys
 import tokenize
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +20,7 @@ MOST_FUNCTIONS = 75  # per 1,000 code lines
 LEAST_SHARE_OF_LARGE_FILES = 0.58  # of the code, in files of LARGE code lines and more
 MOST_SMALL_NEIGHBOURS = 8  # modules of at most SMALL code lines that only one module imports, in the same folder
 MOST_IN_CIRCLES = 0  # modules that import themselves by way of others, for type checking included
+MOST_VISITED_FILES = {"plan": 14, "reshard": 10, "block": 12, "context_block": 14}  # of ours, to follow a flow
 
 LARGE, SMALL = 200, 120
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -117,3 +122,13 @@ def test_modules_do_not_import_each_other() -> None:
         if name in reached:
             circular.add(name)
     assert len(circular) <= MOST_IN_CIRCLES, circular
+
+
+@pytest.mark.parametrize(
+    "flow",
+    ["plan", *(pytest.param(each, marks=pytest.mark.full) for each in sorted(MOST_VISITED_FILES.keys() - {"plan"}))],
+)
+def test_a_flow_is_followed_through_few_files(flow: str) -> None:
+    command = [sys.executable, "-m", "tests.benchmarks.visited_files", flow]
+    *_, last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert int(last.split()[0]) <= MOST_VISITED_FILES[flow]
