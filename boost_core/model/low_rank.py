@@ -213,7 +213,7 @@ class Bottleneck(WeightedModule):
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
         of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]
-        outputs = list(map(self.strategy.up, z, ups, quantised, of_gradients))
+        outputs = [self.strategy.up(*each) for each in zip(z, ups, quantised, of_gradients, strict=True)]
         return outputs, z, [each for each in of_gradients if each is not None]
 
     def up_of(self, projection: int) -> torch.Tensor:
