@@ -187,11 +187,7 @@ class Bottleneck(WeightedModule):
             where a kernel may leave the rows of each output's gradient in 8 bits.
         """
         width, epsilon, fp8 = self.group.wide_in, self.norm_epsilon, self.strategy.fp8
-        each_piece: list[tuple[Latents, torch.Tensor | None]] = []
-        for latents, fused in exchanged:
-            each_piece.append((latents, None if fused is None else fused.result))
-            if fused is not None:
-                fused.result = None
+        each_piece = [(latents, None if fused is None else fused.take()) for latents, fused in exchanged]
         if len(exchanged) < len(self.pieces):  # one exchange of all
             (((h_Tc, squares_T), fused_gTr),) = each_piece
             rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it

@@ -71,11 +71,21 @@ class GatheredLatents:
     """One exchange's latents as gathered for the backward pass, where no rank's device saves them whole.
 
     Attributes:
-        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken, so that their
-            memory is freed after use.
+        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken.
     """
 
     latents: Latents | None = None
+
+    def take(self) -> Latents:
+        """Return them once, so that use frees them.
+
+        Raises:
+            AssertionError: They have not arrived: a segment's backward pass comes before the exchange in front of it.
+        """
+        latents, self.latents = self.latents, None
+        if latents is None:
+            raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
+        return latents
 
 
 @dataclass(frozen=True)
@@ -391,12 +401,7 @@ class _Start(torch.autograd.Function):
         ctx.exchange.wait_for_all()
         if not ctx.has_statistic:
             return dh_Tr, None, None
-        if gathered is None:
-            h_Tr, squares_T = ctx.saved_tensors
-        else:
-            if gathered.latents is None:
-                raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
-            (h_Tr, squares_T), gathered.latents = gathered.latents, None
+        h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
         if norm.scales_input:
             return dh_Tr, gradients[1], None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
