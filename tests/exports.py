@@ -96,7 +96,8 @@ def export_to(folder: Path, model: ModelConfig, **how: Any) -> None:
 def write_published(folder: Path, model: ModelConfig, published: Tensors) -> None:
     """A model as somebody else's tools write it: the library's own writer, in one file."""
     folder.mkdir(exist_ok=True)
-    save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
+    dense = {name: tensor.contiguous() for name, tensor in published.items()}
+    save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
     for name, text in model_files(model, TrainedOn(32, 0), torch.float32).items():
         (folder / name).write_text(text)
 

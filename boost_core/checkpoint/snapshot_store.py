@@ -141,20 +141,20 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
         StateLost: Raised on all ranks if any of them fails, for example because an owner is gone.
     """
     metadata, keys = Metadata({}), dict[MetadataIndex, SnapshotKey]()
-    for part in state.parts:
-        for box in part.boxes:
-            index = MetadataIndex(box.name, torch.Size(box.offsets))
-            if index in keys:  # a box that several ranks have is taken from the first; all ranks make the same choice
-                continue
-            keys[index] = part.key
-            kind = TensorProperties(getattr(torch, box.dtype))
-            of_tensor = TensorStorageMetadata(kind, torch.Size(box.shape), [])
-            stored = metadata.state_dict_metadata.setdefault(box.name, of_tensor)
-            cast(TensorStorageMetadata, stored).chunks.append(
-                ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-            )
-    failures = []
+    failure: Exception | None = None
     try:
+        for part in state.parts:
+            for box in part.boxes:
+                index = MetadataIndex(box.name, torch.Size(box.offsets))
+                if index in keys:  # of several ranks that have a box, the first is read; all ranks choose the same
+                    continue
+                keys[index] = part.key
+                kind = TensorProperties(getattr(torch, box.dtype))
+                of_tensor = TensorStorageMetadata(kind, torch.Size(box.shape), [])
+                stored = metadata.state_dict_metadata.setdefault(box.name, of_tensor)
+                cast(TensorStorageMetadata, stored).chunks.append(
+                    ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+                )
         planner = LoadChunks(chunks)
         planner.set_up_planner({}, metadata)
         requested: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
@@ -171,6 +171,9 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
             for item, tensor in zip(items, fetch(state.owners[key], key, regions), strict=True):
                 planner.resolve_tensor(item).copy_(tensor)
     except Exception as error:  # what fetches raises types of its own
-        failures.append(f"rank {dist.get_rank()}: {error}")
-    if causes := of_all_ranks(failures):
-        raise StateLost(f"the state of step {state.step} is no longer in memory: {'; '.join(causes)}")
+        failure = error
+    try:
+        if causes := of_all_ranks([] if failure is None else [f"rank {dist.get_rank()}: {failure}"]):
+            raise StateLost(f"the state of step {state.step} is no longer in memory: {'; '.join(causes)}") from failure
+    finally:
+        del failure  # its traceback refers to this frame, and so to the state

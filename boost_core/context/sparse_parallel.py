@@ -11,7 +11,7 @@ of all documents' blocks; c ranks; h heads, j heads of keys, i of a group's head
 received; s = 2, keys and values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -178,9 +178,54 @@ class SparseIndex:
             document = self.documents[at[0]]
             mass_bkt = mass_of_blocks(score_bkp, most_dhp[at][_LAST], sum_dhp[at][_LAST], document.tokens)
             masses[at] = mass_bkt.flatten(1)[:, document.slot_t]
-        # Lines are chosen by the attention to all ranks' keys: each rank chooses for some documents and heads, by sums
-        # that all ranks send it.
-        ranks = self.communicator.size
+        chosen = self._choose(masses, heads, dtype)
+        del masses
+
+        # How much of the sampled queries' attention that keeps.
+        kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
+        for (number, head), _, score_bkp in scores(_SAMPLED):
+            document = self.documents[number]
+            share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
+            sees_pm = chosen[number][head].sees(document.row_p[_SAMPLED])
+            kept_d[number] += (document.out_of_blocks(share_bkp).T * sees_pm[:, document.place_t]).sum()
+        self.communicator.all_reduce_(kept_d, "kept attention")
+        for document, kept, of_heads in zip(self.documents, kept_d, chosen, strict=True):
+            tally.count(document.tokens, of_heads, kept)
+        return chosen
+
+    def _scores(
+        self, query_dphe: torch.Tensor, key_Tje: torch.Tensor, *parts: slice
+    ) -> Iterator[tuple[tuple[int, int], slice, torch.Tensor]]:
+        """Scores of each document, head and part of the queries with this rank's keys, ``[b, k, p]``.
+
+        Documents without keys on this rank are left out.
+        """
+        dtype, share = torch.promote_types(key_Tje.dtype, torch.float32), query_dphe.shape[2] // key_Tje.shape[1]
+        for number, document in enumerate(self.documents):
+            if not len(document.place_t):
+                continue
+            place_bk = document.in_blocks(document.place_t, document.tokens)  # others' keys are in no one's past
+            for key_head in range(key_Tje.shape[1]):
+                key_bke = document.in_blocks(key_Tje[document.rows, key_head].to(dtype))
+                for head in range(key_head * share, (key_head + 1) * share):
+                    query_pe = query_dphe[number, :, head].to(dtype)
+                    for part in parts:
+                        score_bkp = scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
+                        yield (number, head), part, score_bkp
+
+    def _choose(
+        self, masses: Mapping[tuple[int, int], torch.Tensor], heads: int, dtype: torch.dtype
+    ) -> Sequence[Sequence[Lines]]:
+        """Choose the lines of every document and head; a call of its own, whose memory is free when recall is measured.
+
+        Each rank chooses for some documents and heads, by the sums of attention that all ranks send it.
+
+        Args:
+            masses: The attention to this rank's keys by document and head, ``[b, t]``, where it has some.
+            heads: Number of heads h.
+            dtype: The type of ``masses``, of which a rank may have none.
+        """
+        device, ranks = self.documents[0].place_t.device, self.communicator.size
         goes: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
         for (number, head), mass_bt in masses.items():
             goes[(number * heads + head) % ranks].append(mass_bt.flatten())
@@ -224,39 +269,7 @@ class SparseIndex:
                 slashes, verticals = (part.nonzero().flatten() for part in is_bit.tensor_split([document.blocks]))
                 of_heads.append(Lines(document.tokens, slashes, verticals))
             chosen.append(of_heads)
-        del masses
-
-        # How much of the sampled queries' attention that keeps.
-        kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
-        for (number, head), _, score_bkp in scores(_SAMPLED):
-            document = self.documents[number]
-            share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
-            sees_pm = chosen[number][head].sees(document.row_p[_SAMPLED])
-            kept_d[number] += (document.out_of_blocks(share_bkp).T * sees_pm[:, document.place_t]).sum()
-        self.communicator.all_reduce_(kept_d, "kept attention")
-        for document, kept, of_heads in zip(self.documents, kept_d, chosen, strict=True):
-            tally.count(document.tokens, of_heads, kept)
         return chosen
-
-    def _scores(
-        self, query_dphe: torch.Tensor, key_Tje: torch.Tensor, *parts: slice
-    ) -> Iterator[tuple[tuple[int, int], slice, torch.Tensor]]:
-        """Scores of each document, head and part of the queries with this rank's keys, ``[b, k, p]``.
-
-        Documents without keys on this rank are left out.
-        """
-        dtype, share = torch.promote_types(key_Tje.dtype, torch.float32), query_dphe.shape[2] // key_Tje.shape[1]
-        for number, document in enumerate(self.documents):
-            if not len(document.place_t):
-                continue
-            place_bk = document.in_blocks(document.place_t, document.tokens)  # others' keys are in no one's past
-            for key_head in range(key_Tje.shape[1]):
-                key_bke = document.in_blocks(key_Tje[document.rows, key_head].to(dtype))
-                for head in range(key_head * share, (key_head + 1) * share):
-                    query_pe = query_dphe[number, :, head].to(dtype)
-                    for part in parts:
-                        score_bkp = scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
-                        yield (number, head), part, score_bkp
 
 
 class ActiveKeys:

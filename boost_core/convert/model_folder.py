@@ -84,8 +84,8 @@ def published_slots(model: ModelConfig) -> dict[str, Slot]:
 
 
 def to_published(model: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Tensors:
-    """A model's whole weights under their published names."""
-    return {name: slot.of(weights).contiguous() for name, slot in published_slots(model).items()}
+    """A model's whole weights under their published names, as views in the published form."""
+    return {name: slot.of(weights) for name, slot in published_slots(model).items()}
 
 
 # Sources of published tensors, each read on demand.

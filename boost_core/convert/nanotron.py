@@ -163,13 +163,12 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
             raise ValueError(
                 f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} belongs to another model"
             )
-        for number, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
-            turned = neighbours and number < packed.turned
-            if turned:  # from rotating neighbours to rotating halves
-                neighbours_shape = (-1, model.head_size // 2, 2, *part.shape[1:])
-                part = part.view(neighbours_shape).transpose(1, 2).reshape(part.shape)
-            published[name] = part
-    return model, {name: tensor.contiguous() for name, tensor in published.items()}
+        turned = sum(packed.rows[: packed.turned])
+        if neighbours and turned:  # from rotating neighbours to rotating halves
+            by_neighbours = whole[:turned].view(-1, model.head_size // 2, 2, *whole.shape[1:])
+            whole[:turned] = by_neighbours.transpose(1, 2).reshape(turned, *whole.shape[1:])
+        published |= zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)
+    return model, published
 
 
 def write_nanotron(

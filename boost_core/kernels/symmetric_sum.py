@@ -61,8 +61,7 @@ class Epilogue:
         width: The full hidden size d that these were summed over.
         epsilon: Added to the mean square.
         activation: The bottleneck's.
-        result: The result, if the exchange has computed it; to be taken out, so that its memory is freed after use: a
-            recomputation computes its own.
+        result: The result, if the exchange has computed it.
     """
 
     tokens: int
@@ -72,6 +71,11 @@ class Epilogue:
     epsilon: float
     activation: Activation
     result: torch.Tensor | None = None
+
+    def take(self) -> torch.Tensor | None:
+        """Return the result once, ``[g, T, r]``, so that use frees it; a recomputation computes its own."""
+        result, self.result = self.result, None
+        return result
 
 
 def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:

@@ -91,7 +91,10 @@ class Block(nn.Module):
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
     def heads(self, latents: list[Exchanged], carried: Crossing) -> tuple[list[torch.Tensor], Latents]:
-        """Queries, keys and values, not rotated yet (``causal_attention``), and their latents."""
+        """Queries, keys and values, ``[g, T, f]`` of g of one width, and their latents, ``[g, T, r]``.
+
+        They are not rotated yet; see ``causal_attention``.
+        """
         projected, of_qkv, _ = self.query_key_value.up_project(latents, carried)
         if not self.qk_norm:
             return projected, of_qkv

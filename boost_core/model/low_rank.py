@@ -187,11 +187,7 @@ class Bottleneck(WeightedModule):
             where a kernel may leave the rows of each output's gradient in 8 bits.
         """
         width, epsilon, fp8 = self.group.wide_in, self.norm_epsilon, self.strategy.fp8
-        each_piece: list[tuple[Latents, torch.Tensor | None]] = []
-        for latents, fused in exchanged:
-            each_piece.append((latents, None if fused is None else fused.result))
-            if fused is not None:
-                fused.result = None
+        each_piece = [(latents, None if fused is None else fused.take()) for latents, fused in exchanged]
         if len(exchanged) < len(self.pieces):  # one exchange of all
             (((h_Tc, squares_T), fused_gTr),) = each_piece
             rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
@@ -213,7 +209,7 @@ class Bottleneck(WeightedModule):
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
         of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]
-        outputs = list(map(self.strategy.up, z, ups, quantised, of_gradients))
+        outputs = [self.strategy.up(*each) for each in zip(z, ups, quantised, of_gradients, strict=True)]
         return outputs, z, [each for each in of_gradients if each is not None]
 
     def up_of(self, projection: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ class FlatSlice:
     begin: int
 
 
-class ZeroLayout:
+class FlatLayout:
     """Positions of tensors of given shapes in one flat tensor.
 
     Args:
@@ -320,7 +320,7 @@ class ParamGroup:
         self.kind, self._replicas = kind, replicas
         self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
         parts = replicas.size if self.sharded else 1
-        self._layout = ZeroLayout({name: weight.shape for name, weight in weights.items()}, parts)
+        self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         length, unit = self._layout.length, BLOCK * parts
         size = max(1, bucket_elements // unit) * unit if replicas.size > 1 else length
         self.buckets = [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]

@@ -71,11 +71,21 @@ class GatheredLatents:
     """One exchange's latents as gathered for the backward pass, where no rank's device saves them whole.
 
     Attributes:
-        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken, so that their
-            memory is freed after use.
+        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken.
     """
 
     latents: Latents | None = None
+
+    def take(self) -> Latents:
+        """Return them once, so that use frees them.
+
+        Raises:
+            AssertionError: They have not arrived: a segment's backward pass comes before the exchange in front of it.
+        """
+        latents, self.latents = self.latents, None
+        if latents is None:
+            raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
+        return latents
 
 
 @dataclass(frozen=True)
@@ -357,9 +367,9 @@ class Exchange:
     gathered: GatheredLatents | None = None
     in_flight: list[Pending] = field(default_factory=list)
 
-    def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
-        """Start the all-reduce of a tensor, in place."""
-        self.in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
+    def start_all_reduce(self, tensor: torch.Tensor, purpose: str, epilogue: Epilogue | None = None) -> None:
+        """Start the all-reduce of a tensor, in place; see ``Communicator.start_all_reduce_``."""
+        self.in_flight.append(self.communicator.start_all_reduce_(tensor, purpose, epilogue=epilogue))
 
     def wait_for_all(self) -> None:
         """Wait for everything that was started."""
@@ -375,7 +385,7 @@ class _Start(torch.autograd.Function):
         if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_behind(h_Tr)
             squares_T = sent_T.copy_(squares_T)
-        exchange.in_flight.append(exchange.communicator.start_sum_of_latents_(payload, "latent", exchange.fused))
+        exchange.start_all_reduce(payload, "latent", exchange.fused)
         if squares_T is not None and exchange.statistic_apart:
             squares_T = squares_T.clone()
             exchange.start_all_reduce(squares_T, "statistic")
@@ -391,12 +401,7 @@ class _Start(torch.autograd.Function):
         ctx.exchange.wait_for_all()
         if not ctx.has_statistic:
             return dh_Tr, None, None
-        if gathered is None:
-            h_Tr, squares_T = ctx.saved_tensors
-        else:
-            if gathered.latents is None:
-                raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
-            (h_Tr, squares_T), gathered.latents = gathered.latents, None
+        h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
         if norm.scales_input:
             return dh_Tr, gradients[1], None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
@@ -420,7 +425,7 @@ class _Wait(torch.autograd.Function):
         return dh_Tr, ds_T, None
 
 
-def apply_online_rmsnorm(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
+def rms_normalize(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
     """Divide each row by its root mean square, given its sum of squares over ``width``; in the type of ``x``.
 
     RMSNorm (arXiv 1910.07467) without its scale.
@@ -512,7 +517,7 @@ class BottleneckTensorParallel:
             return PartialLatents(lambda: partial_Tr, squares_T, tokens)
         summed_T = reduce_from_tp(squares_T.clone(), self.communicator, "statistic")
         summed_T = copy_to_tp(summed_T, self.communicator, "statistic")
-        normed_Td = apply_online_rmsnorm(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
+        normed_Td = rms_normalize(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
         latent_Tr = self.deferred.product(normed_Td, down_dr)
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
@@ -566,7 +571,7 @@ class BottleneckTensorParallel:
         payload_Tc = torch.cat((scaled_Td, squares_T.to(scaled_Td.dtype).unsqueeze(-1)), dim=-1)
         payload_pTc = all_gather_from_tp(payload_Tc, self.communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
-        return apply_online_rmsnorm(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
+        return rms_normalize(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """The embedding as a head, ``[d, V]``: some columns of all rows become all columns of some rows.

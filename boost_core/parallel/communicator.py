@@ -240,26 +240,27 @@ class Communicator:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.symmetric: SymmetricMemory | None = None
 
-    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
-        """Start to reduce ``tensor`` in place over a group of several ranks; complete after ``wait``."""
-        if operation == dist.ReduceOp.SUM and self.symmetric is not None and self.symmetric.takes(tensor):
-            return self.start_sum_of_latents_(tensor, purpose, None)
+    def start_all_reduce_(
+        self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM, epilogue: Epilogue | None = None
+    ) -> Pending:
+        """Start to reduce ``tensor`` in place over a group of several ranks; complete after ``wait``.
+
+        Args:
+            tensor: Any shape, contiguous. Latents are sent with the norm's statistics behind them, if there are any.
+            purpose: The purpose, for the ledger.
+            operation: How the ranks' values are combined. Only sums go through symmetric memory.
+            epilogue: What is computed from summed latents next; has the result after ``wait`` if the same pass computes
+                both.
+        """
+        symmetric = self.symmetric if operation == dist.ReduceOp.SUM else None
+        if symmetric is not None and symmetric.takes(tensor):
+            entry = Entry("symmetric_all_reduce", self._dimension, purpose)
+            return self._ledger.start(entry, tensor, lambda: symmetric.start(tensor, epilogue))
         return self._ledger.start(
             Entry("all_reduce", self._dimension, purpose),
             tensor,
             lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
         )
-
-    def start_sum_of_latents_(self, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None) -> Pending:
-        """Start to sum latents in place, together with the statistics behind them if there are any.
-
-        The epilogue gets its result, to be read after ``wait``, if one pass computes both.
-        """
-        symmetric = self.symmetric
-        if symmetric is None or not symmetric.takes(payload):
-            return self.start_all_reduce_(payload, purpose)
-        entry = Entry("symmetric_all_reduce", self._dimension, purpose)
-        return self._ledger.start(entry, payload, lambda: symmetric.start(payload, epilogue))
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""

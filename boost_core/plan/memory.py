@@ -58,7 +58,7 @@ from boost_core.plan.work import PRECISE, BlockSplit, Stage, activations, cut, r
 # Bytes of a rank's weights, gradients and optimizer state, as ``optim.zero`` lays them out.
 #
 # n weights of a group, padded so that each begins at a multiple of 64 and the group divides among the replicas that
-# share its state (``ZeroLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
+# share its state (``FlatLayout``); c bytes per element of the compute type; under ZeRO the bytes are those of one
 # replica's share (arXiv 1910.02054):
 #
 # ---------  -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ head        logits, and backward those again, with two passes over them each; ga
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 
 from boost_core.architecture import (
@@ -473,6 +473,7 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 # latents from an svd block into which none cross.
 
 PRECISE = 4  # bytes of statistics, sums and masters
+_REMEMBERED = 1 << 15  # results; a search asks for the same ones for thousands of layouts, which ``activations`` share
 
 # Fields that do not affect how a block is split.
 _OF_OTHERS = {
@@ -502,10 +503,6 @@ class Activations:
 
     def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, element_bytes: int, kernels: bool) -> None:
         self.model, self.parallelism, self.element_bytes, self.kernels = model, parallelism, element_bytes, kernels
-        # A search asks for the same ones for thousands of layouts.
-        self.block = cache(self.block)  # type: ignore[method-assign]
-        self.block_backward = cache(self.block_backward)  # type: ignore[method-assign]
-        self._segments = cache(self._segments)  # type: ignore[method-assign]
         self.sharding = chosen_sharding(model, parallelism)
         self._size = parallelism.tensor_parallel_size
         self._split = self._size if self.sharding.wide else 1  # parts into which heads and MLP are split
@@ -564,6 +561,7 @@ class Activations:
         itself = self.kernels or self.element_bytes == PRECISE or not self.sharding.residual
         return self.residual * self.element_bytes if itself else 0
 
+    @lru_cache(_REMEMBERED)  # noqa: B019
     def block(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Bytes that a block keeps.
 
@@ -600,6 +598,7 @@ class Activations:
         widest = max(self.residual + self._projections_together * latent, 2 * self.residual + latent)
         return widest * self.element_bytes + self._block_statistics
 
+    @lru_cache(_REMEMBERED)  # noqa: B019
     def _segments(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
         saved = 2 * self.residual * self.element_bytes + self._block_statistics
@@ -609,6 +608,7 @@ class Activations:
             return saved + sum(saved_latents(self.model, self.parallelism, crossed)) // self._size * self.element_bytes
         return saved + self._projections * self.latent * self.element_bytes + receives * self.carried
 
+    @lru_cache(_REMEMBERED)  # noqa: B019
     def block_backward(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Extra bytes of the backward pass through a block: recomputed activations, and gradients of activations.
 

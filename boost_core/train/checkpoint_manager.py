@@ -346,10 +346,10 @@ class CheckpointManager:
         """Leave the current state in this process's memory, for the next gang."""
         started = time.perf_counter()
         self.collect(wait=True)
-        _, snapshot = self._copied(lasting=True)
+        chunks = self._copied(lasting=True)
         self.copies.wait()
         self._membership.refuse_aborted()
-        self._membership.snapshots.put(snapshot)
+        self._membership.snapshots.put(self._snapshot(chunks))
         self._copy_seconds = time.perf_counter() - started
 
     def store_kept(self) -> None:
@@ -422,21 +422,25 @@ class CheckpointManager:
         started = time.perf_counter()
         self.collect(wait=True)  # from here on all ranks have the same information
         due = self._due
-        chunks, snapshot = self._copied(lasting=due.memory)
+        chunks = self._copied(lasting=due.memory)
+        snapshot = self._snapshot(chunks) if due.memory else None
         checkpoint = None
         if due.store:
             commit = self._state.manifest_writer(self._folder)
             checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.is_last)
-        self.saver.start(self._state.step, chunks, snapshot if due.memory else None, checkpoint)
+        self.saver.start(self._state.step, chunks, snapshot, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
         self._stalled_seconds += self._copy_seconds
 
-    def _copied(self, lasting: bool) -> tuple[list[Chunk], Snapshot]:
+    def _copied(self, lasting: bool) -> list[Chunk]:
         chunks = self.copies.take(self._state.chunks(), lasting)
         self._newest = self._state.step, chunks
+        return chunks
+
+    def _snapshot(self, chunks: list[Chunk]) -> Snapshot:
         key = SnapshotKey(self._membership.generation, self._state.step, dist.get_rank())
-        return chunks, Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
+        return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
     def _report_failing_store(self) -> None:
         """Report that the store fails, once it has failed for a while."""

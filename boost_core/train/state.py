@@ -181,7 +181,8 @@ class StepGraph:
                 values = graph.capture(work)
             except RuntimeError as error:  # as all of CUDA's are
                 # Ending a broken capture fails as well, and hides the original error.
-                cause = str(error.__context__ or error).partition("\n")[0]
+                first = error if error.__context__ is None else error.__context__
+                cause = str(first).partition("\n")[0] or type(first).__name__
         if not self._all_agree(cause is None):
             cause = cause or "another rank could not capture it"
             if self._required:

@@ -199,6 +199,7 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
         target_N = torch.cat([local.of(each.targets) for local, each, _ in mine])
         local_weight_N = torch.cat([local.of(weight_T) for local, _, weight_T in mine])
         loss = state.pipeline.train(token_N, target_N, local_weight_N, [local.rotation for local, _, _ in mine])
+        del mine, token_N, target_N, local_weight_N  # which the collectives below have no use for
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):  # the ranks' parts of the step are combined
         optimizer, groups = state.optimizer, state.process_groups

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config import ModelConfig
+from boost_core.config import JobSpec, ModelConfig
 from boost_core.convert.__main__ import main, start
-from boost_core.convert.model_folder import Tensors, read_weights, to_published
+from boost_core.convert.model_folder import InMemory, Tensors, empty_weights, read_weights, to_published, write_start
 from boost_core.convert.nanotron import modules, read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn, described
 from boost_core.model.attention import Rotation, causal_attention
@@ -23,6 +23,7 @@ from boost_core.parallel.btp import NormWeights
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
+from tests.numerics.allocator import allocated
 from tests.ranks import Ranks
 
 SHAPE = {
@@ -125,8 +126,6 @@ def write_config(folder: Path, **changes: object) -> None:
 
 
 def random_model() -> Tensors:
-    from boost_core.convert.model_folder import empty_weights
-
     weights = empty_weights(MODEL)
     for number, weight in enumerate(weights.values()):
         weight.normal_(generator=torch.Generator().manual_seed(number))
@@ -212,6 +211,22 @@ def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: P
     _, trained = read_nanotron(tmp_path / "back")
     _, weights = read_weights(CheckpointFolder(f"{tmp_path}/run"), 8)
     assert all(torch.equal(tensor, trained[name]) for name, tensor in to_published(MODEL, weights).items())
+
+
+def test_the_model_is_in_memory_once(tmp_path: Path) -> None:
+    """Beside it are one weight and its shards, of which the largest is a tenth of the model here."""
+    shape = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "num_hidden_layers": 4}
+    model = ModelConfig.model_validate(shape)
+    weights = empty_weights(model)
+    size, published = sum(weight.nbytes for weight in weights.values()), to_published(model, weights)
+    job = JobSpec.model_validate({"name": "large", "model": model.model_dump(), "training": {"steps": 1}})
+    write_start(CheckpointFolder(str(tmp_path / "job")), job, InMemory(published))
+    modules()  # which allocates something, too
+    command = ["export", str(tmp_path / "job"), str(tmp_path / "theirs"), "--nanotron", "2"]
+    ended, _, peak = allocated(lambda: main(command))
+    assert ended == 0 and peak < 1.4 * size
+    _, left, peak = allocated(lambda: read_nanotron(tmp_path / "theirs"))
+    assert left < 1.01 * size and peak < 1.4 * size
 
 
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:

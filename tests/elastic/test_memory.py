@@ -15,10 +15,19 @@ import torch.distributed as dist
 
 from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost
+from boost_core.checkpoint.shards import Chunk
+from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.messages import Report, StepReport
-from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
+from boost_core.plan.snapshots import (
+    MemoryState,
+    Region,
+    SnapshotIndex,
+    SnapshotKey,
+    TensorSlice,
+    copy_owners,
+    newest_whole_state,
+)
 from boost_core.train import Membership, Outcome, StepTimes, checkpoint_manager, train
 from boost_core.train.state import TrainState
 from service.gang.assignment import Message
@@ -310,7 +319,7 @@ def test_other_kinds_of_state_move_bit_equal(
     assert_equal(memory, store)
 
 
-def try_to_recover(spec: JobSpec, stores: bytes, failing_rank: int) -> str:
+def try_to_recover(spec: JobSpec, stores: bytes, failing_rank: int) -> tuple[str, str]:
     """Train from stores of which one does not answer one rank."""
     living = pickle.loads(stores)
     fetch = fetch_from(living)
@@ -322,16 +331,33 @@ def try_to_recover(spec: JobSpec, stores: bytes, failing_rank: int) -> str:
 
     with pytest.raises(StateLost) as failure:
         train(spec, Recorder(), Membership(recovery=found(living), fetch=fetch_or_fail))
-    return str(failure.value)
+    return str(failure.value), str(failure.value.__cause__)
 
 
 def test_when_a_holder_fails_one_rank_all_know_that_the_state_is_lost(
     ranks: Ranks, corpus: Path, halted: Halted
 ) -> None:
     spec = job(corpus, halted.folder, (2, 1, 1, 0))
-    for message in ranks.run(2, try_to_recover, spec, pickle.dumps(halted.ended.stores), 1):
+    ended = ranks.run(2, try_to_recover, spec, pickle.dumps(halted.ended.stores), 1)
+    for message, _ in ended:
         assert message.startswith("the state of step 5 is no longer in memory: rank 1: ")
         assert "process 1 is gone" in message
+    assert [cause for _, cause in ended] == ["None", "process 1 is gone"]
+
+
+def load_what_one_rank_cannot_read() -> str:
+    """Load a state of which rank 1 does not know a type, as of another version's torch."""
+    dtype = "float32" if dist.get_rank() == 0 else "float7"
+    index = SnapshotIndex(SnapshotKey(1, 5, 0), 1, 40, (TensorSlice("x", (2,), (0,), (2,), dtype),))
+    state, x = MemoryState(5, 40, (index,), {index.key: 0}), torch.zeros(2)
+    with pytest.raises(StateLost) as failure:
+        load_from_memory(state, lambda *_: [torch.ones(2)], [Chunk.whole("x", x)])
+    return str(failure.value)
+
+
+def test_a_state_that_one_rank_cannot_read_is_lost_to_all(ranks: Ranks) -> None:
+    for message in ranks.run(2, load_what_one_rank_cannot_read):
+        assert message.startswith("the state of step 5 is no longer in memory: rank 1: ") and "float7" in message
 
 
 def snapshots_while_training(

@@ -68,9 +68,9 @@ def _perturbed(value: torch.Tensor, spec: WeightSpec) -> torch.Tensor:
 class ThroughTheHost(Communicator):
     """Collectives by way of the CPU, so that several ranks can share a GPU, which NCCL refuses."""
 
-    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
+    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, *how: Any, **named: Any) -> Pending:
         copy = tensor.to(HOST, copy=True)
-        super().start_all_reduce_(copy, purpose, operation).wait()
+        super().start_all_reduce_(copy, purpose, *how, **named).wait()
         tensor.copy_(copy)
         return _Done()
 

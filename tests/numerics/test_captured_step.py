@@ -294,6 +294,18 @@ def test_steps_that_have_to_be_captured_are_not_done_otherwise(corpus: Path) -> 
         train(replayed_state(spec, Breaking))
 
 
+class BreakingWithoutWords(RecordedGraph):
+    def capture(self, _: Any) -> torch.Tensor:
+        raise RuntimeError
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_failure_without_words_is_this_ranks_own(corpus: Path) -> None:
+    state = replayed_state(job(corpus, {}), BreakingWithoutWords)
+    train(state)
+    assert state.graph.failure() == "steps are not captured as a CUDA graph: RuntimeError"
+
+
 class BreakingAtTheEnd(RecordedGraph):
     """The stand-in does collectives as it takes them down: the other rank would wait for those after a break."""
 

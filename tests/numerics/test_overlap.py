@@ -24,8 +24,8 @@ class Watched(Communicator):
         super().__init__(dist.group.WORLD, "tp", CommunicationLedger())
         self.events = events
 
-    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, *operation: Any) -> Pending:
-        pending = super().start_all_reduce_(tensor, purpose, *operation)
+    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, *how: Any, **named: Any) -> Pending:
+        pending = super().start_all_reduce_(tensor, purpose, *how, **named)
         if purpose.startswith("latent"):
             self.events.append(("start", purpose))
         return WatchedPending(pending, purpose, self.events)

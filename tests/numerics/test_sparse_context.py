@@ -1,7 +1,9 @@
 """Sparse attention over context parallel ranks: one rank's choice, its attention, and no keys that none sees."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config.model import BLOCK, SparseAttentionConfig
+from boost_core.context import sparse_parallel
 from boost_core.context.attention import ContextAttention
 from boost_core.context.placement import Window, local_tasks, place
 from boost_core.context.plan import ContextPlan
 from boost_core.context.sparse import Lines, SparseAttention, Tally, find_lines
 from boost_core.context.sparse_parallel import SparseContextAttention, SparseIndex
-from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Pending
 from tests.numerics.attended import attended
 from tests.ranks import Ranks
 
@@ -186,3 +189,30 @@ def test_what_is_chosen_is_what_one_rank_chooses(ranks: Ranks, case: Case, dtype
         for mine, its in zip(found.lines, expected, strict=True):
             for of_head, alone in zip(mine, its, strict=True):
                 assert torch.equal(of_head.slashes, alone.slashes) and torch.equal(of_head.verticals, alone.verticals)
+
+
+def still_there(case: Case) -> list[bool]:
+    """Whether what ranks send each other to choose lines is in memory still when recall is measured."""
+    sent, left = list[weakref.ref[torch.Tensor]](), list[bool]()
+    send, measure = Communicator.start_uneven_all_to_all, sparse_parallel.shares
+
+    def sending(self: Communicator, received: torch.Tensor, payload: torch.Tensor, rows: Any, purpose: str) -> Pending:
+        if purpose == "sums of keys":
+            sent.extend([weakref.ref(received), weakref.ref(payload)])
+        return send(self, received, payload, rows, purpose)
+
+    def measuring(*arguments: torch.Tensor) -> torch.Tensor:
+        left.extend(each() is not None for each in sent)
+        return measure(*arguments)
+
+    with (
+        patch.object(Communicator, "start_uneven_all_to_all", sending),
+        patch.object(sparse_parallel, "shares", measuring),
+    ):
+        on_this_rank(case, torch.float32)
+    return left
+
+
+def test_what_lines_are_chosen_by_is_gone_when_recall_is_measured(ranks: Ranks) -> None:
+    for left in ranks.run(2, still_there, Case((512,), 64, 2, "striped")):
+        assert left and not any(left)

@@ -13,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.snapshot_store import Snapshot
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim.zero import Gradients, adds_products
 from boost_core.train import step
 from boost_core.train.profiling import FULL_EVERY_STEPS, collected_between_steps, release_broken_step
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
+from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics.lengths_on_device import lengths_on_device
 from tests.unit.test_product_sums import AddingProducts
@@ -125,6 +128,34 @@ def test_nothing_holds_a_state_that_is_let_go(tmp_path: Path, broken: tuple[obje
     del state, sampler
     gc.collect()
     assert [reference() for reference in left] == [None] * len(left)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_pipelines_inputs_are_gone_when_gradients_are_reduced(tmp_path: Path) -> None:
+    spec = tiny_job(write_corpus(tmp_path / "corpus"), "unused", parallelism={"tensor_parallel_size": 1})
+    state = TrainState.initial(spec, CPU)
+    inputs, left = list[weakref.ref[torch.Tensor]](), list[bool]()
+
+    def train(*tensors: Any) -> torch.Tensor:
+        inputs.extend(map(weakref.ref, tensors[:3]))
+        return torch.zeros((), dtype=torch.float64)
+
+    def finish() -> None:
+        left.extend(each() is not None for each in inputs)
+
+    state.pipeline = SimpleNamespace(train=train)  # type: ignore[assignment]
+    with patch.object(state.gradients, "finish", finish):
+        step._reduced(state, spec.training.global_batch_size, 1)
+    assert left == [False, False, False]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_job_without_copies_in_memory_makes_no_snapshots(tmp_path: Path) -> None:
+    corpus, url = write_corpus(tmp_path / "corpus"), tmp_path / "checkpoints"
+    spec = tiny_job(corpus, url, parallelism={"tensor_parallel_size": 1}, training={"steps": 2})
+    with patch.object(Snapshot, "of", side_effect=AssertionError):
+        train_and_record(spec)
+    assert CheckpointFolder(str(url)).steps() == [2]
 
 
 def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,22 @@ def test_an_interrupted_run_goes_on_to_the_same_shards(tmp_path: Path, after: in
     assert shards(tmp_path / "cut") == shards(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("record", ["file-00000.json", "shards-00000.json"])
+def test_a_record_that_a_lost_machine_left_empty_is_made_again(tmp_path: Path, record: str) -> None:
+    wanted = corpus(write(tmp_path / "in", texts(40)))
+    whole = make(wanted, tmp_path / "whole")
+
+    def interrupt(progress: BuildProgress) -> None:
+        if progress.stage == "shards" and progress.done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(wanted, tmp_path / "cut", report=interrupt)
+    (tmp_path / "cut" / "building" / record).write_bytes(b"")
+    assert make(wanted, tmp_path / "cut").fingerprint == whole.fingerprint
+    assert shards(tmp_path / "cut") == shards(tmp_path / "whole")
+
+
 def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     wanted = corpus(write(tmp_path / "in", texts(40)), exact_dedup=True)
     script = (

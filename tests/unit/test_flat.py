@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.optim.zero import BLOCK, ZeroLayout, boxes
+from boost_core.optim.zero import BLOCK, FlatLayout, boxes
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
@@ -29,7 +29,7 @@ def test_boxes_are_the_range_in_order(shape: tuple[int, ...], data: st.DataObjec
 
 @given(st.lists(SHAPES, min_size=1, max_size=5), st.integers(1, 4))
 def test_a_layout_has_room_for_all_and_divides(shapes: list[tuple[int, ...]], parts: int) -> None:
-    layout = ZeroLayout({str(index): torch.Size(shape) for index, shape in enumerate(shapes)}, parts)
+    layout = FlatLayout({str(index): torch.Size(shape) for index, shape in enumerate(shapes)}, parts)
     flat = torch.zeros(layout.length)
     views = layout.views(flat)
     for index, shape in enumerate(shapes):

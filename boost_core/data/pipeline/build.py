@@ -266,7 +266,8 @@ class Build:
             for number, file in enumerate(self._files)
         }
         recorded = [number for number in tasks if RECORD.format(number) in there]
-        for content in folder.read_each([RECORD.format(number) for number in recorded]):
+        # Empty ones are of a machine that went down while it wrote.
+        for content in filter(None, folder.read_each([RECORD.format(number) for number in recorded])):
             # What an earlier run left counts if it is of the same corpus, and the file is unchanged.
             record = FileRecord.model_validate_json(content)
             was, file = record.input, tasks[record.number].file
@@ -315,7 +316,8 @@ class Build:
         pairs, tasks, there = dict[str, ShardPair](), list[ShardTask](), folder.names_in(BUILDING)
         for number in range(of):
             name = _PAIR.format(number)
-            pair = ShardPair.model_validate_json(folder.read(name)) if name in there else None
+            content = folder.read(name) if name in there else b""
+            pair = ShardPair.model_validate_json(content) if content else None
             if pair is not None and pair.inputs == inputs:
                 pairs[pair.shards[0].name] = pair
             else:
