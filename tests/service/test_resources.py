@@ -327,6 +327,17 @@ def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, sto
     assert answer.headers["Retry-After"] == "5"
 
 
+@pytest.mark.parametrize("path", ["", "/20"])
+def test_a_defect_of_the_service_is_not_taken_for_the_stores(
+    http: httpx.Client, saved: JobRecord, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object) -> None:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr("service.api.routes.checkpoints._facts", defect)
+    assert code(http.get(f"/jobs/{saved.id}/checkpoints{path}")) == (500, "internal-error")
+
+
 def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     assert [queue["name"] for queue in http.get("/queues").json()["queues"]] == ["default"]
     made = http.put("/queues/night", json={"description": "after eight", "gpus": 4}).json()
@@ -564,6 +575,15 @@ def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:
         longer = spec.training.model_copy(update={"sequence_length": 128})
         with pytest.raises(RateLimited):
             searches.plans(spec.model_copy(update={"training": longer}), asked, "a")
+
+
+def test_a_defect_in_a_search_is_not_taken_for_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("service.api.searches.search_apart", defect)
+    with pytest.raises(ValueError, match="^a defect$"):
+        Searches().plans(a_spec(), PlanSearch(gpus=4), "a")
 
 
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
