@@ -582,7 +582,7 @@ def test_a_defect_in_a_search_is_not_taken_for_the_jobs(monkeypatch: pytest.Monk
         raise ValueError("a defect")
 
     monkeypatch.setattr("service.api.searches.search_apart", defect)
-    with pytest.raises(ValueError, match="^a defect$"):
+    with pytest.raises(ValueError, match=r"^a defect$"):
         Searches().plans(a_spec(), PlanSearch(gpus=4), "a")
 
 
