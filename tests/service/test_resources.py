@@ -103,6 +103,7 @@ def test_a_job_changes_only_as_it_was_looked_at(http: httpx.Client) -> None:
     assert changed.headers["ETag"] not in ("", tag)
     late = http.patch(path, json={"priority": 4}, headers={"If-Match": tag})
     assert code(late) == (412, "precondition-failed")
+    assert late.json()["detail"].endswith(f"read it again: its ETag is now {changed.headers['ETag']}")
     assert http.get(path).json()["spec"]["priority"] == 3
     assert http.patch(path, json={"priority": 5}, headers={"If-Match": "*"}).status_code == 200
     assert http.patch(path, json={"priority": 6}).status_code == 200
