@@ -210,7 +210,7 @@ class ContextConfig(Config):
         "auto",
         description="What ranks send each other. keys: keys and values. latents: the latents from which each rank "
         "computes keys and values itself; for btp. auto: keys and values within a node, and latents between nodes "
-        "where that takes less time on the links. Moved tasks' queries and outputs travel as latents likewise.",
+        "where that takes less time on the links. Offloaded tasks' queries and outputs travel as latents likewise.",
     )
     pool: Literal["none", "tasks"] = Field(
         "none",

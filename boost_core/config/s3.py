@@ -4,8 +4,9 @@
   a store that never answers for many minutes.
 - An answer that is shorter than the requested range is an error.
 - Errors name the operation, the object and, where access is denied, the permission that is missing.
-- No HTTP redirect is followed. aiohttp follows them to any host, with the session token. What S3 itself says about a
-  bucket's region is left to botocore, which stays within the endpoint that is configured or within AWS.
+- No HTTP redirect is followed, neither by the store's client nor by those that fetch its credentials. aiohttp follows
+  them to any host, with the session token. What S3 itself says about a bucket's region is left to botocore, which stays
+  within the endpoint that is configured or within AWS; if that does not help, the error names the region.
 """
 
 import asyncio
@@ -17,10 +18,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioContainerProvider, AioInstanceMetadataProvider
 from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
+from aiobotocore.utils import _RefCountedSessionMixin
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ReadTimeoutError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
+from botocore.utils import get_environ_proxies
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
 
@@ -49,6 +55,7 @@ _DENIED = ("AccessDenied", "403")  # of a HEAD, there is but the status
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn")
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class StoreTimeout(StoreUnusable):
@@ -56,7 +63,7 @@ class StoreTimeout(StoreUnusable):
 
 
 class RedirectRefused(StoreUnusable):
-    """An object store redirects requests, and that is not followed."""
+    """An object store, or a service that issues its credentials, redirects requests, and that is not followed."""
 
 
 class ShortAnswer(StoreUnusable, aiohttp.ClientPayloadError):
@@ -70,15 +77,17 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         call_seconds: How long a call may take in total, in addition to a second per MiB sent or received.
         attempts: How often a call is tried in that time, if it fails for reasons that may pass.
         config_kwargs: botocore's options.
+        profile: Profile in the files of AWS's tools to take credentials from.
         options: s3fs's own.
     """
 
     def __init__(
         self, *, call_seconds: float = CALL_SECONDS, attempts: int = 6, config_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        profile: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        own = {"retries": {"total_max_attempts": 1}, "http_session_cls": _NoRedirectSession}
-        super().__init__(config_kwargs={**(config_kwargs or {}), **own}, **options)
+        own = {"retries": {"total_max_attempts": 1}}
+        session = _Session(profile=profile)
+        super().__init__(config_kwargs={**(config_kwargs or {}), **own}, session=session, **options)
         self.call_seconds, self.attempts = float(call_seconds), int(attempts)  # as text from the environment
 
     async def _call_s3(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
@@ -179,6 +188,25 @@ class _Body:
         self._body.close()
 
 
+class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
+    """aiobotocore's session, whose clients follow no redirects; those that fetch credentials are among them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.set_default_client_config(AioConfig(http_session_cls=_NoRedirectSession))
+
+    def _create_credential_resolver(self) -> Any:
+        resolver = super()._create_credential_resolver()
+        for provider in resolver.providers:  # these two send requests without a client
+            if isinstance(provider, AioContainerProvider):
+                provider._fetcher._session = _MetadataSession(timeout=provider._fetcher.TIMEOUT_SECONDS)
+            elif isinstance(provider, AioInstanceMetadataProvider):
+                fetcher = provider._role_fetcher
+                proxies = get_environ_proxies(fetcher._base_url)
+                fetcher._session = _MetadataSession(timeout=fetcher._timeout, proxies=proxies)
+        return resolver
+
+
 class _NoRedirectSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """aiobotocore's HTTP session, which follows no redirects."""
 
@@ -199,9 +227,13 @@ class _NoRedirectSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore h
             return answer  # botocore asks AWS in that region
         answer.raw.close()
         raise RedirectRefused(
-            f"the object store at {_place(request.url)} redirects to {_place(target)}, which is not followed, because "
-            "requests carry credentials; if that is the store, set it as the endpoint"
+            f"{_place(request.url)} redirects to {_place(target)}, which is not followed, because requests carry "
+            f"credentials; if that is the right place, set it as the endpoint{_region_in(answer.headers)}"
         )
+
+
+class _MetadataSession(_RefCountedSessionMixin, _NoRedirectSession):  # type: ignore[misc]
+    """The same for clients of container and instance metadata, which open it for each request."""
 
 
 class _WithoutRedirects:
@@ -227,6 +259,17 @@ def _place(target: str) -> str:
     return f"{parts.scheme or 'http'}://{host[:253]}{f':{port}' if port else ''}"
 
 
+def _region_in(headers: Mapping[str, str], region: str | None = None) -> str:
+    """Words on the region of a bucket as a store's answer says it, to end an error with; empty if it says none.
+
+    Args:
+        headers: Headers of the answer.
+        region: The region by its body.
+    """
+    region = headers.get("x-amz-bucket-region") or region or ""
+    return f"; the bucket is in the region {region}, so set that region" if _REGION.fullmatch(region) else ""
+
+
 def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
     """The error of a call whose time is up; why its last attempt failed says more than that."""
     before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
@@ -248,5 +291,9 @@ def _message_of(error: Exception) -> str:
     """A store's error with its code, which s3fs leaves out."""
     if not isinstance(error.__cause__, ClientError):
         return str(error)
-    answer = error.__cause__.response.get("Error", {})
-    return f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
+    response = error.__cause__.response
+    answer, about = response.get("Error", {}), response.get("ResponseMetadata", {})
+    text = f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
+    if 300 <= about.get("HTTPStatusCode", 0) < 400:
+        text += _region_in(about.get("HTTPHeaders", {}), answer.get("Region"))
+    return text

@@ -5,13 +5,13 @@ Two nodes: ``_Save`` saves queries and keys, which are then sent; ``_Finish`` wa
 split, the other half computes between the two, forward and backward: all stages are then in flight at once, and keys
 are sent again as soon as the backward pass reaches the block. What is recomputed ends where they are saved.
 
-If the outputs of moved tasks come back as latents, a third node, ``_Returned``, puts these among the latents of the
+If the outputs of offloaded tasks come back as latents, a third node, ``_Returned``, puts these among the latents of the
 rank's own outputs; backward, it sends their gradients.
 
 Each rank attends to its own keys while the first stage's are in flight, then to each stage's while the next stage's
 are, and combines the parts by their log-sum-exps. The forward pass saves only the inputs, the output and its
 log-sum-exps: in the backward pass, the keys, or the latents they are computed from, come again in the same stages, and
-their gradients go back to their owners while the next stage's are computed. The queries of moved tasks, or the latents
+their gradients go back to their owners while the next stage's are computed. The queries of offloaded tasks, or latents
 that they are made from, arrive while a rank attends with its own queries to its own keys. They attend to all the keys
 that it has or receives, and their outputs go back at the end.
 
@@ -162,7 +162,7 @@ class LayerAttention:
             key_Tje: Their keys.
             value_Tje: Their values.
             latents: The latents of keys and values, if latents are sent.
-            of_queries: The latents of queries, if those of moved tasks are sent.
+            of_queries: The latents of queries, if those of offloaded tasks are sent.
 
         Returns:
             The queries, and what ``ContextAttention.send`` sends.
@@ -324,7 +324,7 @@ class InFlight:
     """What a rank has started to send and receive for one layer's forward pass.
 
     Attributes:
-        queries: Waits for the queries of moved tasks; ``None`` if none move.
+        queries: Waits for the queries of offloaded tasks; ``None`` if none move.
         keys: Keys.
     """
 
@@ -339,7 +339,7 @@ class ReturningGradients:
     Attributes:
         gradients: The gradients so far.
         adds: Wait for the rest, and add it.
-        of_tasks: Gradients of what moved tasks were computed from, if they travelled as latents.
+        of_tasks: Gradients of what offloaded tasks were computed from, if they travelled as latents.
     """
 
     gradients: LocalGradients
@@ -402,7 +402,7 @@ class ContextAttention:
         """Start to send what a rank has, and to receive what the others have. All ranks of the group call it.
 
         Args:
-            query_The: The queries, of which those of moved tasks are sent in the forward pass.
+            query_The: The queries, of which those of offloaded tasks are sent in the forward pass.
             keys: What ``LayerAttention.save`` has returned.
             backward: Whether this is for the backward pass, so that gradients come back.
         """

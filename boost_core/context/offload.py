@@ -1,6 +1,6 @@
 """Attention task offloading: queries go to where their attention is computed, and the outputs come back.
 
-A moved task has all keys of its queries, so what comes back is final and takes its place among the rank's own outputs.
+A task has all keys of its queries, so what comes back is final and takes its place among the rank's own outputs.
 In ``MovedQueries`` nothing is saved where it was computed: in the backward pass the queries go again, with the output,
 its log-sum-exps and its gradient, and the gradient of the queries comes back. Those of keys go to their owners like any
 others.
@@ -113,7 +113,7 @@ class RemoteQueries:
 
 @dataclass(frozen=True)
 class TaskGradients:
-    """Gradients of what moved tasks are computed from, if latents travel.
+    """Gradients of what offloaded tasks are computed from, if latents travel.
 
     Attributes:
         of_latents: Waits for those of the latents of this rank's own queries, and returns them, ``[T, r]``.

@@ -4,7 +4,7 @@ It uses the one of three placements with which attention is predicted to be fast
 which is balanced; ``loose``, which sends less; ``contiguous``, which sends least. Which one that is depends on the
 documents, whose lengths no job knows in advance, so it is decided for each micro-batch;
 ``docs/figures/context_rule.md`` compares this with a choice at the job's start. If a job lets tasks move, each
-placement is considered with and without moved tasks. All ranks find the same one: the seconds come from nominal
+placement is considered with and without offloaded tasks. All ranks find the same one: the seconds come from nominal
 figures, by sums, products and quotients in a fixed order, which are identical on every machine.
 
 With sparse attention the keys that long documents need are known only once their heads have chosen, in each layer. Work
@@ -53,7 +53,7 @@ def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
 
 
 def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
-    """What the queries and outputs of a job's moved tasks travel as: latents, or ``keys`` for what they are.
+    """What the queries and outputs of a job's offloaded tasks travel as: latents, or ``keys`` for what they are.
 
     By the same rule, for all that is sent for a token, forward and backward. It may differ from what is sent of keys:
     with few heads of keys, these are no wider than latents, but queries are.

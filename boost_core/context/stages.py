@@ -467,7 +467,7 @@ class LatentRoute:
     Attributes:
         nodes: The node of each context parallel rank, between which latents are sent and within which keys and values
             are; ``None`` if these are sent everywhere.
-        moves: Whether the queries and outputs of moved tasks travel as latents.
+        moves: Whether the queries and outputs of offloaded tasks travel as latents.
         tensor: The tensor parallel group.
         at: Returns the rotation of the tokens of some chunks.
     """

@@ -27,7 +27,7 @@ class TooLong(RuntimeError):
 
 
 class SearchFailed(RuntimeError):
-    """A search ended without a report."""
+    """A search ended without a result; the message says why."""
 
 
 class SearchTask(Config):
@@ -67,7 +67,7 @@ def search_apart(
 
 
 def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) -> ChosenLayouts:
-    """Choose the layouts of a job with ``layouts: auto`` in another process. Also raises as ``search_apart``.
+    """Choose the layouts of a job with ``layouts: auto`` in another process.
 
     Args:
         job: The job.
@@ -75,12 +75,13 @@ def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) 
         basis: What predictions are based on.
 
     Raises:
-        ValueError: None could be chosen; says why, and what to change.
+        TooLong: It took longer.
+        SearchFailed: None could be chosen; says why, and what to change.
     """
     remedy = "narrow elasticity.gpus, or list elasticity.layouts"
     answer = _apart(SearchTask(job=job, basis=basis), timeout_seconds, LayoutsResult, remedy)
     if answer.chosen is None:
-        raise ValueError(answer.problem)
+        raise SearchFailed(answer.problem)
     return answer.chosen
 
 

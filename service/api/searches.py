@@ -92,7 +92,7 @@ class _Results(Generic[Answer]):
         with self.turns.of(tenant):
             try:
                 answer = search()
-            except (ValueError, TooLong, SearchFailed) as error:
+            except (TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field=field, message=str(error))]) from error
         with self._lock:
             self._answers[key] = answer

@@ -6,6 +6,7 @@ asynchronous iterator.
 """
 
 import functools
+import inspect
 import random
 import re
 import secrets
@@ -19,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, overload
 from urllib.parse import quote
 
 import httpx
@@ -213,29 +214,43 @@ class Awaiting:
 
 
 class Method(Generic[_Arguments, _Now, _Later]):
-    """A method of both clients, from a function that describes its call or stream."""
+    """A method of both clients, from a function that describes its call or stream.
+
+    It has that function's parameters, and returns what its call answers.
+    """
 
     def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Call[Any] | Stream]) -> None:
         self.__doc__ = describe.__doc__
-        self._describe = describe
+        self._describe, self._signature, self._name = describe, inspect.signature(describe), ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._describe.__name__ = name
+        self._name = name
 
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
     @overload
     def __get__(self, client: Blocking, owner: type) -> Callable[_Arguments, _Now]: ...
     @overload
     def __get__(self, client: Awaiting, owner: type) -> Callable[_Arguments, _Later]: ...
     def __get__(self, client: Any, owner: type) -> Any:
-        if client is None:
-            return self
-
-        @functools.wraps(self._describe)
+        @functools.wraps(self._describe, assigned=("__module__", "__doc__"), updated=())
         def call(client: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                self._signature.bind_partial(client, *args, **kwargs)  # a wrong name is reported before what is missing
+                self._signature.bind(client, *args, **kwargs)
+            except TypeError as error:  # the description's own would name the function that describes
+                raise TypeError(f"{call.__qualname__}() {error}") from None
             described = self._describe(client, *args, **kwargs)
             return client.listen(described) if isinstance(described, Stream) else client.perform(described)
 
-        return MethodType(call, client)
+        call.__name__, call.__qualname__ = self._name, f"{owner.__name__}.{self._name}"
+        first, *others = self._signature.parameters.values()
+        answer: Any = AsyncGenerator[JobEvent, None] if issubclass(owner, Awaiting) else Iterator[JobEvent]
+        if self._signature.return_annotation is not Stream:
+            (answer,) = get_args(self._signature.return_annotation)  # of Call
+        parameters = [first.replace(name="self", annotation=first.empty), *others]
+        vars(call)["__signature__"] = self._signature.replace(parameters=parameters, return_annotation=answer)
+        return call if client is None else MethodType(call, client)
 
 
 def operation(
@@ -278,6 +293,8 @@ def request(
         return Call(method, path, answer, repeatable=repeatable)
 
     describe.__doc__ = doc
+    returns: Any = Call[answer]  # type: ignore[valid-type]  # as other descriptions are annotated
+    vars(describe)["__signature__"] = inspect.signature(place).replace(return_annotation=returns)
     return operation(describe)
 
 

@@ -203,7 +203,7 @@ def patched(
     if record.finished:
         raise AlreadyFinished(record, "changed")
     if expected is not None and expected != record.etag:
-        raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag} now")
+        raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag}")
     spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None

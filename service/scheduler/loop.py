@@ -27,7 +27,7 @@ LEASE = "scheduler"
 LEASE_SECONDS = 15.0
 LAST_PASS = "last_pass"  # name of the record of the newest good pass, whichever service made it
 NOTE_SECONDS = 5.0  # between two of these records
-HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
+HUNG_SECONDS = 120.0  # a scheduler that is busy for longer is not waited for if another service can schedule
 
 _AWAY = "Ray cannot be reached"
 _FAILED = "a pass of the scheduler failed"
@@ -77,7 +77,8 @@ class ReconcileLoop:
         self._connected = False
         self._problem: str | None = "Ray is starting"
         self._failure: str | None = None  # of the newest pass, if it failed
-        self._began = self._last_good = self._problem_since = time.monotonic()
+        self._last_good = self._problem_since = time.monotonic()
+        self._busy_since: float | None = None  # with one pass, or with reports between passes; ``None`` while it waits
         self._noted = -NOTE_SECONDS  # when this service last recorded a good pass
         self._newest: tuple[datetime, Any] | None = None  # the record of the newest good pass
         self._faults, self._lease_faults = RecurringFaults(logger), RecurringFaults(logger)  # each of one thread
@@ -119,12 +120,14 @@ class ReconcileLoop:
         try:
             while not self._stop.is_set():
                 if not self._round():
+                    self._busy_since = None
                     self._stop.wait(RETRY_SECONDS)
                     continue
                 # Until the next pass, gangs' reports are stored as soon as they announce some.
                 until = time.monotonic() + self._interval
                 try:
                     while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
+                        self._busy_since = time.monotonic()
                         if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
                             self._reconciler.store_updates(updated)
                             self._stop.wait(UPDATE_SECONDS)
@@ -133,13 +136,14 @@ class ReconcileLoop:
                     logger.warning("%s", overtaken)
                 except Exception as error:
                     self._faults.occurred(_REPORTS_LEFT, error)
+                self._busy_since = None
                 self._stop.wait(max(0.0, until - time.monotonic()))
         finally:
             self._leave()
 
     def _round(self) -> bool:
         """Make a pass if this service has the lease; return whether the cluster could be reached."""
-        self._began = time.monotonic()
+        self._busy_since = time.monotonic()
         try:
             if self._newest is None:
                 self._newest = self._store.snapshot(LAST_PASS)  # of before this service started
@@ -205,15 +209,17 @@ class ReconcileLoop:
         return True
 
     def _keep_lease(self) -> None:
-        shown = 0.0  # when the pass began of which the log says where it hangs
+        shown: float | None = None  # since when it had been busy when the log last said where it hangs
         while not self._stop.wait(LEASE_SECONDS / 3):
-            began = self._began
-            if (seconds := time.monotonic() - began) >= HUNG_SECONDS and began != shown:
-                stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread.ident or 0)))
-                logger.error("a pass of the scheduler has not ended for %.0f s; it is at:\n%s", seconds, stack)
-                shown = began
+            since = self._busy_since
+            hung = since is not None and time.monotonic() - since >= HUNG_SECONDS
+            if hung and since != shown:
+                shown = since
+                frame = sys._current_frames().get(self._thread.ident or 0)  # none once the thread has ended
+                stack = "".join(traceback.format_stack(frame)) if frame else "its thread has ended"
+                logger.error("the scheduler has been busy for over %.0f s; it is at:\n%s", HUNG_SECONDS, stack)
             with self._lease_lock:
-                if self._lease is not None and time.monotonic() - self._began < HUNG_SECONDS:
+                if self._lease is not None and not hung:
                     try:
                         self._leases.renew(self._lease, LEASE_SECONDS)
                         self._lease_faults.over(_NOT_RENEWED)

@@ -1,4 +1,4 @@
-"""Moved tasks as queries and outputs, and as latents: ``python -m tests.benchmarks.context_moved``.
+"""Offloaded tasks as queries and outputs, and as latents: ``python -m tests.benchmarks.context_moved``.
 
 Writes docs/figures/context_moved.md, in some minutes, over windows of the two measured sets of lengths: what ranks send
 where tasks move off a contiguous placement until it is even, and where they move and what that gains by the trainer's
@@ -95,7 +95,7 @@ def main() -> None:
     found = {(case, kind): [gained(case, kind, how) for how in _ways(case)] for case, kind in product(CASES, MEASURED)}
     moves = [sum(ways[place].moves for ways in found.values()) for place in (0, -1)]
     lines = [
-        "# Moved tasks, wide and as latents",
+        "# Offloaded tasks, wide and as latents",
         "",
         "Counted and predicted; nothing was run. `python -m tests.benchmarks.context_moved` writes this page.",
         "",
@@ -106,8 +106,9 @@ def main() -> None:
         "",
         f"Tasks move off a contiguous placement until no rank is 3 % above the mean, over {len(DRAWS)} windows of "
         "measured lengths: kind and tokens, ranks, tokens per chunk. The share of the tasks that moves; and of all "
-        "bytes between ranks, with keys as latents, forward and backward, the share that is saved if moved tasks are "
-        "latents, too: in all, and of the busiest rank's (most keys and most queries that any rank sends or receives).",
+        "bytes between ranks, with keys as latents, forward and backward, the share that is saved if offloaded tasks "
+        "are latents, too: in all, and of the busiest rank's (most keys and most queries that any rank sends or "
+        "receives).",
         "",
         *table(["window, ranks, chunk", "moved", "saved", "saved by the busiest"], list(sent())),
         "",

@@ -19,6 +19,7 @@ from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCal
 from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.context import TrainContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import ScalingPolicy
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.worker_group import (
     RayTrainWorker,
@@ -36,6 +37,7 @@ from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train.mirror import (
+    GangScalingPolicy,
     GangTrainController,
     GangWorkerGroup,
     KeptGroupState,
@@ -65,6 +67,13 @@ SOURCES = {  # of what is overridden, and of what calls it
     "TrainController._start_worker_group": "4cd5f350d092",
     "TrainController._poll_workers": "eb70de21750e",
     "TrainController._is_training_succeeded": "f03e81734b29",
+    "ScalingPolicy.make_decision_for_non_running_worker_group": "d22b2a097ab8",
+    "ScalingPolicy.make_decision_for_running_worker_group": "f610a0e66d82",
+    "ScalingPolicy._get_num_workers_for_resource_request": "dacb233aa51a",
+    "ScalingPolicy.after_controller_start": "be1d56274cca",
+    "ScalingPolicy.before_controller_shutdown": "56aa92f6361a",
+    "ScalingPolicy.before_controller_abort": "8563ce4ed619",
+    "ScalingPolicy._cancel_resource_request": "13df5de73903",
     "WorkerGroup.__init__": "59b52247ec9e",
     "WorkerGroup._start": "3d300069da85",
     "WorkerGroup._start_impl": "1f4c2b9acf4c",
@@ -107,8 +116,8 @@ SOURCES = {  # of what is overridden, and of what calls it
     "DataParallelTrainer._initialize_and_run_controller": "ea57ec449832",
 }  # fmt: skip
 CLASSES = [
-    CheckpointManager, DataParallelTrainer, RayTrainWorker, ReportCallbackHandler, StateManagerCallback, StorageContext,
-    TrainContext, TrainController, WorkerGroup, WorkerGroupState, WorkerGroupStateBuilder,
+    CheckpointManager, DataParallelTrainer, RayTrainWorker, ReportCallbackHandler, ScalingPolicy, StateManagerCallback,
+    StorageContext, TrainContext, TrainController, WorkerGroup, WorkerGroupState, WorkerGroupStateBuilder,
     SynchronizationActor.__ray_metadata__.modified_class,
 ]  # fmt: skip
 
@@ -128,7 +137,7 @@ def test_the_list_of_runs_is_started_as_ray_train_does() -> None:
 
 
 OURS = [
-    GangTrainController, TrainRun, GangWorkerGroup, KeptGroupState,
+    GangTrainController, TrainRun, GangScalingPolicy, GangWorkerGroup, KeptGroupState,
     KeptGroupStateBuilder, RankWorker, RunState,
 ]  # fmt: skip
 

@@ -206,7 +206,7 @@ def most_moved(_: ContextPlanner, plan: ContextPlan) -> SimpleNamespace:
 
 
 def rounded(cases: list[Case], alone: bool) -> list[Found]:
-    """In bf16, with as many moved tasks as there may be."""
+    """In bf16, with as many offloaded tasks as there may be."""
     specs = [case.spec(ONE if alone else case.layout) for case in cases]
     in_bf16 = [
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
@@ -468,7 +468,7 @@ def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, 
 
 
 def planned_of_moved(case: Case) -> dict[str, int]:
-    """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
+    """Bytes of all ranks for offloaded tasks; by each tensor parallel rank, in all layers."""
     layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
     with patch.object(ContextPlanner, "figures", most_moved):
         for plan in plans_of(case):

@@ -1,4 +1,4 @@
-"""Moved tasks whose queries and outputs travel as latents: what one rank computes, with the planned bytes."""
+"""Offloaded tasks whose queries and outputs travel as latents: what one rank computes, with the planned bytes."""
 
 from collections import Counter
 from collections.abc import Sequence

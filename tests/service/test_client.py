@@ -2,9 +2,10 @@
 
 import asyncio
 import inspect
+import pydoc
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 from boost_core.messages import Profile
 from service.client import ApiError, AsyncClient, Client, ServiceUnreachable, calls
 from service.client.calls import Method, RetryPolicy
-from service.jobs.model import JobEvent
+from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
+from service.models.jobs import Checkpoint
 from tests.service.canned import A_KEY, a_job
 from tests.service.certificates import self_signed
 from tests.service.conftest import free_port
@@ -290,13 +292,30 @@ def test_an_answer_may_hold_more_than_this_client_knows(ask: Ask) -> None:
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    described = {name for name, member in inspect.getmembers(Client) if isinstance(member, Method)}
-    assert described == {name for name, member in inspect.getmembers(AsyncClient) if isinstance(member, Method)}
+    described = {name for name, member in inspect.getmembers_static(Client) if isinstance(member, Method)}
+    assert described == {name for name, member in inspect.getmembers_static(AsyncClient) if isinstance(member, Method)}
     assert len(described) == 49
     assert all(getattr(Client, name).__doc__ for name in described)
-    client = Client("http://127.0.0.1:1")
-    assert list(inspect.signature(client.pin).parameters) == ["job_id", "step"]
-    assert client.pin.__name__ == "pin"
+
+
+def test_methods_have_the_names_and_signatures_that_people_call() -> None:
+    client, waiting = Client("http://127.0.0.1:1"), AsyncClient("http://127.0.0.1:1")
+    signature = inspect.signature(client.pin)
+    assert signature == inspect.signature(waiting.pin)
+    assert list(signature.parameters) == ["job_id", "step"]
+    assert signature.return_annotation is Checkpoint
+    assert inspect.signature(client.submit).return_annotation is JobRecord
+    assert inspect.signature(client.events).return_annotation == Iterator[JobEvent]
+    assert inspect.signature(waiting.events).return_annotation == AsyncGenerator[JobEvent, None]
+    assert (client.pin.__name__, client.pin.__qualname__) == ("pin", "Client.pin")
+    with pytest.raises(TypeError, match=r"^AsyncClient\.pin\(\) got an unexpected keyword argument 'steps'$"):
+        waiting.pin("job-1", steps=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Client\.whoami\(\) too many positional arguments$"):
+        client.whoami("me")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Client\.submit\(\) missing a required argument: 'spec'$"):
+        client.submit()  # type: ignore[call-arg]
+    documented = pydoc.plain(pydoc.render_doc(Client))
+    assert "pin(self, job_id: str, step: int) -> service.models.jobs.Checkpoint" in documented
 
 
 # Streams

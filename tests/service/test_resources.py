@@ -103,6 +103,7 @@ def test_a_job_changes_only_as_it_was_looked_at(http: httpx.Client) -> None:
     assert changed.headers["ETag"] not in ("", tag)
     late = http.patch(path, json={"priority": 4}, headers={"If-Match": tag})
     assert code(late) == (412, "precondition-failed")
+    assert late.json()["detail"].endswith(f"read it again: its ETag is now {changed.headers['ETag']}")
     assert http.get(path).json()["spec"]["priority"] == 3
     assert http.patch(path, json={"priority": 5}, headers={"If-Match": "*"}).status_code == 200
     assert http.patch(path, json={"priority": 6}).status_code == 200
@@ -325,6 +326,17 @@ def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, sto
     answer = http.get(f"/jobs/{job.id}/checkpoints")
     assert code(answer) == (503, "store-unavailable")
     assert answer.headers["Retry-After"] == "5"
+
+
+@pytest.mark.parametrize("path", ["", "/20"])
+def test_a_defect_of_the_service_is_not_taken_for_the_stores(
+    http: httpx.Client, saved: JobRecord, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object) -> None:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr("service.api.routes.checkpoints._facts", defect)
+    assert code(http.get(f"/jobs/{saved.id}/checkpoints{path}")) == (500, "internal-error")
 
 
 def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
@@ -565,6 +577,15 @@ def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:
         longer = spec.training.model_copy(update={"sequence_length": 128})
         with pytest.raises(RateLimited):
             searches.plans(spec.model_copy(update={"training": longer}), asked, "a")
+
+
+def test_a_defect_in_a_search_is_not_taken_for_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("service.api.searches.search_apart", defect)
+    with pytest.raises(ValueError, match=r"^a defect$"):
+        Searches().plans(a_spec(), PlanSearch(gpus=4), "a")
 
 
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:

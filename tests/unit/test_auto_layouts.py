@@ -18,7 +18,7 @@ from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import at, needed_bytes, nothing_fits, step_seconds
 from boost_core.plan.resolve import ChosenLayouts, NothingFits, best, choose_layouts
-from boost_core.plan.search_process import TooLong, layouts_apart
+from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.jobs.patch import JobPatch, apply, changed_spec
@@ -171,7 +171,7 @@ def test_another_process_chooses_the_same_in_time_or_says_why_not() -> None:
     assert layouts_apart(left(), 60) == choose_layouts(left())
     with pytest.raises(NothingFits) as here:
         choose_layouts(left(most=2))
-    with pytest.raises(ValueError, match="no layout of 1 to 2 GPUs fits") as there:
+    with pytest.raises(SearchFailed, match="no layout of 1 to 2 GPUs fits") as there:
         layouts_apart(left(most=2), 60)
     assert str(there.value) == str(here.value)
     with pytest.raises(TooLong, match=r"longer than 0\.01 s; narrow elasticity\.gpus"):

@@ -178,7 +178,7 @@ def test_what_is_even_is_taken_where_links_are_fast_and_what_sends_least_where_t
 
 
 def test_tasks_move_where_that_takes_less_time_and_a_quarter_of_a_ranks_chunks_at_most() -> None:
-    """Eight chunks a rank leave this window uneven; on fast links moved tasks even it out."""
+    """Eight chunks a rank leave this window uneven; on fast links offloaded tasks even it out."""
     fast, slow = (replace(RATES, fabric_bytes=each) for each in (400e9, 10e9))
     documents = documents_of("bimodal", 2**17, 1)
     for rates, moves in ((fast, True), (slow, False)):

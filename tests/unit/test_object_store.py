@@ -1,9 +1,12 @@
 """What an object store's client does that s3fs alone would not: it follows no redirects, and each call ends."""
 
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -123,6 +126,7 @@ def test_no_redirect_is_followed_and_no_token_leaves(
             call(store)
         message = str(refused.value)
         assert f"http://{server.place} redirects to http://localhost:{elsewhere.place.partition(':')[2]}," in message
+        assert message.endswith("; the bucket is in the region eu-west-1, so set that region")
         assert message.startswith(f"{name} of s3://bucket/a") and "hidden" not in message and TOKEN not in message
     assert elsewhere.headers == [] and len(server.headers) == len(CALLS)
     assert all(headers["X-Amz-Security-Token"] == TOKEN for headers in server.headers), "only the store gets it"
@@ -136,6 +140,94 @@ def test_every_way_to_a_store_leads_to_the_same_client(server: Server, elsewhere
     with pytest.raises(RedirectRefused):
         brief.exists("bucket/a")
     assert elsewhere.headers == []
+
+
+def on_container(server: Server, _folder: Path) -> dict[str, str]:
+    return {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{server.place}/credentials",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": TOKEN,
+    }
+
+
+def on_instance(server: Server, _folder: Path) -> dict[str, str]:
+    return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{server.place}/"}
+
+
+def with_web_identity(server: Server, folder: Path) -> dict[str, str]:
+    (folder / "identity").write_text(TOKEN)
+    return {
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/trainer", "AWS_WEB_IDENTITY_TOKEN_FILE": f"{folder}/identity",
+        "AWS_ENDPOINT_URL_STS": f"http://{server.place}",
+    }  # fmt: skip
+
+
+def issue(handler: BaseHTTPRequestHandler) -> None:
+    """Answer as container and instance metadata and STS do."""
+    until = "2099-01-01T00:00:00Z"
+    if handler.command == "POST":
+        content = (
+            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>issued"
+            "</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>"
+            f"{until}</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+        )
+    elif handler.path.endswith(("/api/token", "/security-credentials/")):
+        content = TOKEN  # or the name of the role
+    else:
+        content = json.dumps({"AccessKeyId": "issued", "SecretAccessKey": "s", "Token": "t", "Expiration": until})
+    send(handler, 200, content.encode())
+
+
+@pytest.mark.parametrize("issuer", [on_container, on_instance, with_web_identity])
+def test_who_fetches_credentials_follows_no_redirect_either(
+    server: Server, elsewhere: Server, tmp_path: Path, issuer: Callable[[Server, Path], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    credentials = Server()
+    for name, value in issuer(credentials, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    options = {name: value for name, value in reaching(server).items() if name not in ("key", "secret", "token")}
+    try:
+        target = f"http://{elsewhere.place}/"
+        credentials.answer = lambda handler: (
+            send(handler, 200, TOKEN.encode()) if handler.command == "PUT" else send(handler, 307, location=target)
+        )
+        with pytest.raises(
+            RedirectRefused, match=rf"head_object of s3://bucket/a: http://{credentials.place} redirects"
+        ):
+            fsspec.filesystem("s3", **options).info("bucket/a")
+        assert elsewhere.headers == server.headers == []
+        credentials.answer = issue
+        fsspec.filesystem("s3", **options).info("bucket/a")
+        assert "Credential=issued/" in server.headers[0]["Authorization"]
+    finally:
+        credentials.stop()
+
+
+@pytest.mark.parametrize(("status", "located"), [(301, False), (301, True), (307, True)])
+def test_the_region_that_aws_names_is_tried_and_then_told(server: Server, status: int, located: bool) -> None:
+    """The server is the proxy on the way to AWS."""
+    aws = "http://s3.us-east-1.amazonaws.com"
+    options = reaching(server) | {"config_kwargs": {"proxies": {"http": f"http://{server.place}"}}}
+    location = {"location": "http://bucket.s3.eu-west-1.amazonaws.com/a"} if located else {}
+    wrong = {"x_amz_bucket_region": "eu-west-1", **location}
+    server.answer = lambda handler: send(handler, status, **wrong)
+    for name, call in CALLS.items():
+        with pytest.raises(
+            OSError, match=rf"{name} of s3://bucket/a.*; the bucket is in the region eu-west-1, so set"
+        ):
+            call(fsspec.filesystem("s3", **options | {"endpoint_url": aws}))
+    assert "/eu-west-1/s3/" in server.headers[-1]["Authorization"]
+    assert {headers["Host"] for headers in server.headers} <= {"s3.us-east-1.amazonaws.com"}
+    # Without an endpoint of its own, the client goes to the one of that region.
+    server.answer = lambda handler: (
+        send(handler, 200) if "eu-west-1" in handler.headers["Host"] else send(handler, status, **wrong)
+    )
+    fsspec.filesystem("s3", **options | {"endpoint_url": None, "use_ssl": False}).info("bucket/a")
+    assert server.headers[-1]["Host"] == "bucket.s3.eu-west-1.amazonaws.com"
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -46,8 +46,9 @@ def test_the_secret_stays_where_it_is(tmp_path: Path) -> None:
     for name in ("access_key_id", "secret_access_key"):
         (secret / name).write_text("confidential-value")
     storage = RunStorage("s3://bucket/job", Access(SecretReference(str(tmp_path), "lab", "store")))
-    sent = pickle.dumps(PyFileSystem(storage))
+    sent, shown = pickle.dumps(PyFileSystem(storage)), repr(storage)
     assert b"confidential" not in sent
+    assert storage.fs and repr(storage) == shown, "what is open has the secret, and is not shown"
     assert pickle.loads(sent) == PyFileSystem(storage)
     (secret / "access_key_id").unlink()
     with pytest.raises(SecretUnusable, match="no file access_key_id"):

@@ -1,9 +1,12 @@
-"""A rank does not train for a service of another version, and says which one is which."""
+"""What is checked of a process and of a node before a rank trains there: its version, its software, its gang."""
+
+from typing import Any
 
 import pytest
 
 from boost_core import __version__
 from service.gang.assignment import Assignment, End, GangContext, Rendezvous, require_version
+from service.gang.ray import nodes
 from service.gang.ray.nodes import Software, why_not
 from service.gang.status import JobTag
 from service.gang.worker import worker
@@ -16,20 +19,62 @@ def test_the_same_version_is_taken() -> None:
     require_version(__version__, "Ray's head")
 
 
-def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_worker(monkeypatch: pytest.MonkeyPatch, version: str = __version__) -> worker.Worker:
     monkeypatch.setattr(worker, "redact_logs", lambda: None)  # the log is that of all tests
     monkeypatch.setattr(GangLogs, "write", lambda *_: None)
     tag, logs = JobTag("job-1", 1, "tiny", "lab", "alice"), GangLogs(LogFormat.TEXT, "job-1", 1)
     assert GangContext(tag, Access(), range(0), logs).version == __version__
-    context = GangContext(tag, Access(), range(0), logs, version="0.0.9")
-    rank = worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
-    assignment = Assignment(1, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,))
-    rank.join(assignment, None)
-    end = rank.train(assignment)
+    context = GangContext(tag, Access(), range(0), logs, version=version)
+    return worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
+
+
+def assignment_of(generation: int) -> Assignment:
+    return Assignment(generation, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,))
+
+
+def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = a_worker(monkeypatch, "0.0.9")
+    rank.join(assignment_of(1), None)
+    end = rank.train(assignment_of(1))
     assert end.how is End.LASTING
     assert end.message.startswith(
         f"the service has BOOST 0.0.9, but this process has {__version__}; run the same version"
     )
+
+
+def test_a_rank_trains_in_its_own_gang_though_the_next_is_joined_while_it_meets_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank, trained = a_worker(monkeypatch), list[int]()
+
+    def train(_spec: object, _reporter: object, membership: Any, _basis: object) -> str:
+        trained.append(membership.generation)
+        return End.HALTED
+
+    monkeypatch.setattr(rank, "_meet", lambda _: rank.join(assignment_of(2), None))
+    monkeypatch.setattr(worker.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(worker, "train", train)
+    rank.join(assignment_of(1), None)
+    assert rank.train(assignment_of(1)).how is End.HALTED
+    assert trained == [1]
+
+
+def test_a_node_that_cannot_be_used_is_asked_again_a_while_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+
+    def wait(pending: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        nonlocal now
+        now += timeout
+        return pending[:num_returns], []
+
+    checks = nodes.NodeChecks.__new__(nodes.NodeChecks)
+    vars(checks).update(_checks={}, _head=HEAD, _ask=lambda node: f"answer of {node}")
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now)
+    monkeypatch.setattr(nodes.ray, "wait", wait)
+    monkeypatch.setattr(nodes.ray, "get", lambda _: HEAD | {"torch": None})
+    reasons = {"a": "has no torch, which Ray's head has"}
+    assert checks.unusable(["a"], wait_seconds=20.0) == reasons
+    assert vars(checks)["_checks"]["a"].again_at == 120.0 + nodes.AGAIN_SECONDS
 
 
 HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu", "problem": None}

@@ -1,6 +1,7 @@
 """A job's checkpoints: list, show, pin, delete; read from their folder with the trainer's library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -34,33 +35,40 @@ T = TypeVar("T")
 async def at_store(job: JobRecord, context: Context, look: Callable[[CheckpointFolder], T]) -> T:
     """Call a function with the folder of a job's checkpoints. Only the job's own tenant waits for its store.
 
+    The function calls the folder's methods within ``_reaching``, so that a defect of its own is not taken for the
+    store's.
+
     Raises:
         StoreUnavailable: The job's secret is unavailable, or its store does not respond.
     """
 
     def look_there() -> T:
-        try:
-            options = storage_options(job.spec, context, job.tenant)
-            return look(CheckpointFolder(job.checkpoint_url, giving_up_soon(options)))
-        except (CheckpointDamaged, CheckpointInUse, CheckpointNotFound):
-            raise
-        except stored.CheckpointPinned as error:
-            raise CheckpointPinned(str(error)) from error
-        except Exception as error:  # the clients of object stores raise types of their own
-            why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
-            problem = f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"
-            raise StoreUnavailable(redact(problem)) from error
+        with _reaching(job):
+            options = giving_up_soon(storage_options(job.spec, context, job.tenant))
+            folder = CheckpointFolder(job.checkpoint_url, options)
+        return look(folder)
 
     what = f"the store of the checkpoints of job {job.id}, {job.checkpoint_url},"
     return await context.stores.run(job.tenant, what, look_there)
 
 
-def _stored(job: JobRecord, folder: CheckpointFolder, step: int) -> StoredCheckpoint:
+@contextmanager
+def _reaching(job: JobRecord) -> Iterator[None]:
+    """Raise whatever the store of a job's checkpoints raises as ``StoreUnavailable``."""
     try:
+        yield
+    except stored.CheckpointPinned as error:
+        raise CheckpointPinned(str(error)) from error
+    except Exception as error:  # the clients of object stores raise types of their own
+        why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
+        problem = f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"
+        raise StoreUnavailable(redact(problem)) from error
+
+
+def _stored(job: JobRecord, folder: CheckpointFolder, step: int) -> StoredCheckpoint:
+    with _reaching(job), suppress(FileNotFoundError):
         return folder.checkpoint(step)
-    except FileNotFoundError as error:
-        problem = f"job {job.id} has no checkpoint of step {step}; list its checkpoints to see which it has"
-        raise CheckpointNotFound(problem) from error
+    raise CheckpointNotFound(f"job {job.id} has no checkpoint of step {step}; list its checkpoints to see which it has")
 
 
 def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDetail:
@@ -69,9 +77,10 @@ def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDe
     if manifest is None or checkpoint.damage:
         why = redact(checkpoint.damage)
         raise CheckpointDamaged(f"the checkpoint of step {step} of job {job.id} is damaged: {why}")
+    with _reaching(job):
+        pinned = step in folder.pinned()
     files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
-    facts = _facts(folder, manifest, step in folder.pinned())
-    return CheckpointDetail(**facts, files=files, versions=manifest.versions)
+    return CheckpointDetail(**_facts(folder, manifest, pinned), files=files, versions=manifest.versions)
 
 
 def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, Any]:
@@ -101,8 +110,10 @@ async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     """List a job's committed checkpoints, newest first; damaged ones are listed separately."""
 
     def look(folder: CheckpointFolder) -> CheckpointList:
-        checkpoints, damaged, pinned = list[Checkpoint](), list[DamagedCheckpoint](), folder.pinned()
-        for each in folder.checkpoints():
+        with _reaching(job):
+            pinned, committed = folder.pinned(), list(folder.checkpoints())
+        checkpoints, damaged = list[Checkpoint](), list[DamagedCheckpoint]()
+        for each in committed:
             step, is_pinned = each.step, each.step in pinned
             if each.manifest is None or each.damage:
                 url, damage = folder.step_url(step), redact(each.damage)
@@ -126,7 +137,8 @@ async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> 
 
     def look(folder: CheckpointFolder) -> Checkpoint:
         _detail(job, folder, step)  # a damaged one is not pinned
-        folder.pin(step)
+        with _reaching(job):
+            folder.pin(step)
         return Checkpoint.model_validate(_detail(job, folder, step).model_dump())
 
     return await at_store(job, context, look)
@@ -138,7 +150,8 @@ async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -
 
     def look(folder: CheckpointFolder) -> Checkpoint:
         _stored(job, folder, step)
-        folder.unpin(step)
+        with _reaching(job):
+            folder.unpin(step)
         return Checkpoint.model_validate(_detail(job, folder, step).model_dump())
 
     return await at_store(job, context, look)
@@ -150,8 +163,11 @@ async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) 
 
     def look(folder: CheckpointFolder) -> None:
         _stored(job, folder, step)
-        if step == folder.newest_intact() and not job.finished:
+        with _reaching(job):
+            newest = folder.newest_intact()
+        if step == newest and not job.finished:
             raise CheckpointInUse(f"job {job.id} is {job.state} and would resume from step {step}; cancel it first")
-        folder.remove(step)
+        with _reaching(job):
+            folder.remove(step)
 
     await at_store(job, context, look)

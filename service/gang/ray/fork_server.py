@@ -194,7 +194,7 @@ def main() -> None:
             if str(path := file.readlink()).startswith("/dev/nvidia"):
                 reasons.append(f"it has opened {path}")
     if reasons:
-        sys.exit(f"The fork server cannot be forked, so workers start without it: {reasons[0]}.")
+        sys.exit(f"The fork server cannot be forked, so workers start without it: {' and '.join(reasons)}.")
     gc.collect()
     gc.freeze()  # otherwise garbage collection would write to memory that the forks share
     if request := ForkServer(listener, raylet).serve():

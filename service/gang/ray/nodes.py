@@ -226,11 +226,11 @@ class NodeChecks:
             nodes: All alive nodes on which ranks could be placed.
             wait_seconds: How long to wait for their answers.
         """
-        now = time.monotonic()
         self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in nodes}
         pending = [check.answer for check in self._checks.values() if check.answer is not None]
         ready = set(ray.wait(pending, num_returns=len(pending), timeout=wait_seconds)[0]) if pending else set()
         reasons: dict[str, str] = {}
+        now = time.monotonic()  # after having waited
         for node, check in self._checks.items():
             if check.answer in ready:
                 answer, check.answer, check.again_at = check.answer, None, now + AGAIN_SECONDS

@@ -106,7 +106,7 @@ class GangScalingPolicy(scaling_policy.ScalingPolicy):
         return 0
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
-        """Request no nodes, so that none need to be given back."""
+        """Request no nodes; then Ray Train's hooks for the run's end have none to give back."""
 
 
 class GangFailurePolicy(FailurePolicy):
@@ -368,7 +368,7 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     url: str
     access: Access
-    _opened: Any = field(default=None, init=False, compare=False)
+    _opened: Any = field(default=None, init=False, compare=False, repr=False)  # has the secret
 
     __ne__ = object.__ne__  # and not by what is open
 

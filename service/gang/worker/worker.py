@@ -224,7 +224,8 @@ class Worker:
 
     def train(self, assignment: Assignment) -> RankEnd:
         """Train as a rank of the last joined gang until the job's last step, or until the gang halts or breaks up."""
-        assert self.membership is not None
+        membership = self.membership
+        assert membership is not None
         spec, rank = assignment.spec, assignment.rank
         self._context.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
@@ -246,7 +247,7 @@ class Worker:
                         "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
                         rank, ports[0], ports[-1],
                     )  # fmt: skip
-                outcome = train(spec, self._reporter, self.membership, self._context.basis)
+                outcome = train(spec, self._reporter, membership, self._context.basis)
                 self.profiler.wait(TRACE_SECONDS)
                 return RankEnd(End(outcome))
             except Exception as error:
