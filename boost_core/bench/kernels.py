@@ -16,12 +16,12 @@ from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.fp8_product import quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
-from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
+from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue, statistic_gradient
 from boost_core.kernels.launch import Implementation, always
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
 from boost_core.kernels.rotary import rotary
-from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
+from boost_core.kernels.symmetric_sum import Peers, spread_sum, sum_of_latents, symmetric_sum
 
 Tensors = tuple[torch.Tensor, ...]
 EPSILON = 1e-5

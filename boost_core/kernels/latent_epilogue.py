@@ -22,6 +22,7 @@ r rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,6 +60,34 @@ def activation_gradient(dy, x, ACTIVATION: tl.constexpr):
         sigmoid = tl.sigmoid(x)
         dy *= sigmoid * (1.0 + x * (1.0 - sigmoid))
     return dy
+
+
+@dataclass
+class Epilogue:
+    """What ``latent_epilogue`` will be asked to compute from latents, which an exchange may do in the pass that sums.
+
+    Attributes:
+        tokens: T, their rows.
+        count: Number of projections g, whose latents stand side by side in a row.
+        statistic: Whether the norm's statistics follow the rows, one per token.
+        width: The full hidden size d that these were summed over.
+        epsilon: Added to the mean square.
+        activation: The bottleneck's.
+        result: The result, if the exchange has computed it.
+    """
+
+    tokens: int
+    count: int
+    statistic: bool
+    width: int
+    epsilon: float
+    activation: Activation
+    result: torch.Tensor | None = None
+
+    def take(self) -> torch.Tensor | None:
+        """Return the result once, ``[g, T, r]``, so that use frees it; a recomputation computes its own."""
+        result, self.result = self.result, None
+        return result
 
 
 def latent_epilogue(

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from boost_core.config.model import Activation
-from boost_core.kernels.latent_epilogue import activate, latent_epilogue_reference
+from boost_core.kernels.latent_epilogue import Epilogue, activate, latent_epilogue_reference
 from boost_core.kernels.launch import block_of, jit, precise, runs_on_triton, tl, triton, warps_of
 
 _BLOCK = 2048
@@ -48,34 +47,6 @@ class Peers:
         """Make peers from tensors."""
         addresses = [each.data_ptr() for each in memory]
         return cls(memory, torch.tensor(addresses, dtype=torch.int64, device=memory[0].device))
-
-
-@dataclass
-class Epilogue:
-    """What ``latent_epilogue`` will be asked to compute from latents, which an exchange may do in the pass that sums.
-
-    Attributes:
-        tokens: T, their rows.
-        count: Number of projections g, whose latents stand side by side in a row.
-        statistic: Whether the norm's statistics follow the rows, one per token.
-        width: The full hidden size d that these were summed over.
-        epsilon: Added to the mean square.
-        activation: The bottleneck's.
-        result: The result, if the exchange has computed it.
-    """
-
-    tokens: int
-    count: int
-    statistic: bool
-    width: int
-    epsilon: float
-    activation: Activation
-    result: torch.Tensor | None = None
-
-    def take(self) -> torch.Tensor | None:
-        """Return the result once, ``[g, T, r]``, so that use frees it; a recomputation computes its own."""
-        result, self.result = self.result, None
-        return result
 
 
 def meet(signals: Peers, rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:

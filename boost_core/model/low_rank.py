@@ -11,9 +11,8 @@ from torch import nn
 from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weights, group_weights
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.fp8_product import PrecomputedRows
-from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue
 from boost_core.kernels.lax_crossing import lax_crossing
-from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import (
     BottleneckTensorParallel,

@@ -8,8 +8,8 @@ from torch.nn.functional import embedding, rms_norm
 
 from boost_core.architecture import FULLRANK, VANILLA, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows
+from boost_core.kernels.latent_epilogue import Epilogue
 from boost_core.kernels.residual_add import Residual
-from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.btp import DeferredWeightGradients, GatheredLatents, Latents, NormWeights, PartialLatents
 from boost_core.parallel.communicator import Communicator, copy_to_tp, reduce_from_tp
 

@@ -24,10 +24,9 @@ from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
-from boost_core.kernels.latent_epilogue import statistic_gradient
+from boost_core.kernels.latent_epilogue import Epilogue, statistic_gradient
 from boost_core.kernels.launch import precise
 from boost_core.kernels.residual_add import Residual, residual_add
-from boost_core.kernels.symmetric_sum import Epilogue
 from boost_core.parallel.communicator import (
     Communicator,
     Conjugate,

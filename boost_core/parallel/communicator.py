@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from boost_core.kernels.symmetric_sum import Epilogue
+from boost_core.kernels.latent_epilogue import Epilogue
 from boost_core.parallel.symmetric_memory import SymmetricMemory
 
 

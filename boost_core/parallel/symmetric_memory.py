@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.kernels.symmetric_sum import Epilogue, Peers, meet, spread_sum, sum_of_latents, symmetric_sum
+from boost_core.kernels.latent_epilogue import Epilogue
+from boost_core.kernels.symmetric_sum import Peers, meet, spread_sum, sum_of_latents, symmetric_sum
 
 SENT = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 128  # elements, so that the parts of two shots begin where accesses of 16 bytes do
