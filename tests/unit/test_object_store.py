@@ -215,9 +215,7 @@ def test_the_region_that_aws_names_is_tried_and_then_told(server: Server, status
     wrong = {"x_amz_bucket_region": "eu-west-1", **location}
     server.answer = lambda handler: send(handler, status, **wrong)
     for name, call in CALLS.items():
-        with pytest.raises(
-            OSError, match=rf"{name} of s3://bucket/a.*; the bucket is in the region eu-west-1, so set"
-        ):
+        with pytest.raises(OSError, match=rf"{name} of s3://bucket/a.*; the bucket is in the region eu-west-1, so set"):
             call(fsspec.filesystem("s3", **options | {"endpoint_url": aws}))
     assert "/eu-west-1/s3/" in server.headers[-1]["Authorization"]
     assert {headers["Host"] for headers in server.headers} <= {"s3.us-east-1.amazonaws.com"}
