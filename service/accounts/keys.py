@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import KeyRow, TenantRow
 from service.jobs import model, queries
-from service.jobs.database import open_engine
+from service.jobs.database import open_engine, retried_once
 from service.jobs.model import Request
 from service.jobs.tables import RequestRow
 from service.models.access import DEFAULT_TENANT, Key, NewKey, Scope
@@ -126,28 +126,26 @@ class KeyStore:
             created_at=datetime.now(UTC),
             expires_at=expires_at,
         )
-        for last in (False, True):
-            try:
-                with Session(self._engine, expire_on_commit=False) as session, session.begin():
-                    # A new key, or a new secret for the one that the request created.
-                    earlier = queries.find(session, request) if request is not None else None
-                    stored = row if earlier is None else session.get_one(KeyRow, earlier)
-                    if stored.revoked_at is not None:
-                        remedy = "send another Idempotency-Key for a new one"
-                        raise KeyRevoked(f"the key {stored.id} that this request created is revoked; {remedy}")
-                    key = f"{_PREFIX}_{stored.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-                    stored.sha256 = _sha256(key)
-                    if earlier is None:
-                        session.add(row)
-                        if request is not None:
-                            session.add(RequestRow(**model.request_values(request, row.id)))
-                        if session.get(TenantRow, row.tenant) is None:
-                            session.add(TenantRow(name=row.tenant))
-            except IntegrityError:  # the same request, or one that created the tenant, was faster
-                if last:
-                    raise
-            else:
-                break
+
+        def write() -> tuple[KeyRow, str]:
+            with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                # A new key, or a new secret for the one that the request created.
+                earlier = queries.find(session, request) if request is not None else None
+                stored = row if earlier is None else session.get_one(KeyRow, earlier)
+                if stored.revoked_at is not None:
+                    remedy = "send another Idempotency-Key for a new one"
+                    raise KeyRevoked(f"the key {stored.id} that this request created is revoked; {remedy}")
+                key = f"{_PREFIX}_{stored.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+                stored.sha256 = _sha256(key)
+                if earlier is None:
+                    session.add(row)
+                    if request is not None:
+                        session.add(RequestRow(**model.request_values(request, row.id)))
+                    if session.get(TenantRow, row.tenant) is None:
+                        session.add(TenantRow(name=row.tenant))
+            return stored, key
+
+        stored, key = retried_once(write)  # a request that created the tenant may also be faster
         self._cached.pop(stored.id, None)
         return NewKey(**_facts(stored), key=key)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from alembic import command
@@ -20,7 +20,7 @@ from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
 from sqlalchemy import URL, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boost_core import __version__
@@ -35,6 +35,8 @@ TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS} 
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
+
+T = TypeVar("T")
 
 
 class DatabaseTooNew(SQLAlchemyError):
@@ -204,6 +206,18 @@ def migrate(database_url: str) -> None:
             command.upgrade(config, "head")
     finally:
         engine.dispose()
+
+
+def retried_once(write: Callable[[], T]) -> T:
+    """Carry out a transaction, a second time if another process has just inserted the same row.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: It cannot be carried out then, either.
+    """
+    try:
+        return write()
+    except IntegrityError:
+        return write()
 
 
 # What is wrong with a database, by the codes of the errors that SQLite and PostgreSQL raise.

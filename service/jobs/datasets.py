@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from boost_core.config.base import counted
-from service.jobs.leases import Lease, LeaseLost
+from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.tables import DatasetRow
@@ -259,8 +259,6 @@ class DatasetBuilds:
         self._write(delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(in_use)))
 
     def _write(self, statement: Any) -> int:
-        permitted = self.lease.holds() if self.lease else true()
         with self.jobs.engine.begin() as connection:
-            if self.lease and not connection.scalar(select(permitted)):
-                raise LeaseLost(self.lease)
-            return connection.execute(statement.where(permitted)).rowcount
+            refuse_if_lost(connection, self.lease)
+            return connection.execute(statement.where(permitted(self.lease))).rowcount

@@ -12,7 +12,7 @@ longer than any lease granted counts as expired.
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, case, exists, func, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -35,9 +35,21 @@ class Lease:
     name: str
     token: int
 
-    def holds(self) -> ColumnElement[bool]:
-        """A condition for writes."""
-        return exists().where((LeaseRow.name == self.name) & (LeaseRow.token == self.token))
+    @property
+    def newest(self) -> ColumnElement[bool]:
+        """A condition that selects its row while no newer token has been issued."""
+        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
+
+
+def permitted(lease: Lease | None) -> ColumnElement[bool]:
+    """A condition for writes under a lease; ``None`` for those that need none."""
+    return exists().where(lease.newest) if lease else true()
+
+
+def refuse_if_lost(connection: Connection, lease: Lease | None) -> None:
+    """Raise ``LeaseLost`` if a lease is no longer valid; in a transaction, whose writes are then undone."""
+    if lease and not connection.scalar(select(permitted(lease))):
+        raise LeaseLost(lease)
 
 
 @dataclass(frozen=True)
@@ -93,8 +105,7 @@ class Leases:
         """Let a lease end so many seconds from now; return whether it was still valid."""
         with Session(self.engine) as session, session.begin():
             expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
-            newest = (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
-            statement = update(LeaseRow).where(newest).values(expiry)
+            statement = update(LeaseRow).where(lease.newest).values(expiry)
             result = session.execute(statement.execution_options(synchronize_session=False))
             assert isinstance(result, CursorResult)
             return result.rowcount == 1

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import MeasuredProfile, computed_in, kind_of_gpu
+from service.jobs.database import retried_once
 from service.jobs.tables import ProfileRow
 from service.models.cluster import StoredProfile
 
@@ -70,17 +70,14 @@ class ProfileStore:
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
         key = {"kind": kind, "precision": profile.precision}
         values = stored.model_dump() | key | {"profile": profile.model_dump(mode="json")}
-        for last in (False, True):
-            try:
-                with self.engine.begin() as connection:
-                    changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
-                    if changed.rowcount == 0:
-                        connection.execute(insert(ProfileRow).values(values))
-            except IntegrityError:  # another request has just stored the first of this kind
-                if last:
-                    raise
-            else:
-                break
+
+        def write() -> None:
+            with self.engine.begin() as connection:
+                changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
+                if changed.rowcount == 0:
+                    connection.execute(insert(ProfileRow).values(values))
+
+        retried_once(write)
         return stored
 
     def delete(self, kind: str, precision: str | None = None) -> None:

@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from typing import Any, Self
 
 from psycopg import AsyncConnection
 from sqlalchemy import (
     ARRAY,
-    ColumnElement,
     Connection,
     CursorResult,
     Engine,
@@ -22,10 +22,8 @@ from sqlalchemy import (
     insert,
     literal,
     select,
-    true,
     update,
 )
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
@@ -33,8 +31,15 @@ from boost_core.messages import FaultReport, Scores, WorkerCommand
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, writes
-from service.jobs.database import SILENT_MILLISECONDS, TO_POSTGRESQL, WAIT_SECONDS, open_engine, open_for_short_reads
-from service.jobs.leases import Lease, LeaseLost
+from service.jobs.database import (
+    SILENT_MILLISECONDS,
+    TO_POSTGRESQL,
+    WAIT_SECONDS,
+    open_engine,
+    open_for_short_reads,
+    retried_once,
+)
+from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.ledger import Goodput
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
@@ -218,26 +223,23 @@ class JobStore:
         events = [{**about, "kind": "state", "data": state}]
         if chosen is not None:
             events.append({**about, "kind": "layouts", "data": chosen.model_dump(mode="json")})
-        for last in (request is None, True):
-            try:
-                # Plain statements take a fraction of the time of a session's objects.
-                with self.engine.begin() as connection:
-                    if request is not None:
-                        if known := queries.find(connection, request):
-                            alongside(connection)
-                            return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                        connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
-                    arrival = connection.execute(_INSERT_JOB, job).scalar_one()
-                    connection.execute(_INSERT_EVENT, events)
-                    if trackers:
-                        connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
-                    alongside(connection)
-            except IntegrityError:  # the same request has just been carried out by another process
-                if last:
-                    raise
-            else:
-                break
-        return record.with_values({"arrival": arrival})
+
+        def write() -> JobRecord:
+            # Plain statements take a fraction of the time of a session's objects.
+            with self.engine.begin() as connection:
+                if request is not None:
+                    if known := queries.find(connection, request):
+                        alongside(connection)
+                        return self._known.read(connection, queries.ONE, {"job_id": known})[0]
+                    connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
+                arrival = connection.execute(_INSERT_JOB, job).scalar_one()
+                connection.execute(_INSERT_EVENT, events)
+                if trackers:
+                    connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
+                alongside(connection)
+            return record.with_values({"arrival": arrival})
+
+        return retried_once(write)
 
     def known(self, request: Request) -> JobRecord | None:
         """The job that a request has already created; ``None`` if it has not.
@@ -498,7 +500,7 @@ class JobStore:
         for change in changes:
             by_columns[tuple(sorted(change.values))].append(change)
         versions = {change.record.id: change.record.version for change in changes}
-        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & self._permitted()
+        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
             for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
@@ -513,7 +515,7 @@ class JobStore:
                     for change in alike
                 ]
                 if connection.execute(update(JobRow).where(unmoved).values(values), parameters).rowcount != len(alike):
-                    self._refuse_if_lost(connection)
+                    refuse_if_lost(connection, self._lease)
                     raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
             observations.add(connection, [each for change in changes for each in change.observed])
@@ -579,13 +581,13 @@ class JobStore:
         """
         queued = (JobRow.id == bindparam("job_id")) & (JobRow.state == JobState.QUEUED)
         new = JobRow.waiting_for.is_distinct_from(bindparam("waits_for"))
-        statement = update(JobRow).where(queued, new, self._permitted()).values(waiting_for=bindparam("waits_for"))
+        statement = update(JobRow).where(queued, new, permitted(self._lease)).values(waiting_for=bindparam("waits_for"))
         # All processes lock rows in the same order.
         parameters = [{"job_id": job_id, "waits_for": message} for job_id, message in sorted(messages.items())]
         with self.engine.begin() as connection:
             if parameters:
                 connection.execute(statement, parameters)
-            self._refuse_if_lost(connection)
+            refuse_if_lost(connection, self._lease)
 
     def keep_snapshot(self, name: str, data: Any) -> None:
         """Store what the scheduler sees, for other processes to show.
@@ -596,7 +598,7 @@ class JobStore:
         with Session(self.engine) as session, session.begin():
             session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
             session.flush()
-            self._refuse_if_lost(session.connection())
+            refuse_if_lost(session.connection(), self._lease)
 
     def snapshot(self, name: str) -> tuple[datetime, Any] | None:
         """The value last stored under a name, and when; ``None`` if there is none."""
@@ -620,10 +622,7 @@ class JobStore:
             write = change(record)
             return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])
 
-        try:
-            return self._write(job_id, plan)
-        except IntegrityError:  # the key has just been used by another process
-            return self._write(job_id, plan)
+        return retried_once(partial(self._write, job_id, plan))
 
     def _write(self, job_id: str, plan: Callable[[JobRecord, Session], Write | None]) -> JobRecord:
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
@@ -633,12 +632,12 @@ class JobStore:
                 write = plan(record, session)
                 if write is not None:
                     # The job is written before its events: this locks it, so that their ids follow the commits.
-                    unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & self._permitted()
+                    unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & permitted(self._lease)
                     values = {**write.values, "version": record.version + 1}
                     result = session.execute(update(JobRow).where(unmoved).values(**values))
                     assert isinstance(result, CursorResult)
                     if result.rowcount == 0:  # another writer was faster
-                        self._refuse_if_lost(session.connection())
+                        refuse_if_lost(session.connection(), self._lease)
                         continue
                     session.add_all(write.rows)
                     observations.add(session.connection(), write.observed)
@@ -647,10 +646,3 @@ class JobStore:
             self.notifications.publish({job_id: record.version})
             return record
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
-
-    def _refuse_if_lost(self, connection: Connection) -> None:
-        if self._lease and not connection.scalar(select(self._lease.holds())):
-            raise LeaseLost(self._lease)
-
-    def _permitted(self) -> ColumnElement[bool]:
-        return self._lease.holds() if self._lease else true()

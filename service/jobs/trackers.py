@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, and_, func, select, true, update
+from sqlalchemy import ColumnElement, Engine, and_, func, select, update
 from sqlalchemy.orm import Session
 
-from service.jobs.leases import Lease
+from service.jobs.leases import Lease, permitted
 from service.jobs.queries import ACTIVE_STATES
 from service.jobs.tables import EventRow, JobRow, TrackerRow
 
@@ -110,7 +110,7 @@ class TrackerStore:
             TrackerRow.job_id == before.job_id,
             TrackerRow.kind == before.kind,
             TrackerRow.event_id == before.event_id,
-            self.lease.holds() if self.lease else true(),
+            permitted(self.lease),
         )
         values = {name: getattr(after, name) for name in _COLUMNS} | {"open": open_}
         with self.engine.begin() as connection:

@@ -74,23 +74,19 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         if gang is None or gang.target is None:
             continue
         demand, layout, target = cluster.demands[job.id], gang.layout, gang.target
+        same = (other for other in demand.layouts if other.per_replica == target.per_replica)  # for one of the branches
         if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
             if choice := demand.fastest(cluster.fitting(job, cluster.whole if gang.waiting else cluster.room)):
                 cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
         elif job.id in cluster.moved or not cluster.whole.fits(demand, target):
             # It changes its number of replicas by itself, so that is tried first.
-            same = [other for other in demand.layouts if other.per_replica == target.per_replica]
             fitting = cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
             if choice := demand.fastest(fitting):
                 cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
         elif layout and layout.world_size < target.world_size:
             # Lowered by as much as all targets together exceed the nodes, and to the present layout if the room that
             # is free now has not been enough for a while.
-            smaller = [
-                other
-                for other in demand.layouts
-                if other.per_replica == target.per_replica and layout.world_size <= other.world_size < target.world_size
-            ]
+            smaller = [other for other in same if layout.world_size <= other.world_size < target.world_size]
             over = -cluster.room.ranks(demand)
             late = gang.unchanged_seconds >= cluster.policy.patience_seconds
             if late and not cluster.fitting(job, cluster.room, [target]):

@@ -120,7 +120,6 @@ class ReconcileLoop:
         try:
             while not self._stop.is_set():
                 if not self._round():
-                    self._busy_since = None
                     self._stop.wait(RETRY_SECONDS)
                     continue
                 # Until the next pass, gangs' reports are stored as soon as they announce some.

@@ -297,8 +297,7 @@ class GangController:
             names = ", ".join(node[:12] for node in nodes) or "of the last replica"
             self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
             self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
-            del self._replicas[replica.number]
-            yield port.RemoveReplica(replica.number)
+            yield self._remove(replica.number)
 
         view = self._view()
         changes, orders = policy.replica_set(view), view.orders
@@ -308,14 +307,17 @@ class GangController:
         stale = {each.number for each in self._replicas.values() if not each.workers and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
         for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
-            del self._replicas[number]
-            yield port.RemoveReplica(number)
+            yield self._remove(number)
         for number in islice(self._replica_numbers, changes.start):
             assert orders.target is not None
             keepers = sum(replica.keeps for replica in self._replicas.values())
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
             self._replicas[number] = policy.Replica(number, orders.target.per_replica, selector, bool(keep_on))
             yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
+
+    def _remove(self, number: int) -> port.RemoveReplica:
+        del self._replicas[number]
+        return port.RemoveReplica(number)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
@@ -494,8 +496,7 @@ class GangController:
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
-                del self._replicas[number]
-                yield port.RemoveReplica(number)
+                yield self._remove(number)
                 continue
             for worker in replica.workers:
                 if worker.number in unhealthy:

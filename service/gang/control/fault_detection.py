@@ -183,14 +183,17 @@ class RestartPauses:
             step: Most steps that were done so far.
             stored_step: Step of the newest checkpoint; -1 without one.
         """
-        return self._at_fault is not None and step <= self._at_fault[0] and stored_step <= self._at_fault[1]
+        return self._at_fault is not None and not self._progressed(step, stored_step)
 
     def fault(self, step: int, stored_step: int) -> float:
         """Take note of a fault, and return the seconds to wait. Arguments as for ``stalled``."""
-        before, stored_before = self._at_fault or (0, -1)
-        self._repeats = 0 if step > before or stored_step > stored_before else self._repeats + 1
+        self._repeats = 0 if self._progressed(step, stored_step) else self._repeats + 1
         self._at_fault = step, stored_step
         return min(2.0 ** (self._repeats - 1), _LONGEST_PAUSE) if self._repeats else 0.0
+
+    def _progressed(self, step: int, stored_step: int) -> bool:
+        before, stored_before = self._at_fault or (0, -1)
+        return step > before or stored_step > stored_before
 
 
 @dataclass
@@ -222,7 +225,7 @@ class NodeWatch:
     def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
         """Take note of a probe's result, and return all nodes to be considered gone."""
         self._silent |= set(silent)
-        return {*silent, *dead, *(node for node, until in self.quarantined.items() if until > now)}
+        return {*silent, *dead, *self._quarantined(now)}
 
     def leaving(self, nodes: Iterable[str]) -> bool:
         """Whether any of these nodes will go away."""
@@ -234,5 +237,7 @@ class NodeWatch:
 
     def unusable(self, now: float) -> set[str]:
         """Nodes on which nothing should be placed."""
-        quarantined = {node for node, until in self.quarantined.items() if until > now}
-        return self._silent | quarantined | self._last_moments.keys()
+        return self._silent | self._quarantined(now) | self._last_moments.keys()
+
+    def _quarantined(self, now: float) -> set[str]:
+        return {node for node, until in self.quarantined.items() if until > now}

@@ -6,11 +6,11 @@ gang does not use, which keeps a copy of the gang's state.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psutil
 import ray
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 KILL_SECONDS = 5.0  # for a killed process to be gone
 SPARE_CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
 SHARE_TO_LEAVE = 0.1  # of a node's memory, left to others by a spare copy
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class WorkerHandle:
 
     def status(self) -> WorkerStatus:
         """Return its status, with its place if it is up."""
-        if self.place is None and ray.wait([self._placing], timeout=0)[0]:
+        if self.place is None and ready([self._placing], 0):
             try:
                 self.place = ray.get(self._placing)
             except RayActorError as error:
@@ -96,6 +98,17 @@ class WorkerHandle:
         ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self.place is not None:
             end_processes(self.place.node, [self.place.pid], 0.0)
+
+
+def ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
+    """Wait for calls, and return those that have ended, with a result or an error.
+
+    Args:
+        calls: The calls; there may be none.
+        seconds: How long to wait unless all have ended before.
+    """
+    pending = list(calls)
+    return ray.wait(pending, num_returns=len(pending), timeout=seconds)[0] if pending else []
 
 
 def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[list[int]]:
@@ -268,13 +281,13 @@ class RaySpare:
 
     def status(self) -> SpareStatus:
         """Return its present status."""
-        if self._starting is not None and ray.wait([self._starting], timeout=0)[0]:
+        if self._starting is not None and ready([self._starting], 0):
             starting, self._starting = self._starting, None
             try:
                 ray.get(starting)
             except RayError as error:
                 self._failure = _first_line(error)
-        if self.copying is not None and ray.wait([self.copying], timeout=0)[0]:
+        if self.copying is not None and ready([self.copying], 0):
             copying, self.copying = self.copying, None
             try:
                 self._saved = ray.get(copying) or self._saved

@@ -24,7 +24,7 @@ from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, GangContext
 from service.gang.ray import private_api
-from service.gang.ray.actors import end_processes
+from service.gang.ray.actors import end_processes, ready
 from service.gang.ray.nodes import ANSWER_SECONDS as CHECK_SECONDS
 from service.gang.ray.nodes import JoinedNode, NodeChecks, end_processes_of, ray_folder
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
@@ -235,7 +235,7 @@ class RayGangs:
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=f"{tag.job_id}-{tag.attempt}",
+            name=_name_of(gang),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
@@ -258,11 +258,9 @@ class RayGangs:
                 handle.watch = None  # the answer will tell why it ended
             handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
             pending.append(handle.answer)
-        if pending:
-            ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
+        ready(pending, POLL_SECONDS)
         handles = [self._handles.get(request.gang) for request in requests]
-        answers = [handle.answer for handle in handles if handle]
-        ready = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
+        answered = set(ready((handle.answer for handle in handles if handle), 0))
         results: list[PollResult] = []
         for request, handle in zip(requests, handles, strict=True):
             if handle is None:
@@ -270,7 +268,7 @@ class RayGangs:
                 continue
             answer = handle.answer
             status: GangStatus | None = None
-            if answer in ready:
+            if answer in answered:
                 handle.answer = None
                 try:
                     status = ray.get(answer)
@@ -305,7 +303,7 @@ class RayGangs:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
         if gang not in self._handles:
             try:
-                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
+                self._handles[gang] = _Handle(ray.get_actor(_name_of(gang)))
             except ValueError:  # Ray raises this if there is none
                 return None
         return self._handles[gang]
@@ -370,6 +368,11 @@ class RayGangs:
         finally:
             self._handles.pop(gang, None)  # it is tried again after another silence
         ray.kill(handle.actor)
+
+
+def _name_of(gang: GangKey) -> str:
+    """Return the name of a gang's supervisor."""
+    return "{}-{}".format(*gang)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:

@@ -29,11 +29,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from boost_core import __version__
 from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, require_version
+from service.gang.ray.actors import KILL_SECONDS, ready
 from service.gang.ray.private_api import nodes_here
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
-END_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's minimum; nothing large passes through here
 # The path of a socket may have 107 bytes, and those of Ray have up to 94 below this folder:
 # /boost-ray.xxxxxxxx/ray/session_2026-11-27_12-00-00_123456_1234567/sockets/dash_TaskEventsHead
@@ -127,7 +127,7 @@ def end_processes_of(folder: Path) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(processes, timeout=END_SECONDS)
+    psutil.wait_procs(processes, timeout=KILL_SECONDS)
 
 
 # Checks of the other nodes
@@ -228,11 +228,11 @@ class NodeChecks:
         """
         self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in nodes}
         pending = [check.answer for check in self._checks.values() if check.answer is not None]
-        ready = set(ray.wait(pending, num_returns=len(pending), timeout=wait_seconds)[0]) if pending else set()
+        answered = set(ready(pending, wait_seconds))
         reasons: dict[str, str] = {}
         now = time.monotonic()  # after having waited
         for node, check in self._checks.items():
-            if check.answer in ready:
+            if check.answer in answered:
                 answer, check.answer, check.again_at = check.answer, None, now + AGAIN_SECONDS
                 try:
                     check.reason = why_not(ray.get(answer), self._head)

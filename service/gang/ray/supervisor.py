@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar, assert_never, cast
 
@@ -20,7 +20,7 @@ from service.gang.assignment import End, GangContext, Message, RankEnd, selects
 from service.gang.control import port
 from service.gang.control.controller import GangController
 from service.gang.control.record import GangRecord
-from service.gang.ray.actors import RayReplica, RaySpare, WorkerHandle
+from service.gang.ray.actors import RayReplica, RaySpare, WorkerHandle, ready
 from service.gang.ray.private_api import draining_nodes, free_resources, node_table
 from service.gang.status import GangPhase, GangStatus, Orders
 
@@ -162,7 +162,7 @@ class RayExecutor:
     def ended(self) -> list[port.RankEnded]:
         """Return the ranks whose training has ended since the last call."""
         self.run.check()
-        over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in _ready(self._ends, 0)]
+        over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in ready(self._ends, 0)]
         ended = [each for each in over if each.generation == self._generation]
         self._halts &= all(each.end is not None and each.end.how in HALTS for each in ended)
         if ended and self._halts and all(generation != self._generation for generation, _ in self._ends.values()):
@@ -247,7 +247,7 @@ class RayExecutor:
                 silent, dead = lost_nodes(nodes)
                 last = {worker.number: worker.status().place for worker in self._workers(numbers)}
                 unreachable = {number for number, place in last.items() if place and place.node in silent | dead}
-                _ready([answer for number, answer in places.items() if number not in unreachable], ANSWER_SECONDS)
+                ready([answer for number, answer in places.items() if number not in unreachable], ANSWER_SECONDS)
                 return port.Probed(frozenset(_answers(places, 0)), frozenset(silent), frozenset(dead))
             case port.FindIdleNodes():
                 free, used = free_resources(), {}
@@ -297,14 +297,9 @@ def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:
 
 def _answers(calls: Mapping[int, ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
     """Return answers by worker, without workers that are gone or did not answer in time."""
-    ready = set(_ready(calls.values(), seconds))
-    results = {number: _result(call) for number, call in calls.items() if call in ready}
+    ended = set(ready(calls.values(), seconds))
+    results = {number: _result(call) for number, call in calls.items() if call in ended}
     return {number: result for number, result in results.items() if result is not None}
-
-
-def _ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
-    pending = list(calls)
-    return ray.wait(pending, num_returns=len(pending), timeout=seconds)[0] if pending else []
 
 
 def _result(call: ObjectRef[T]) -> T | None:
