@@ -209,13 +209,15 @@ def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         "": (wide, (draw.normal(3, sizes.tokens, wide),)),
         ", grouped-query": (narrow, (draw.normal(1, sizes.tokens, wide), draw.normal(2, sizes.tokens, narrow))),
         ", one by one": (narrow, tuple(draw.normal(1, sizes.tokens, width) for width in (wide, narrow, narrow))),
+        ", keys": (narrow, (draw.normal(2, sizes.tokens, narrow),)),
     }
     for name, (key_width, parts) in variants.items():
-        inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
+        inputs, whole = (*angles, *parts), sum(part.nbytes for part in parts)
+        turned = whole - sizes.tokens * key_width * parts[0].element_size()
         yield Case(
             f"rotary{name}", inputs, tuple(range(len(angles), len(inputs))),
             lambda cosine_se, sine_se, *parts: rotary(list(parts), cosine_se, sine_se),
-            turned * 2, sum(part.nbytes for part in parts) * 2,
+            turned * 2, whole * 2,
         )  # fmt: skip
 
     logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)

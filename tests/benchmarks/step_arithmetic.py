@@ -31,9 +31,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from boost_core.hardware import LINKS, Device, device_named
+from boost_core.hardware import LINK_EFFICIENCY, LINKS, Device, device_named
 from boost_core.plan.machine import ATTENTION_SHARE, BANDWIDTH_SHARE, PRODUCT_SHARE, Profile
-from boost_core.plan.throughput import collective_seconds
+from boost_core.plan.throughput import collective_seconds, link_bytes
 from boost_core.plan.work import Work
 from tests.benchmarks.figures import FIGURES, table
 
@@ -60,6 +60,7 @@ class Entry:
         moved: Bytes that it reads and writes.
         flops: FLOPs of products or attention.
         seconds: Duration, of a collective.
+        limit: The part of it that its bytes would take at the link's nominal rate.
         collective: Its number, if this is a collective's start; negative, the number of the one waited for.
     """
 
@@ -69,6 +70,7 @@ class Entry:
     moved: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    limit: float = 0.0
     collective: int | None = None
 
 
@@ -209,9 +211,12 @@ def marked_collectives() -> Iterator[None]:
     def marked(self: Any, entry: Any, payload: torch.Tensor, launch: Any) -> Any:
         nonlocal number
         number += 1
-        seconds = collective_seconds(LINKS[LINK], entry.kind, RANKS, payload.nbytes)
-        name = f"{entry.kind}, {entry.purpose}"
-        fields = {"part": "exchange", "name": name, "moved": payload.nbytes, "seconds": seconds, "collective": number}
+        link, kind, sent = LINKS[LINK], entry.kind, payload.nbytes
+        limit = LINK_EFFICIENCY * link_bytes(kind, RANKS, sent) / link.bytes_per_second
+        fields = {
+            "part": "exchange", "name": f"{kind}, {entry.purpose}", "moved": sent, "limit": limit,
+            "seconds": collective_seconds(link, kind, RANKS, sent), "collective": number,
+        }  # fmt: skip
         mark("collective " + json.dumps(fields))
         return MarkedPending(start(self, entry, payload, launch), number)
 
@@ -326,9 +331,10 @@ class Arithmetic:
 
         for entry in log:
             if entry.collective is None:
-                of = {"products": "product_flops", "attention": "attention_flops"}.get(entry.part)
-                moved = 0 if of == "attention_flops" else entry.moved  # as the plan counts it
-                ours = profile.seconds(Work(moved_bytes=moved, **({of: entry.flops} if of else {})))
+                work = Work(product_flops=entry.flops, moved_bytes=entry.moved)
+                if entry.part == "attention":  # whose bytes the plan does not count
+                    work = Work(attention_flops=entry.flops)
+                ours = profile.seconds(work)
                 count(entry, max(entry.flops / peak, entry.moved / device.bandwidth), ours)
                 slow = 1 - COLLECTIVE_SHARE
                 lost = min(ours / slow, max(0.0, sent - now)) * COLLECTIVE_SHARE
@@ -338,8 +344,7 @@ class Arithmetic:
                 now += ours + lost + gaps
             elif entry.collective > 0:
                 sent = ends[entry.collective] = max(now, sent) + entry.seconds
-                least = entry.seconds - collective_seconds(LINKS[LINK], "all_reduce", RANKS, 0)
-                count(entry, max(0.0, least), 0.0)
+                count(entry, entry.limit, 0.0)
             else:
                 waited = max(0.0, ends[-entry.collective] - now)
                 count(Entry("exchange", "waited for"), 0.0, waited)
