@@ -21,6 +21,7 @@ from boost_core.kernels.launch import Implementation, always
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
 from boost_core.kernels.rotary import rotary
+from boost_core.kernels.scaled_weight import unscale_
 from boost_core.kernels.symmetric_sum import Epilogue, Peers, spread_sum, sum_of_latents, symmetric_sum
 
 Tensors = tuple[torch.Tensor, ...]
@@ -243,6 +244,17 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     inputs = (master, gradient, first, second, clip)
     yield Case("adamw", inputs, (), run, master.nbytes * 7)
     yield Case("adamw, rounded", (*inputs, weight), (), run, master.nbytes * 7 + weight.nbytes)
+
+    gradient_dc, dscale_d = draw.normal(sizes.hidden, sizes.mlp, precise=True), draw.normal(sizes.hidden, precise=True)
+    weight_dc, scale_d = draw.normal(sizes.hidden, sizes.mlp), draw.normal(sizes.hidden)
+    for name, first in (("", True), (", added", False)):
+
+        def unscale(*tensors: torch.Tensor, first: bool = first) -> Tensors:
+            unscale_(*tensors, first=first)  # type: ignore[misc]
+            return tensors[0], tensors[3]
+
+        inputs = (gradient_dc, weight_dc, scale_d, dscale_d)
+        yield Case(f"unscale{name}", inputs, (), unscale, gradient_dc.nbytes * 2 + weight_dc.nbytes)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from boost_core.architecture import ParamKind
+from boost_core.kernels.scaled_weight import unscale_
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups
@@ -803,13 +804,15 @@ class Gradients:
 
     def _unscale(self, name: str) -> None:
         """Convert the sum of a scaled weight's gradients into the weight's and its scale's."""
-        sums, scale = self._group_of[name].sums.get(name), self._unscaled.pop(name)
+        scale = self._unscaled.pop(name)
+        sums, scale_sums = (self._group_of[each].sums.get(each) for each in (name, scale))
         weight, scale_d = self._weights[name](), self._weights[scale]()
-        if sums is None or weight is None or scale_d is None:
+        if sums is None or scale_sums is None or weight is None or scale_d is None:
             raise AssertionError("its buckets are lent, or it is gone")
         sum_dc = sums.view(len(scale_d), -1)
-        self._add(scale, (sum_dc * weight.detach().view(sum_dc.shape)).sum(dim=1))
-        sum_dc.mul_(scale_d.detach().unsqueeze(1))
+        first = not self._arrivals[scale]
+        unscale_(sum_dc, weight.detach().view(sum_dc.shape), scale_d.detach(), scale_sums, first)
+        self._has_come(scale)
 
     def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1

@@ -153,8 +153,8 @@ def attention_flops(name: str, given: Sequence[torch.Tensor]) -> float:
     return each * batch * heads * width * length * (length + 1) / 2
 
 
-def accesses(ttir: str) -> dict[str, int]:
-    """How often a compiled kernel goes through each tensor that it is given: for loads once, and once for stores."""
+def accesses(ttir: str) -> dict[str, set[str]]:
+    """Whether a compiled kernel loads from each tensor that it is given, and whether it stores to it."""
     origin: dict[str, str] = {}
     counts: dict[str, set[str]] = defaultdict(set)
     for line in ttir.splitlines():
@@ -162,7 +162,7 @@ def accesses(ttir: str) -> dict[str, int]:
             origin[found[1]] = origin.get(found[2], found[2])
         elif found := re.match(r"\s*(?:%[\w.]+ = )?tt\.(load|store) (%[\w.]+)", line):
             counts[origin.get(found[2], found[2]).lstrip("%")].add(found[1])
-    return {name: len(kinds) for name, kinds in counts.items()}
+    return dict(counts)
 
 
 @contextmanager
@@ -175,14 +175,16 @@ def marked_kernels(marking: Marking) -> Iterator[None]:
     def marked(self: Any, *arguments: Any, grid: Any, warmup: Any, **keywords: Any) -> Any:
         mark("begin")
         kernel = run(self, *arguments, grid=grid, warmup=warmup, **keywords)
-        counts = accesses(kernel.asm["ttir"])
-        moved = sum(
-            counts.get(name, 0) * touched(each)
+        kinds = accesses(kernel.asm["ttir"])
+        # Another tensor's pointer stands for one that a launch does not use.
+        moved = {
+            (each.data_ptr(), kind): touched(each)
             for name, each in zip(self.arg_names, arguments, strict=False)
             if isinstance(each, torch.Tensor)
-        )
+            for kind in kinds.get(name, ())
+        }
         name = f"{self.__module__.rpartition('.')[2]}.{self.__name__.lstrip('_')}"
-        mark("end " + json.dumps({"part": marking.part, "name": name, "moved": moved, "flops": 0.0}))
+        mark("end " + json.dumps({"part": marking.part, "name": name, "moved": sum(moved.values()), "flops": 0.0}))
         return kernel
 
     with patch.object(JITFunction, "run", marked):

@@ -31,7 +31,7 @@ def test_a_kernel_goes_through_what_it_loads_and_stores() -> None:
     %4 = tt.addptr %s_ptr, %0 : !tt.ptr<f32>, i32
     %5 = tt.load %4 : !tt.ptr<f32>
     """
-    assert accesses(ttir) == {"x_ptr": 2, "s_ptr": 1}
+    assert accesses(ttir) == {"x_ptr": {"load", "store"}, "s_ptr": {"load"}}
 
 
 @pytest.mark.parametrize(("seconds", "waited"), [(0.001, 0.0), (0.01, 0.01)])
