@@ -21,6 +21,7 @@ from boost_core.kernels.launch import Implementation, always
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
 from boost_core.kernels.rotary import rotary
+from boost_core.kernels.scaled_weight import unscale_
 from boost_core.kernels.symmetric_sum import Peers, spread_sum, sum_of_latents, symmetric_sum
 
 Tensors = tuple[torch.Tensor, ...]
@@ -209,13 +210,15 @@ def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         "": (wide, (draw.normal(3, sizes.tokens, wide),)),
         ", grouped-query": (narrow, (draw.normal(1, sizes.tokens, wide), draw.normal(2, sizes.tokens, narrow))),
         ", one by one": (narrow, tuple(draw.normal(1, sizes.tokens, width) for width in (wide, narrow, narrow))),
+        ", keys": (narrow, (draw.normal(2, sizes.tokens, narrow),)),
     }
     for name, (key_width, parts) in variants.items():
-        inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
+        inputs, whole = (*angles, *parts), sum(part.nbytes for part in parts)
+        turned = whole - sizes.tokens * key_width * parts[0].element_size()
         yield Case(
             f"rotary{name}", inputs, tuple(range(len(angles), len(inputs))),
             lambda cosine_se, sine_se, *parts: rotary(list(parts), cosine_se, sine_se),
-            turned * 2, sum(part.nbytes for part in parts) * 2,
+            turned * 2, whole * 2,
         )  # fmt: skip
 
     logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
@@ -241,6 +244,17 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     inputs = (master, gradient, first, second, clip)
     yield Case("adamw", inputs, (), run, master.nbytes * 7)
     yield Case("adamw, rounded", (*inputs, weight), (), run, master.nbytes * 7 + weight.nbytes)
+
+    gradient_dc, dscale_d = draw.normal(sizes.hidden, sizes.mlp, precise=True), draw.normal(sizes.hidden, precise=True)
+    weight_dc, scale_d = draw.normal(sizes.hidden, sizes.mlp), draw.normal(sizes.hidden)
+    for name, first in (("", True), (", added", False)):
+
+        def unscale(*tensors: torch.Tensor, first: bool = first) -> Tensors:
+            unscale_(*tensors, first=first)  # type: ignore[misc]
+            return tensors[0], tensors[3]
+
+        inputs = (gradient_dc, weight_dc, scale_d, dscale_d)
+        yield Case(f"unscale{name}", inputs, (), unscale, gradient_dc.nbytes * 2 + weight_dc.nbytes)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)

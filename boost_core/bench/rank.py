@@ -106,7 +106,7 @@ def _part(event: Any, name: str) -> str:
 #   AdamW on fp32 masters and rounding are separate passes.
 #
 # Where that code uses Flash Attention's kernels, this one uses torch's RMSNorm, torch's attention and our rotary
-# embedding, one kernel each as there. Shape suffixes: T tokens, d hidden (this rank's shard), r rank, c = g·r for g
+# embedding, which takes one kernel less. Shape suffixes: T tokens, d hidden (this rank's shard), r rank, c = g·r for g
 # projections, f wide (shard), V this rank's part of the vocabulary, h heads, e head size.
 
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIP_NORM = 3e-4, (0.9, 0.95), 0.01, 1.0

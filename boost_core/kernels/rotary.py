@@ -53,7 +53,8 @@ def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Te
     return *results, value_Td
 
 
-# The Triton kernel: a block of pairs of one token at a time, fp32 arithmetic, in place.
+# The Triton kernel: a block of pairs of one token at a time, of the queries, of the keys, and of the values, which are
+# copied if they have to be; fp32 arithmetic, in place.
 
 
 class _Rotary(torch.autograd.Function):
@@ -64,8 +65,7 @@ class _Rotary(torch.autograd.Function):
         # No one else reads a part, a matrix product's backward pass does not need its output, and this one needs only
         # the angles: so the parts' memory is reused for the result.
         rotated = members([part_gTd.detach() for part_gTd in parts])
-        for member_Td in rotated[:-1]:
-            _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
+        _launch(rotated[:-1], rotated[:-1], None, cosine_se, sine_se, 1.0)
         ctx.save_for_backward(cosine_se, sine_se)
         ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
         return tuple(rotated)
@@ -74,40 +74,64 @@ class _Rotary(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         cosine_se, sine_se = ctx.saved_tensors
         dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
-        *compared, (dvalue_Td, gradient_Td) = zip(members(dparts), gradients, strict=True)
-        for dmember_Td, gradient in compared:
-            _launch(rows(gradient), dmember_Td, cosine_se, sine_se, -1.0)
-        dvalue_Td.copy_(gradient_Td)
+        *compared, gradient_Td = map(rows, gradients)
+        *dcompared, dvalue_Td = members(dparts)
+        _launch(compared, dcompared, (gradient_Td, dvalue_Td), cosine_se, sine_se, -1.0)
         return None, None, *dparts
 
 
 @jit
 def _rotate(
-    x_ptr, out_ptr, cosine_ptr, sine_ptr, x_stride, out_stride, positions, pairs, sign,
+    x_ptr, y_ptr, v_ptr, x_out_ptr, y_out_ptr, v_out_ptr, cosine_ptr, sine_ptr,
+    x_stride, y_stride, v_stride, x_out_stride, y_out_stride, v_out_stride,
+    positions, x_pairs, y_pairs, v_columns, x_blocks, y_blocks, sign,
     HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(1)
+    angles = (row % positions) * HALF
+    if block < x_blocks:
+        source, out = x_ptr + row * x_stride, x_out_ptr + row * x_out_stride
+        rotate_block(source, out, block, x_pairs, cosine_ptr + angles, sine_ptr + angles, sign, HALF, BLOCK)
+    elif block < x_blocks + y_blocks:
+        source, out, block = y_ptr + row * y_stride, y_out_ptr + row * y_out_stride, block - x_blocks
+        rotate_block(source, out, block, y_pairs, cosine_ptr + angles, sine_ptr + angles, sign, HALF, BLOCK)
+    else:
+        source, out = v_ptr + row * v_stride, v_out_ptr + row * v_out_stride
+        column = (block - x_blocks - y_blocks) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+        inside = column < v_columns
+        tl.store(out + column, tl.load(source + column, mask=inside), mask=inside)
+
+
+@jit
+def rotate_block(x, out, block, pairs, cosine, sine, sign, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Rotate one block of a token's pairs."""
+    pair = block * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
     place = pair % HALF
     first = pair // HALF * (2 * HALF) + place
-    angle = (row % positions) * HALF + place
-    cosine = tl.load(cosine_ptr + angle, mask=inside, other=0.0)
-    sine = tl.load(sine_ptr + angle, mask=inside, other=0.0) * sign
-    x = x_ptr + row * x_stride + first
-    a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
-    out = out_ptr + row * out_stride + first
-    tl.store(out, (a * cosine - b * sine).to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(out + HALF, (b * cosine + a * sine).to(out_ptr.dtype.element_ty), mask=inside)
+    cos = tl.load(cosine + place, mask=inside, other=0.0)
+    sin = tl.load(sine + place, mask=inside, other=0.0) * sign
+    a = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + first + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + first + HALF, (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
 
 
 def _launch(
-    x_Td: torch.Tensor, out_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor, sign: float
-) -> None:
-    (tokens, columns), (positions, half) = x_Td.shape, cosine_se.shape
+    compared: list[torch.Tensor], outs: list[torch.Tensor], value: tuple[torch.Tensor, torch.Tensor] | None,
+    cosine_se: torch.Tensor, sine_se: torch.Tensor, sign: float,
+) -> None:  # fmt: skip
+    """Rotate one or two tensors ``[T, d]``, and copy the values, ``(from, to)``, if they are given."""
+    (tokens, columns), (positions, half) = compared[0].shape, cosine_se.shape
     block = min(block_of(columns // 2), LARGEST_BLOCK)
-    _rotate[(tokens, triton.cdiv(columns // 2, block))](
-        x_Td, out_Td, cosine_se, sine_se, x_Td.stride(0), out_Td.stride(0), positions, columns // 2, sign,
-        HALF=half, BLOCK=block, num_warps=warps_of(2 * block),
+    from_to = [*zip(compared, outs, strict=True)]
+    tensors = [*from_to, *(from_to[:1] * (2 - len(from_to))), value or from_to[0]]  # what is not there is not read
+    pairs = [each.shape[1] // 2 for each in compared] + [0] * (2 - len(compared))
+    copied = 0 if value is None else value[0].shape[1]
+    blocks = [triton.cdiv(each, block) for each in (*pairs, copied // 2)]
+    froms, tos = zip(*tensors, strict=True)
+    _rotate[(tokens, sum(blocks))](
+        *froms, *tos, cosine_se, sine_se, *(each.stride(0) for each in froms), *(each.stride(0) for each in tos),
+        positions, *pairs, copied, *blocks[:2], sign, HALF=half, BLOCK=block, num_warps=warps_of(2 * block),
     )  # fmt: skip

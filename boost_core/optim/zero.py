@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
-from math import prod
+from math import nan, prod
 from weakref import ref
 
 import torch
 from torch import nn
 
 from boost_core.architecture import ParamKind
+from boost_core.kernels.scaled_weight import unscale_
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mesh import ProcessGroups
@@ -485,17 +486,31 @@ class ParamGroup:
         return range(touched[0], touched[-1] + 1)
 
     def clear_gradients(self) -> None:
-        """Clear the sums for a new step."""
-        (self.own_gradient if self._gradient is None else self._gradient).zero_()
+        """Clear what buckets that are lent add up to in a new step; other sums begin with their first gradient."""
+        if self._gradient is None:
+            self.own_gradient.zero_()
 
-    def add_gradient(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
-        """Add the gradient of a weight, or of a part of one, in a micro-batch to its sum, in at least fp32."""
+    def add_gradient(
+        self, name: str, gradient: torch.Tensor, part: WeightPart | None = None, first: bool = False
+    ) -> None:
+        """Add the gradient of a weight, or of a part of one, in a micro-batch to its sum, in at least fp32.
+
+        Args:
+            name: The weight's name.
+            gradient: The gradient.
+            part: Which part of the weight it is of; ``None`` for all of it.
+            first: Whether the weight's sum of this step begins with it, whatever its memory has.
+        """
         if self._gradient is not None:
             sums = self.sums[name]
-            if part is None:
-                sums.add_(gradient.reshape(sums.shape))
-            else:
+            if part is not None:
+                if first:
+                    sums.zero_()
                 part.of(sums).add_(gradient)
+            elif first:
+                sums.copy_(gradient.reshape(sums.shape))
+            else:
+                sums.add_(gradient.reshape(sums.shape))
             return
         if part is not None:  # a bucket may end anywhere in a weight
             whole = gradient.new_zeros(self._layout.shapes[name])
@@ -653,15 +668,19 @@ def adds_products(device: torch.device, dtype: torch.dtype) -> bool:
             expected[..., :8] += (x.cpu().mT @ dy.cpu()).to(expected)
             if not torch.equal(memory, expected):
                 return False
+            begun = torch.full_like(memory, nan)
+            add_product_(begun[..., :8], x.to(dtype), dy.to(dtype), first=True)
+            if not torch.equal(begun[..., :8], expected[..., :8] - 1):
+                return False
     except (RuntimeError, TypeError):  # torch lacks it for this device, or altogether
         return False
     return True
 
 
-def add_product_(sum_dc: torch.Tensor, x_Td: torch.Tensor, dy_Tc: torch.Tensor) -> None:
-    """Add xᵀ dy to fp32 sums; with an extra leading axis, each x and dy to its own sum."""
+def add_product_(sum_dc: torch.Tensor, x_Td: torch.Tensor, dy_Tc: torch.Tensor, first: bool = False) -> None:
+    """Add xᵀ dy to fp32 sums, or begin them with it; with an extra leading axis, each x and dy to its own sum."""
     multiply = torch.addmm if x_Td.dim() == 2 else torch.baddbmm
-    multiply(sum_dc, x_Td.mT, dy_Tc, out_dtype=torch.float32, out=sum_dc)
+    multiply(sum_dc, x_Td.mT, dy_Tc, out_dtype=torch.float32, beta=0 if first else 1, out=sum_dc)
 
 
 # Buckets in flight at a time where each has memory of its own.
@@ -675,6 +694,8 @@ class Gradients:
     the second on, a bucket is sent as soon as its last gradient has arrived, while the rest of the backward pass
     continues: once per step, or under ZeRO's second stage once per micro-batch. Buckets go in a fixed order, from the
     last to the first, because all replicas must agree on one.
+
+    A weight's first gradient of a step overwrites its sum, which so needs no zeros.
 
     On a GPU most arrive as their factors, in 16 bits, and the product is added directly to the sum. If the weight is
     scaled in the forward pass, the sum is at first that of the scaled weight, and is converted to the weight's own and
@@ -760,7 +781,7 @@ class Gradients:
         self._add(name, gradient)
 
     def _add(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
-        self._group_of[name].add_gradient(name, gradient, part)
+        self._group_of[name].add_gradient(name, gradient, part, first=not self._arrivals[name])
         self._has_come(name)
 
     def _add_product(
@@ -769,8 +790,13 @@ class Gradients:
         sums = self._group_of[name].sums.get(name)
         if sums is None or (scale is not None and x.dim() > 2):
             return False
-        here = sums.view(*x.shape[:-2], x.shape[-1], dy.shape[-1]) if part is None else part.of(sums)
-        add_product_(here, x, dy)
+        first = not self._arrivals[name]
+        if part is None:
+            add_product_(sums.view(*x.shape[:-2], x.shape[-1], dy.shape[-1]), x, dy, first)
+        else:  # others may come after it
+            if first:
+                sums.zero_()
+            add_product_(part.of(sums), x, dy)
         if scale is not None:
             self._unscaled[name] = self._name_of[id(scale)]
         self._has_come(name)
@@ -778,13 +804,15 @@ class Gradients:
 
     def _unscale(self, name: str) -> None:
         """Convert the sum of a scaled weight's gradients into the weight's and its scale's."""
-        sums, scale = self._group_of[name].sums.get(name), self._unscaled.pop(name)
+        scale = self._unscaled.pop(name)
+        sums, scale_sums = (self._group_of[each].sums.get(each) for each in (name, scale))
         weight, scale_d = self._weights[name](), self._weights[scale]()
-        if sums is None or weight is None or scale_d is None:
+        if sums is None or scale_sums is None or weight is None or scale_d is None:
             raise AssertionError("its buckets are lent, or it is gone")
         sum_dc = sums.view(len(scale_d), -1)
-        self._add(scale, (sum_dc * weight.detach().view(sum_dc.shape)).sum(dim=1))
-        sum_dc.mul_(scale_d.detach().unsqueeze(1))
+        first = not self._arrivals[scale]
+        unscale_(sum_dc, weight.detach().view(sum_dc.shape), scale_d.detach(), scale_sums, first)
+        self._has_come(scale)
 
     def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1

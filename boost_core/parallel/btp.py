@@ -384,6 +384,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
+        ctx.set_materialize_grads(False)  # the statistic's is not read but where it scales the input
         payload = h_Tr = partial_Tr.detach()
         if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_behind(h_Tr)
@@ -399,14 +400,14 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dh_Tr, norm, gathered = gradients[0], ctx.exchange.norm, ctx.exchange.gathered
+        (dh_Tr, ds_T), norm, gathered = gradients, ctx.exchange.norm, ctx.exchange.gathered
         ctx.exchange.deferred.flush()
         ctx.exchange.wait_for_all()
         if not ctx.has_statistic:
             return dh_Tr, None, None
         h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
         if norm.scales_input:
-            return dh_Tr, gradients[1], None
+            return dh_Tr, ds_T, None
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
 
 

@@ -7,16 +7,22 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-
-import matplotlib as mpl
-
-mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "boost"  # the same picture gives the same file
-from matplotlib import pyplot  # noqa: E402
+from typing import Any
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 
 Panel = tuple[str, Mapping[str, Sequence[float] | Mapping[int, float]], bool]
+
+
+def plots() -> Any:
+    """Matplotlib's pyplot, for SVG. Imported here, as tables are written where it is not installed, too."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "boost"  # the same picture gives the same file
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def draw_lines(path: Path, panels: Sequence[Panel], x_label: str) -> None:
@@ -24,6 +30,7 @@ def draw_lines(path: Path, panels: Sequence[Panel], x_label: str) -> None:
 
     A line is a value for each step from 1, or values by step.
     """
+    pyplot = plots()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.8), squeeze=False)
     for axis, (y_label, lines, logarithmic) in zip(axes[0], panels, strict=True):

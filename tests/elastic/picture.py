@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.figures import pyplot
+from tests.benchmarks.figures import plots
 
 if TYPE_CHECKING:
     from tests.elastic.curve import Story
@@ -18,6 +18,7 @@ def draw(path: Path, story: "Story", steady: list[float]) -> None:
         steady: Losses of the uninterrupted run from step 1.
     """
     steps = list(story.losses)
+    pyplot = plots()
     figure, (loss, apart, replicas) = pyplot.subplots(
         3, 1, figsize=(9, 7.2), sharex=True, height_ratios=[3, 1.4, 1], layout="constrained"
     )

@@ -161,7 +161,7 @@ def as_on_a_gpu() -> Iterator[None]:
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
         ):  # fmt: skip
             for name in ("addmm.dtype_out", "baddbmm.dtype_out"):  # which a CPU lacks
-                cpu.impl(name, lambda *_, out: out, "CPU")
+                cpu.impl(name, lambda *_, out, **__: out, "CPU")
             yield
     finally:
         dist.destroy_process_group()

@@ -165,11 +165,9 @@ def beside_the_published(decay: float) -> float:
         gradient_W = 1e-6 * torch.randn(WIDE_OUT, WIDE_IN, generator=generator, dtype=torch.float64)
         gradient = 1e-6 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
         weight_out, weight_in = whole(up[0].T.detach()), whole(down[:, 0].detach())
-        for group in (factors, others):
-            group.clear_gradients()
-        factors.add_gradient("up", shard(gradient_W @ weight_in).T.unsqueeze(0))
-        factors.add_gradient("down", shard(gradient_W.T @ weight_out).unsqueeze(1))
-        others.add_gradient("other", gradient)
+        factors.add_gradient("up", shard(gradient_W @ weight_in).T.unsqueeze(0), first=True)
+        factors.add_gradient("down", shard(gradient_W.T @ weight_out).unsqueeze(1), first=True)
+        others.add_gradient("other", gradient, first=True)
         optimizer.step(torch.tensor([1.0]), RATE, step)
         theirs_out, theirs_in, _ = published.weights
         rate = RATE * (0.5 if step in (EXACT_EVERY + 1, 2 * EXACT_EVERY + 1) else 1.0)

@@ -45,9 +45,8 @@ def trained() -> tuple[dict[str, Tensor], dict[str, Tensor], list[int]]:
     muon = MuonConfig(momentum=MOMENTUM)
     optimizer = Muon([group], OptimizerConfig(kind="muon", muon=muon), muon, ROLES, tensor_parallel)
     for step in range(1, STEPS + 1):
-        group.clear_gradients()
         for name, gradient in drawn(step).items():
-            group.add_gradient(name, shard_of(gradient, AXES[name], rank, size))
+            group.add_gradient(name, shard_of(gradient, AXES[name], rank, size), first=True)
         optimizer.step(torch.tensor([CLIP]), RATE, step)
     kept = {name: gathered(weight.data, AXES[name], size) for name, weight in weights.items()}
     moments = {

@@ -19,6 +19,7 @@ from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.zero import Gradients, ParamGroup, Staging, clip_factor, global_norm
+from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.mesh import ProcessGroups
 from boost_core.train.step import learning_rate
@@ -96,8 +97,7 @@ def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
     optimizer = MasterWeightAdamW([decayed, grouped(PLAIN, torch.bfloat16, scale=scale)], config)
     expected, first, second = start.double(), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
     for step, gradient in enumerate(torch.tensor([[[0.1, -0.2]], [[0.3, 0.0]], [[-0.5, 0.01]]]), start=1):
-        decayed.clear_gradients()
-        decayed.add_gradient("matrix", gradient)
+        decayed.add_gradient("matrix", gradient, first=True)
         gradient = gradient * 0.5
         optimizer.step(torch.tensor([0.5]), 1e-3, step)
         first = 0.9 * first + 0.1 * gradient
@@ -160,6 +160,24 @@ def test_another_number_of_micro_batches_is_learnt_anew() -> None:
             weight.sum().backward()
         gradients.finish()
         assert group.summed_gradients()["weight"].tolist() == [micro_batches] * 2
+
+
+def test_what_a_sum_had_before_a_step_is_not_in_it() -> None:
+    whole, part = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))
+    group = grouped(PLAIN, torch.float32, whole=whole, part=part)
+    sinks = GradientSinks()
+    gradients = Gradients({"whole": whole, "part": part}, [group], ALONE, sinks=sinks)
+    for _ in range(2):
+        for sums in group.sums.values():
+            sums.fill_(torch.nan)  # as after a step that has diverged
+        gradients.begin()
+        for _ in range(2):
+            whole.sum().backward()
+        for row in (0, 1):
+            sinks.add(part[row], torch.full((3,), 1.0 + row))
+        gradients.finish()
+        assert group.sums["whole"].tolist() == [[2.0] * 3] * 2
+        assert group.sums["part"].tolist() == [[1.0] * 3, [2.0] * 3]
 
 
 def test_every_norm_of_a_model_is_left_undecayed() -> None:

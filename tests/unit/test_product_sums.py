@@ -39,7 +39,7 @@ class AddingProducts(TorchDispatchMode):
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__()
-        self.broken = broken
+        self.broken, self.begun = broken, 0
         self.calls, self.bytes = Counter[str](), Counter[str]()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -51,7 +51,9 @@ class AddingProducts(TorchDispatchMode):
             assert out.data_ptr() == sums.data_ptr() and sums.dtype == dtype == torch.float32
             assert one.dtype == other.dtype and one.element_size() == 2
             product = one.float() @ other.float()
-            result = out.copy_(product) if self.broken else out.add_(product)
+            begins = keywords.get("beta", 1) == 0
+            self.begun += begins
+            result = out.copy_(product) if begins or self.broken else out.add_(product)
         else:
             result = function(*arguments, **keywords)
         self.calls[name] += 1
@@ -118,6 +120,7 @@ def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, chang
     for count in (1, 2):  # from the second on it is known when the last gradient has come
         with AddingProducts() as adding:
             found = steps(corpus, changes, count)
+        assert adding.begun > 1
         assert adding.calls["addmm"] > 1 and adding.calls["baddbmm"] > 1  # the first of each tries it out
         # Sums of 128 tokens' products, in another order, and of the scale's over a row of 24 to 192 elements more.
         assert far(found, expected) <= (128 + 192) * 2**-24
@@ -143,6 +146,7 @@ def test_no_gradient_is_written_and_read_again(tmp_path: Path) -> None:
     products = 8 * BLOCKS * MICRO_BATCHES
     assert after["addmm"] + after["baddbmm"] == products
     assert before["addmm"] + before["baddbmm"] == 0
+    assert after["zero_"] == 0  # each sum begins with its first product
     multiplied = {"mm", "bmm"}
     assert sum(before[name] - after[name] for name in multiplied) == products
     # A gradient is no longer rounded by its product, scaled if a norm precedes it, taken to fp32 and added.
