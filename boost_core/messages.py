@@ -245,6 +245,7 @@ class Fault(StrEnum):
     CUDA_GRAPHS = "cuda_graphs"
     TRACKER = "tracker"
     RECALL = "recall"
+    DEVICE = "device"
 
 
 class FaultReport(Frozen):
