@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from boost_core.messages import EvaluationReport, StepReport
 from boost_core.train import Membership, checkpoint_manager, loop, train
 from boost_core.train.state import TrainState
-from service.gang.assignment import Assignment, End, GangContext, Message
+from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd
 from service.gang.status import JobTag
 from service.gang.worker import worker as worker_module
 from service.gang.worker.worker import Worker, end_of
@@ -157,3 +157,14 @@ def test_a_rank_that_fails_says_so_before_it_leaves_the_others_alone(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def test_a_worker_whose_machine_cannot_launch_kernels_says_so_before_it_meets_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = a_worker()
+    spec = tiny_job("unused", tmp_path, parallelism={"tensor_parallel_size": 1}, resources={"gpus_per_worker": 1})
+    assignment = Assignment(1, spec, 0, worker.rendezvous(), (0,))
+    monkeypatch.setattr(worker_module, "lacks_compiler", lambda: "install gcc")
+    worker.join(assignment, None)
+    assert worker.train(assignment) == RankEnd(End.LASTING, "install gcc")

@@ -27,6 +27,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _world
 
 from boost_core.config import JobSpec
+from boost_core.kernels.launch import lacks_compiler
 from boost_core.messages import Drill
 from boost_core.plan.resolve import out_of_memory
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
@@ -313,6 +314,8 @@ class Worker:
                 break
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:
+            if (lacks := lacks_compiler()) is not None:
+                raise ValueError(lacks)
             self._choose_gpu(assignment.gpus)
             # Otherwise torch ends the process with its collectives; detecting a hang is the supervisor's job.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -331,10 +334,11 @@ class Worker:
 
     def _choose_gpu(self, gpus: tuple[str, ...]) -> None:
         """Make the tensor parallel group's GPUs visible, and compute on this worker's own."""
-        if not self._visible:  # CUDA reads it only once
-            self._visible = gpus
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         (own,) = self.place.accelerators
+        if not self._visible:  # CUDA reads it only once
+            # Of parts of GPUs (MIG), CUDA shows a process only the first in the list.
+            self._visible = (own,) if own.startswith("MIG-") else gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible)
         torch.cuda.set_device(self._visible.index(own))
 
     def abort(self) -> None:
