@@ -27,7 +27,6 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _world
 
 from boost_core.config import JobSpec
-from boost_core.kernels.launch import lacks_compiler
 from boost_core.messages import Drill
 from boost_core.plan.resolve import out_of_memory
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
@@ -38,6 +37,7 @@ from boost_core.train import (
     StateLost,
     StepProfiler,
     StepTimes,
+    lacks_compiler,
     release_broken_step,
     train,
 )
