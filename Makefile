@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Processes start faster that find their modules compiled, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-kit editor clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock gpu-kit editor clean
 
 setup: $(VENV)/.installed
 
@@ -47,12 +47,32 @@ prometheus:
 		apt-get update --quiet && \
 		apt-get install --quiet --yes --no-install-recommends prometheus prometheus-alertmanager iproute2; } || true
 
+# torch's CUDA builds, for the tests on a mock GPU (docs/mock-gpu.md): the pinned torch, and the oldest supported one. All
+# else they take from the other environment. With ===, pip does not take a build for CPUs (2.13.0+cpu) that lies nearby.
+mock-gpu: setup debian-gcc .venv-cuda213/.installed .venv-cuda211/.installed
+
+.venv-cuda213/.installed: TORCH := 2.13.0
+.venv-cuda211/.installed: TORCH := 2.11.0
+.venv-cuda213/.installed .venv-cuda211/.installed:
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	grep -v -e '^torch=' -e '^triton=' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt 'torch===$(TORCH)'
+	touch $@
+
+# The mock is C, and Triton compiles its launcher against Python's headers.
+debian-gcc:
+	@{ command -v gcc && $(PYTHON) -c 'import sysconfig; open(sysconfig.get_path("include") + "/Python.h")'; } > /dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update --quiet && \
+		apt-get install --quiet --yes --no-install-recommends gcc libc6-dev python3-dev; } || \
+		{ echo 'gcc or Python.h is missing; run: sudo apt-get install gcc python3-dev' >&2; exit 1; }
+
 # What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
-test: setup postgresql prometheus chromium
+test: setup postgresql prometheus chromium mock-gpu
 	$(BIN)/python -m pytest -n 2 -m 'not full' --durations 10 --durations-min 10
 
 # Two processes: one takes what starts a cluster, one such test after the other, and the other all else.
-test-all: setup postgresql prometheus chromium
+test-all: setup postgresql prometheus chromium mock-gpu
 	$(BIN)/python -m pytest -n 2
 
 check: setup
@@ -85,4 +105,4 @@ lock:
 	touch $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-cuda213 .venv-cuda211 .mock-gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

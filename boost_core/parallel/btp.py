@@ -218,7 +218,8 @@ class DeferredWeightGradients:
         So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
         """
         factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take())
-        saved = _Save.apply(x, factor).grad_fn  # type: ignore[no-untyped-call]
+        # The tensor is kept, not only its node: torch 2.11 frees what a node has saved with the node's last output.
+        saved = (_Save.apply(x, factor),)  # type: ignore[no-untyped-call]
         return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
 
     def flush(self) -> None:
@@ -268,10 +269,13 @@ class _Save(torch.autograd.Function):
 
 
 class _Multiply(torch.autograd.Function):
-    """A product; ``saved`` is the node that has saved its factors, if another one has."""
+    """A product; ``saved`` has the output of the node that has saved its factors, if another one has.
+
+    It is in a tuple, in which autograd does not take it for an input.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: _Factor, saved: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, factor: _Factor, saved: tuple[torch.Tensor] | None) -> torch.Tensor:
         if saved is None:
             factor.save(ctx, x)
         ctx.factor, ctx.saved = factor, saved
@@ -290,7 +294,7 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale_d = (ctx if ctx.saved is None else ctx.saved).saved_tensors
+        x, weight, scale_d = (ctx if ctx.saved is None else ctx.saved[0].grad_fn).saved_tensors
         (dy,), factor, deferred = gradients, ctx.factor, ctx.factor.deferred
         ctx.saved = None  # lets go of what it has
         deferred.waiting.append(partial(deferred.sinks.add_product, x, dy, factor.weight, factor.scale_d))

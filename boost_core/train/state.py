@@ -171,6 +171,8 @@ class StepGraph:
         if self._graph is None:
             raise AssertionError(self.obstacle)
         if self._warm_steps < WARM_STEPS:
+            if self._warm_steps == 0:
+                torch.cuda.empty_cache()  # what the start has freed belongs to another stream, and would not be used
             self._warm_steps += 1
             return self._graph.warm(work)
         if self._replay is not None:
