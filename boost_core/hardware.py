@@ -71,8 +71,13 @@ DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in 
 
 
 def device_named(name: str) -> Device | None:
-    """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed."""
+    """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed.
+
+    A part of a GPU, such as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates.
+    """
     upper = name.upper()
+    if " MIG " in upper:
+        return None
     return next((device for device in DEVICES if all(word.upper() in upper for word in device.words)), None)
 
 

@@ -159,6 +159,9 @@ class StartReport(Frozen):
     resumed_from: str | None = Field(
         description="URL of the checkpoint, or memory; null if training starts from scratch."
     )
+    attention: str | None = Field(
+        None, description="Whose kernels compute attention: cudnn, flash, efficient or math; null in old records."
+    )
 
 
 class Cause(StrEnum):
@@ -246,6 +249,7 @@ class Fault(StrEnum):
     CUDA_GRAPHS = "cuda_graphs"
     TRACKER = "tracker"
     RECALL = "recall"
+    DEVICE = "device"
 
 
 class FaultReport(Frozen):
@@ -463,6 +467,7 @@ def line_of(report: Report) -> str:
             return (
                 f"training starts {origin} at step {report.step}: "
                 f"{report.parameters:,} parameters on {report.world_size} worker(s)"
+                + (f", attention by {report.attention}" if report.attention else "")
             )
         case ShapeReport():
             return f"the gang is {layout_in_words(report)}"

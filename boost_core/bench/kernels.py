@@ -247,14 +247,17 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
     gradient_dc, dscale_d = draw.normal(sizes.hidden, sizes.mlp, precise=True), draw.normal(sizes.hidden, precise=True)
     weight_dc, scale_d = draw.normal(sizes.hidden, sizes.mlp), draw.normal(sizes.hidden)
-    for name, first in (("", True), (", added", False)):
+    for name, begins in (("", True), (", added", False)):
 
-        def unscale(*tensors: torch.Tensor, first: bool = first) -> Tensors:
-            unscale_(*tensors, first=first)  # type: ignore[misc]
-            return tensors[0], tensors[3]
+        def unscale(
+            gradient_dc: torch.Tensor, weight_dc: torch.Tensor, scale_d: torch.Tensor, dscale_d: torch.Tensor,
+            begins: bool = begins,
+        ) -> Tensors:  # fmt: skip
+            unscale_(gradient_dc, weight_dc, scale_d, dscale_d, first=begins)
+            return gradient_dc, dscale_d
 
-        inputs = (gradient_dc, weight_dc, scale_d, dscale_d)
-        yield Case(f"unscale{name}", inputs, (), unscale, gradient_dc.nbytes * 2 + weight_dc.nbytes)
+        scaled = (gradient_dc, weight_dc, scale_d, dscale_d)
+        yield Case(f"unscale{name}", scaled, (), unscale, gradient_dc.nbytes * 2 + weight_dc.nbytes)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)

@@ -15,12 +15,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from boost_core.bench.rank import RunShape, block_seconds
 from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
 from boost_core.config import JobSpec
 from boost_core.hardware import BYTES
+from boost_core.model.attention import dense_attention
 from boost_core.parallel.offload import page_locked_like
 from boost_core.plan.machine import MeasuredProfile, Profile
 from boost_core.plan.work import Work, block_parameters, block_products, block_work
@@ -132,7 +132,7 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
 
     def both() -> None:
         query, key, value = parts
-        out = scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = dense_attention(query, key, value)
         torch.autograd.grad(out, parts, out.detach())
 
     ((mode, _),) = job.parallelism.modes(0, 1)  # of the only block

@@ -32,13 +32,13 @@ from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.launch import always
 from boost_core.kernels.rotary import rotary
-from boost_core.model.attention import Rotation
+from boost_core.model.attention import Rotation, dense_attention
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending, copy_to_tp, reduce_from_tp
 from boost_core.parallel.shard import replace_weights, shard_shape
 from boost_core.plan.throughput import collective_seconds
 from boost_core.plan.work import model_flops_per_token
-from boost_core.train.state import StepGraph, TrainState
+from boost_core.train.state import StepGraph, TrainState, attention_backend
 from boost_core.train.step import training_step
 
 # Where the time of a profiled step went.
@@ -143,7 +143,7 @@ class PublishedBlock(nn.Module):
         query_bhse, key_bhse, value_bhse = (
             each_Td.view(1, len(x_Td), -1, self.head_size).transpose(1, 2) for each_Td in rotated
         )
-        out_bhse = functional.scaled_dot_product_attention(query_bhse, key_bhse, value_bhse, is_causal=True)
+        out_bhse = dense_attention(query_bhse, key_bhse, value_bhse)
         z_Tr = self._latents(out_bhse.transpose(1, 2).reshape(len(x_Td), -1), self.output_down)
         x_Td = functional.linear(copy_to_tp(z_Tr, self.ranks, "latent"), self.output_up) + x_Td
 
@@ -446,6 +446,7 @@ def _measured(
         step()
     seconds = Spread.of(wall_seconds(step, device, steps))
     yield Row.spread("rank", case, "step", "s", seconds)
+    yield Row.single("rank", case, f"attention by {attention_backend(shape.job(variant, device), device)}", "count", 1)
     if device.type == "cuda" and graph is not None and graph.obstacle is not None:
         logger.warning("%s: steps are not captured as a CUDA graph: %s", case, graph.obstacle)
     if graph is not None and graph.obstacle is None:

@@ -22,9 +22,55 @@ from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes
 from boost_core.plan.memory import lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.recompute_mix import legal_modes
 from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step
+
+
+def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, free: int, total: int) -> str:
+    """Explain why a rank's GPU had no memory left, and what would fit.
+
+    Args:
+        spec: The job at the rank's layout.
+        requested: Bytes that could not be allocated.
+        allocated: Bytes that tensors had by then.
+        reserved: Bytes that torch had for them.
+        free: Bytes that nobody had.
+        total: Bytes of the GPU.
+    """
+    layout, training = Layout.of(spec.parallelism), spec.training
+    planned = rank_memory(spec, layout).total
+    # A plan that was too low is too low for the alternatives, too.
+    limit, factor = free + reserved, max(1.0, (allocated + requested) / planned)
+    size = training.micro_batch_size
+    smaller = {
+        f"training.micro_batch_size={each}": spec.model_copy(
+            update={"training": training.model_copy(update={"micro_batch_size": each})}
+        )
+        for each in range(size - 1, 0, -1)
+        if size % each == 0
+    }
+    leaner = {
+        f"parallelism.recompute={mode}": spec.with_parallelism(recompute=mode)
+        for mode in legal_modes(spec, NOMINAL.machine(spec))
+    }
+    fitting = []
+    for changes in (smaller, leaner):  # those that save least come first
+        needed = {change: factor * rank_memory(job, layout).total for change, job in changes.items()}
+        fitting += [
+            f"{change} ({bytes_ / 1e9:.1f} GB)"
+            for change, bytes_ in needed.items()
+            if bytes_ <= limit and bytes_ < factor * planned
+        ][:1]
+    return (
+        f"out of GPU memory: {requested / 1e9:.2f} GB were requested. Planned were {planned / 1e9:.1f} GB for the "
+        f"fullest rank; torch had allocated {allocated / 1e9:.1f} GB and reserved {reserved / 1e9:.1f} GB of "
+        f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB were free, and other processes and libraries had "
+        f"{max(0, total - free - reserved) / 1e9:.1f} GB. "
+        + (f"By the plan, {' or '.join(fitting)} would fit" if fitting else ", ".join(device_remedies(spec, layout)))
+    )
+
 
 # Which of a job's layouts fit on the available nodes, and which of those is best.
 #

@@ -1,6 +1,7 @@
 """The trainer: state, step and loop."""
 
 from boost_core.checkpoint.snapshot_store import SnapshotStore, StateLost
+from boost_core.kernels.launch import lacks_compiler
 from boost_core.parallel.communicator import StepParts, Totals
 from boost_core.train.checkpoint_manager import LastSaveFailed
 from boost_core.train.loop import train
@@ -17,6 +18,7 @@ __all__ = [
     "StepProfiler",
     "StepTimes",
     "Totals",
+    "lacks_compiler",
     "release_broken_step",
     "train",
 ]

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -48,7 +49,7 @@ from boost_core.plan.work import FlopRates, parameter_count
 from boost_core.terminal import print_lines
 from boost_core.train.checkpoint_manager import CheckpointManager, load_newest
 from boost_core.train.profiling import PeakMemory, collected_between_steps
-from boost_core.train.state import Membership, Outcome, StepTimes, TrainState
+from boost_core.train.state import Membership, Outcome, StepTimes, TrainState, attention_backend
 from boost_core.train.step import Prompts, Requests, StepResult, losses, training_step
 
 # A run's actual cost compared with the plan: bytes of each rank, seconds of a step and of its exposed collectives.
@@ -181,7 +182,7 @@ class DivergenceDetector:
 def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], None] = lambda: None) -> ValidationLoss:
     """Compute the loss on a set. All ranks call it and get the same result.
 
-    The sum over tokens is divided by the number of tokens, so that a smaller last batch has its proper weight.
+    The sum over tokens is divided by their number, so that a smaller last batch, which is padded, has its own weight.
 
     Args:
         state: The model.
@@ -190,9 +191,14 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
     """
     replicas = state.process_groups.replicas
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
-    for sequences in on.batches(state.spec.training.micro_batch_size, replicas.rank, replicas.size):
-        losses_T, counts_T = losses(state, sequences)
+    size = state.spec.training.micro_batch_size
+    for sequences in on.batches(size, replicas.rank, replicas.size):
+        # A smaller batch would have kernels and plans of its own made (cuDNN's, Triton's) and be waited for.
+        missing = size - len(sequences)
+        losses_T, counts_T = losses(state, np.concatenate([sequences, np.repeat(sequences[:1], missing, axis=0)]))
         if losses_T is not None:
+            own = slice(len(sequences) * on.sequence_length)
+            losses_T, counts_T = losses_T[own], counts_T[own]
             sums += torch.stack([(losses_T * counts_T).double().sum(), counts_T.double().sum()])
     for along in (state.process_groups.pipeline, replicas):
         along.all_reduce_(sums, "evaluation")
@@ -348,6 +354,7 @@ class _StateKeeper:
                 parameters=parameter_count(state.spec.model),
                 load_seconds=time.perf_counter() - started,
                 resumed_from=source,
+                attention=attention_backend(state.spec, state.mesh.device),
             )
         )
         self.checkpoints.after_resuming(stored_step)

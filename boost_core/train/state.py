@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed import DistError
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import Manifest
@@ -20,7 +21,7 @@ from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore, load_from
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sequences
 from boost_core.kernels import fp8_product
-from boost_core.model.attention import Rotation
+from boost_core.model.attention import Rotation, backends
 from boost_core.model.decoder import Decoder, StageModule, build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
@@ -30,7 +31,7 @@ from boost_core.parallel.communicator import CommunicationLedger, Communicator, 
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
 from boost_core.parallel.symmetric_memory import abort_all, connect
-from boost_core.plan.machine import attends_on_device
+from boost_core.plan.machine import attends_in_one, attends_on_device
 from boost_core.plan.snapshots import MemoryState, SnapshotKey
 from boost_core.plan.work import cut, rank_tokens
 from boost_core.train.batch import Partitioner
@@ -243,6 +244,24 @@ def obstacle(spec: JobSpec, device: torch.device) -> str | None:
     if not attends_on_device(spec):
         return "attention to documents or windows in fp32, or by such heads, takes each by itself"
     return None
+
+
+def attention_backend(spec: JobSpec, device: torch.device) -> str:
+    """Return whose kernels compute a job's attention, for records: ``cudnn``, ``flash``, ``efficient`` or ``math``."""
+    model, ranks, length = spec.model, spec.parallelism.tensor_parallel_size, spec.training.sequence_length
+    dense = spec.parallelism.context_parallel_size == 1 and spec.training.attention is None and attends_in_one(spec)
+    if not dense and device.type == "cuda" and attends_on_device(spec):
+        return "flash"
+    query, key = (
+        torch.empty(
+            1, heads // ranks, length, model.head_size, dtype=COMPUTE_TYPES[spec.training.precision], device=device,
+            requires_grad=True,
+        )
+        for heads in (model.num_attention_heads, model.key_value_heads)
+    )  # fmt: skip
+    with sdpa_kernel(backends(device), set_priority=True):
+        chosen = SDPBackend(torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=True))
+    return chosen.name.removesuffix("_ATTENTION").lower()
 
 
 _MASTER = ".master"  # suffix of the names of the weights' own chunks

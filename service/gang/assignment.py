@@ -111,10 +111,11 @@ class End(StrEnum):
     LASTING = "LASTING"  # failed, and would fail again
     CONNECTION = "CONNECTION"  # failed because another rank is gone
     STATE_LOST = "STATE_LOST"  # could not load the state from memory
+    DEVICE = "DEVICE"  # failed because its GPU did, which its process cannot use any more
     FAILED = "FAILED"
 
 
-FAILURES = frozenset({End.LASTING, End.CONNECTION, End.STATE_LOST, End.FAILED})
+FAILURES = frozenset({End.LASTING, End.CONNECTION, End.STATE_LOST, End.DEVICE, End.FAILED})
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class Message:
         kept_step: The newest step kept in memory twice for every rank, if it is new.
         saving: After the last step, the store's error for its checkpoint, empty as long as there is none;
             ``None`` if there are steps to do, or nothing new.
+        failed: How the rank's training is about to end, said before what it takes to end it; ``None``: it has not
+            failed.
     """
 
     worker: int
@@ -154,6 +157,7 @@ class Message:
     beat: Heartbeat | None
     kept_step: int | None
     saving: str | None = None
+    failed: RankEnd | None = None
 
 
 def require_version(other: str, who: str) -> None:

@@ -118,6 +118,10 @@ class FakeGang:
                 reports = [(self._moment().utc, report)] if report and rank == 0 else []
                 self.tell(Message(worker.number, rank, self._generation, reports, beat, kept_step, saving))
 
+    def fail(self, rank: int, end: RankEnd) -> None:
+        """A rank says how its training is about to end."""
+        self.tell(Message(self.members[rank].number, rank, self._generation, [], None, None, failed=end))
+
     def end(self, end: RankEnd | None, *ranks: int) -> None:
         """The training of some ranks ends; of all, if none is named."""
         generation = self._generation

@@ -1,7 +1,9 @@
-"""What collectives give once they are aborted counts for nothing: no loss, no update, no copy, no evaluation."""
+"""What collectives give once they are aborted counts for nothing; and how they are, when a rank has failed."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -12,9 +14,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from boost_core.messages import EvaluationReport, StepReport
 from boost_core.train import Membership, checkpoint_manager, loop, train
 from boost_core.train.state import TrainState
-from service.gang.assignment import End
+from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd
+from service.gang.status import JobTag
 from service.gang.worker import worker as worker_module
 from service.gang.worker.worker import Worker, end_of
+from service.logs import GangLogs, LogFormat
+from service.security.access import Access
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
 
@@ -77,16 +82,89 @@ def test_nothing_counts_that_was_read_after_the_abort(
     )
 
 
-def test_a_worker_says_so_before_it_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, membership, seen = Worker.__new__(Worker), Membership(), []
+def a_worker(push=lambda message: None) -> Worker:
+    """A worker of this process, which sends what it has to say to ``push``."""
+    context = GangContext(JobTag("job-1", 1, "a", "t", "u"), Access(), range(0), GangLogs(LogFormat.TEXT, "", 1))
+    return Worker(0, context, "node", "actor", "127.0.0.1", (), push, lambda *_: [])
+
+
+def test_all_communicators_are_aborted_at_once_and_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like NCCL's, these aborts end when the training thread, which waits for any of them, has released its graph."""
+    worker, membership, seen = a_worker(), Membership(), []
     worker.membership = membership
+    all_begun, released = threading.Barrier(4), threading.Event()
+
+    class Group:
+        def abort(self) -> None:
+            seen.append(membership.aborted.is_set())
+            all_begun.wait(20)
+            assert released.wait(20)
+
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        monkeypatch.setattr(worker_module, "_abort_process_group", lambda: seen.append(membership.aborted.is_set()))
+        monkeypatch.setattr(worker_module, "_world", SimpleNamespace(pg_map={Group(): None for _ in range(3)}))
         worker.abort()
         assert not seen and not membership.aborted.is_set()  # another backend's fail by themselves
         monkeypatch.setattr(worker_module.dist, "get_backend", lambda: "nccl")
         worker.abort()
-        assert seen == [True]
+        worker.abort()  # as when a rank has failed, and its supervisor has all of them aborted
+        all_begun.wait(20)
+        monkeypatch.setattr(worker_module, "ABORT_SECONDS", 0.1)
+        assert not worker._leave(), "communicators that stay are the end of a process"
+        released.set()
+        monkeypatch.setattr(worker_module, "ABORT_SECONDS", 20.0)
+        assert worker._leave() and not dist.is_initialized()
+        assert seen == [True] * 3
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("error", "how", "calls"),
+    [
+        (ValueError("bad data"), End.LASTING, ["reported", "aborted", "left"]),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for"), End.DEVICE, ["reported"]),
+    ],
+)
+def test_a_rank_that_fails_says_so_before_it_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, how: End, calls: list[str]
+) -> None:
+    seen = list[str]()
+
+    def push(message: Message) -> None:
+        if message.failed is not None:
+            assert message.failed.how is how
+            seen.append("reported")
+
+    def fails(*_: object) -> None:
+        raise error
+
+    worker = a_worker(push)
+    spec = tiny_job("unused", tmp_path, parallelism={"tensor_parallel_size": 1})
+    assignment = Assignment(1, spec, 0, worker.rendezvous(), (0,))
+    monkeypatch.setattr(worker_module, "train", fails)
+    monkeypatch.setattr(worker, "abort", lambda: seen.append("aborted"))
+    leave = worker._leave
+    monkeypatch.setattr(worker, "_leave", lambda: (seen.append("left"), leave())[1])
+    worker.join(assignment, None)
+    try:
+        end = worker.train(assignment)
+        assert end.how is how and seen == calls
+        # A broken device is left alone, with the process that has used it.
+        assert end.reusable == (how is not End.DEVICE) == (not dist.is_initialized())
+        assert how is not End.DEVICE or end.message == "CUDA error: an illegal memory access was encountered"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def test_a_worker_whose_machine_cannot_launch_kernels_says_so_before_it_meets_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = a_worker()
+    spec = tiny_job("unused", tmp_path, parallelism={"tensor_parallel_size": 1}, resources={"gpus_per_worker": 1})
+    assignment = Assignment(1, spec, 0, worker.rendezvous(), (0,))
+    monkeypatch.setattr(worker_module, "lacks_compiler", lambda: "install gcc")
+    worker.join(assignment, None)
+    assert worker.train(assignment) == RankEnd(End.LASTING, "install gcc")

@@ -55,3 +55,17 @@ def test_a_worker_computes_on_its_own_gpu_among_those_it_saw_first(monkeypatch: 
     worker._choose_gpu(("3", "5"))  # CUDA has looked already
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert chosen == [1, 1]
+
+
+def test_a_worker_on_a_part_of_a_gpu_sees_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA shows a process the first part in its list and no others, even if they are of other GPUs."""
+    parts = [place("a", number, f"MIG-{number}0b1c2d3-0000-5000-8000-000000000000") for number in (2, 1)]
+    assert ordered(parts, 2) == [1, 0]
+    (gpus, _) = visible_gpus([[parts[1], parts[0]]])
+    worker, chosen = Worker.__new__(Worker), []
+    worker._visible, worker.place = (), parts[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    worker._choose_gpu(gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == parts[0].accelerators[0] == gpus[1]
+    assert chosen == [0]

@@ -59,6 +59,7 @@ def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
     ]  # fmt: skip
     for case, parts in rank.items():
         assert min(parts[part] for part in ("gemm", "attention", "elementwise", "head", "optimizer")) > 0
+        assert parts["attention by flash"] == 1
         if "7B config" in case:  # it computes nothing again, not even logits
             assert parts["HFU"] == pytest.approx(parts["MFU"], rel=0.01)
         else:

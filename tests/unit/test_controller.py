@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages import Cause, Drill, LogLine, Profile
+from boost_core.messages import Cause, Drill, Fault, LogLine, Profile
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.controller import (
@@ -174,6 +174,56 @@ def test_a_rank_that_does_not_stop_is_replaced() -> None:
     assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(straggler)]
     assert gang.causes == [Cause.ERROR]
     assert gang.record.status_text[1] == "rank 0: disk"
+
+
+@pytest.mark.parametrize("how", [End.FAILED, End.LASTING])
+def test_the_error_of_a_rank_is_the_reason_though_it_takes_long_to_end(how: End) -> None:
+    """The others wait for it in a collective: without a word from it they would be taken for hanging."""
+    gang = a_gang()
+    gang.fail(1, RankEnd(how, "out of memory"))
+    assert gang.of(port.AbortTraining) == [port.AbortTraining(gang.training.workers)]
+    failed_at = gang.now
+    gang.end(LOST_CONNECTION, 0, 2, 3)
+    gang.wait(FAILED_STOP_SECONDS)
+    assert gang.now == failed_at + 10
+    if how is End.LASTING:
+        assert finish(gang) == port.Finish(GangPhase.FAILED, "out of memory")
+    else:
+        assert gang.causes == [Cause.ERROR]
+        assert gang.record.status_text[1] == "rank 1: out of memory"
+    assert gang.of(port.DumpStacks) == []
+
+
+def test_the_error_of_a_rank_is_the_reason_though_its_process_goes_with_it() -> None:
+    gang = a_gang()
+    gang.fail(1, RankEnd(End.FAILED, "out of memory"))
+    gang.lose(1)
+    assert gang.causes == [Cause.ERROR]
+    assert gang.record.status_text[1] == "rank 1: out of memory"
+
+
+def test_a_process_whose_gpu_failed_is_replaced_and_a_node_where_it_fails_again_is_avoided() -> None:
+    gang = a_gang(nodes="abc")
+    for node, times in (("a", 1), ("a", 2)):
+        rank = next(rank for rank, worker in enumerate(gang.members) if worker.node == node)
+        broken, survivors = gang.members[rank].number, [each for each in range(4) if each != rank]
+        end = RankEnd(End.DEVICE, "CUDA error: uncorrectable ECC error encountered", reusable=False)
+        gang.fail(rank, end)
+        gang.end(end, rank)
+        gang.end(LOST_CONNECTION, *survivors)
+        faults = [each.report for each in gang.record.status(0).reports if each.report.kind == "fault"]
+        assert [fault.what for fault in faults] == [Fault.DEVICE] * times
+        if times == 1:
+            assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(broken)]
+            assert faults[0].message == "GPU none of host a failed: CUDA error: uncorrectable ECC error encountered"
+        gang.wait(START_SECONDS + 1)
+        gang.train(3)
+        if gang.of(port.HaltTraining):  # it grows back
+            gang.end(HALTED)
+            gang.wait(0.5)
+            gang.train(3)
+    assert "2 gangs have ended like this there, so node a is avoided for 60 s" in faults[1].message
+    assert [nodes for nodes, _ in formed(gang)][-1] == "bbcc"
 
 
 def test_an_order_to_shrink_and_to_grow_loses_no_step() -> None:

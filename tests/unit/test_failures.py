@@ -1,5 +1,6 @@
 import pytest
-from torch.distributed import DistNetworkError
+from torch import AcceleratorError
+from torch.distributed import DistBackendError, DistNetworkError
 
 from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
@@ -21,6 +22,18 @@ from service.gang.worker.worker import end_of
         (LastSaveFailed("the last checkpoint"), RankEnd(End.LASTING, "the last checkpoint")),
         (OSError("disk"), RankEnd(End.FAILED, "OSError: disk")),
         (RuntimeError("CUDA out of memory"), RankEnd(End.FAILED, "RuntimeError: CUDA out of memory")),
+        (
+            RuntimeError("CUDA error: uncorrectable ECC error encountered\nSearch for `cudaErrorECCUncorrectable'"),
+            RankEnd(End.DEVICE, "CUDA error: uncorrectable ECC error encountered", reusable=False),
+        ),
+        (
+            DistBackendError("NCCL error\nLast error:\nCuda failure 719 'unspecified launch failure'"),
+            RankEnd(End.DEVICE, "Cuda failure 719 'unspecified launch failure'", reusable=False),
+        ),
+        (
+            AcceleratorError("CUDA error: operation not permitted when stream is capturing"),
+            RankEnd(End.FAILED, "AcceleratorError: CUDA error: operation not permitted when stream is capturing"),
+        ),
     ],
 )
 def test_an_error_says_whether_it_would_come_again(error: Exception, end: RankEnd) -> None:

@@ -14,6 +14,7 @@ from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import at, needed_bytes, nothing_fits, plan
+from boost_core.plan.resolve import out_of_memory
 from service.gang.assignment import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -242,6 +243,28 @@ def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
     assert problem is not None
     for words in ("no layout fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
         assert words in problem
+
+
+def test_a_rank_out_of_memory_learns_what_was_planned_what_there_was_and_what_would_fit() -> None:
+    spec = large(preset="7b", parallelism={"tensor_parallel_size": 4, "recompute": "none"})
+    layout, training = Layout.of(spec.parallelism), spec.training
+    planned = rank_memory(spec, layout).total
+    said = out_of_memory(spec, 2 * 10**9, planned - 10**9, planned, 10**8, planned + 20 * 10**9)
+    factor = (planned + 10**9) / planned  # the plan was too low by as much
+    half = spec.model_copy(update={"training": training.model_copy(update={"micro_batch_size": 2})})
+    smaller, leaner = (
+        factor * rank_memory(half, layout).total,
+        rank_memory(spec.with_parallelism(recompute="latent"), layout),
+    )
+    assert said == (
+        f"out of GPU memory: 2.00 GB were requested. Planned were {planned / 1e9:.1f} GB for the fullest rank; torch "
+        f"had allocated {planned / 1e9 - 1:.1f} GB and reserved {planned / 1e9:.1f} GB of {planned / 1e9 + 20:.1f} GB, "
+        f"0.1 GB were free, and other processes and libraries had 19.9 GB. By the plan, training.micro_batch_size=2 "
+        f"({smaller / 1e9:.1f} GB) or parallelism.recompute=latent ({factor * leaner.total / 1e9:.1f} GB) would fit"
+    )
+    crowded = out_of_memory(spec, 10**9, 10**9, 10**9, 0, planned)
+    assert crowded.endswith("set parallelism.optimizer_offload=1 as a last resort")
+    assert "would fit" not in crowded and "lower training.micro_batch_size=4" in crowded
 
 
 def test_replicas_are_not_limited_to_numbers_that_do_not_fit() -> None:

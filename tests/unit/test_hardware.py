@@ -1,8 +1,12 @@
-"""What share of its peak a gang uses, and of which device's."""
+"""What share of its peak a gang uses, and of which device's; and what a machine needs to use it."""
+
+import sysconfig
+from pathlib import Path
 
 import pytest
 
 from boost_core.hardware import device_named, peak_flops_per_second
+from boost_core.kernels.launch import lacks_compiler
 from boost_core.plan.work import FlopRates, block_flops_per_token
 from tests.service.records import a_spec
 
@@ -26,11 +30,33 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     assert fp8 == pytest.approx((1 if "A100" in device else 2) * bf16 * 1e12, rel=2e-3)
 
 
-@pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", ""])
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""])
 def test_of_others_nothing_is_claimed(device: str) -> None:
     assert device_named(device) is None
     rates = FlopRates.of(a_spec(), device)
     assert rates.utilization(1e6, rates.model) is None
+
+
+def test_a_machine_without_a_compiler_for_triton_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(name: str) -> None:
+        (tmp_path / name).touch(mode=0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    lacks = lacks_compiler()
+    assert lacks is not None and "no C compiler" in lacks and "install gcc" in lacks and "\n" not in lacks
+    program("clang")
+    assert lacks_compiler() is None
+    monkeypatch.setenv("CC", "icx")
+    assert "icx, which CC names" in (lacks_compiler() or "")
+    program("icx")
+    assert lacks_compiler() is None
+    (tmp_path / "Python.h").unlink()
+    assert "no headers of Python" in (lacks_compiler() or "")
 
 
 @pytest.mark.parametrize(("recompute", "more"), [("none", 0), ("latent", 1 / 6), ("full", 1 / 3)])

@@ -47,7 +47,7 @@ SILENT_SECONDS = 15.0  # of silence, after which a worker is probed
 MOST_FAILED_STARTS = 5  # of a worker on a node, in a row
 START_SECONDS = 180.0  # for a replica's workers to be up; twice as long for each one in a row that did not start
 MOST_FAILED_REPLICAS = 3  # that did not start, in a row
-AVOID_SECONDS = 60.0, 3600.0  # how long to avoid a node on which a replica did not start: twice as long each time
+AVOID_SECONDS = 60.0, 3600.0  # how long to avoid a node where replicas do not start or GPUs fail: doubled each time
 SECONDS_TO_HOLD = 5.0, 60.0  # minimum and maximum time to hold workers while the store refuses the last checkpoint
 SHARE_TO_HOLD = 0.1  # of the time that the store is waited for, between these limits
 SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was unavailable
@@ -78,6 +78,7 @@ class GangController:
         self._replica_numbers = count(1)
         self._failed_replicas = 0  # in a row
         self._failed_on = Counter[str]()  # how many replicas did not start, by node
+        self._device_faults = Counter[str]()  # how many gangs a GPU of it has broken, by node
         self._why_elsewhere = ""  # the last one's, for messages
         self._generation = 0
         self._layout: Layout | None = None
@@ -139,6 +140,10 @@ class GangController:
                 self._record.take(event.reports, event.kept_step)
                 if event.saving and event.rank == 0:  # all ranks hear the same within a moment
                     self._record.saving(event.saving)
+                if event.failed is not None:  # the others wait for it in a collective
+                    gang.failures[event.rank] = event.failed
+                    if isinstance(self._state, policy.Formation):
+                        yield from self._check_ends(self._state)
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
@@ -292,10 +297,7 @@ class GangController:
                 raise GangFailed(problem)
             self._failed_on.update(nodes)
             times = max((self._failed_on[node] for node in nodes), default=1)
-            avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
-            self._nodes.quarantined |= dict.fromkeys(nodes, self._now + avoid)
-            names = ", ".join(node[:12] for node in nodes) or "of the last replica"
-            self._why_elsewhere = f"; node {names} is avoided for {avoid:g} s: {problem}"
+            self._why_elsewhere = f"; {self._avoid(nodes, times)}: {problem}"
             self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
             yield self._remove(replica.number)
 
@@ -318,6 +320,13 @@ class GangController:
     def _remove(self, number: int) -> port.RemoveReplica:
         del self._replicas[number]
         return port.RemoveReplica(number)
+
+    def _avoid(self, nodes: list[str], times: int) -> str:
+        """Avoid nodes for a while, twice as long each time, and return that in words."""
+        avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
+        self._nodes.quarantined |= dict.fromkeys(nodes, self._now + avoid)
+        names = ", ".join(node[:12] for node in nodes) or "of the last replica"
+        return f"node {names} is avoided for {avoid:g} s"
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
@@ -432,7 +441,7 @@ class GangController:
 
     def _check_ends(self, formation: policy.Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
-        if any(end is None or end.how in FAILURES for end in ends):
+        if formation.failures or any(end is None or end.how in FAILURES for end in ends):
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
         elif len(ends) < len(formation.workers):
             return
@@ -480,7 +489,7 @@ class GangController:
         reason = checking.reason
         if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
             assert checking.formation is not None
-            ends, places = checking.formation.ends, checking.formation.places
+            ends, places = checking.formation.outcomes, checking.formation.places
             lost = sorted(rank for rank, end in ends.items() if end is None)
             ranks = ", ".join(map(str, lost))
             if nodes := {places[rank].node for rank in lost} & gone:
@@ -543,12 +552,13 @@ class GangController:
         formation = stopping.formation
         if len(formation.ends) < len(formation.workers) and self._now < stopping.deadline:
             return
-        ends = formation.ends
+        ends, outcomes = formation.ends, formation.outcomes
         if stopping.reason is None:
-            lasting = [end for _, end in sorted(ends.items()) if end is not None and end.how is End.LASTING]
-            if lasting and None not in ends.values():  # what a lost peer causes may look like a defect
+            lasting = [end for _, end in sorted(outcomes.items()) if end is not None and end.how is End.LASTING]
+            if lasting and None not in outcomes.values():  # what a lost peer causes may look like a defect
                 raise GangFailed(lasting[0].message)
-            self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
+            self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in outcomes.values())
+        self._blame_devices(formation)
         # What fails again without a step in between may be the process: full memory, a connection that it keeps.
         again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)
         unusable = {
@@ -557,6 +567,20 @@ class GangController:
             if (end := ends.get(rank)) is None or not end.reusable or (again and end.how is End.FAILED)
         }
         yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
+
+    def _blame_devices(self, formation: policy.Formation) -> None:
+        """Report the GPUs that ranks have failed on, and avoid a node on which this happens again."""
+        failed = {rank: end for rank, end in formation.outcomes.items() if end is not None and end.how is End.DEVICE}
+        self._device_faults.update({formation.places[rank].node for rank in failed})
+        for rank, end in sorted(failed.items()):
+            place = formation.places[rank]
+            gpu = ", ".join(place.accelerators) or "none"
+            times, message = self._device_faults[place.node], f"GPU {gpu} of host {place.host} failed: {end.message}"
+            if times > 1:
+                message = (
+                    f"{message}; {times} gangs have ended like this there, so {self._avoid([place.node], times - 1)}"
+                )
+            self._record.add(FaultReport(what=Fault.DEVICE, step=self._record.step, rank=rank, message=message))
 
     def _check(
         self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int]

@@ -253,6 +253,7 @@ class Formation:
         watch: The watch over its steps.
         uncopied: Ranks whose state would be lost with their node.
         kept_step: The newest step that its ranks keep in memory; -1 before the first.
+        failures: How training is about to end, for the ranks that have said so.
         ends: How training ended, for the ranks that have ended; ``None``: the process is gone.
         halting: The halt that was ordered, if any.
     """
@@ -264,8 +265,14 @@ class Formation:
     watch: GangWatch
     uncopied: tuple[int, ...] = ()
     kept_step: int = -1
+    failures: dict[int, RankEnd] = field(default_factory=dict)
     ends: dict[int, RankEnd | None] = field(default_factory=dict)
     halting: Halt | None = None
+
+    @property
+    def outcomes(self) -> dict[int, RankEnd | None]:
+        """How training ended or is about to, by rank; ``None``: the process is gone without a word."""
+        return {**self.failures, **{rank: end or self.failures.get(rank) for rank, end in self.ends.items()}}
 
 
 @dataclass(frozen=True)

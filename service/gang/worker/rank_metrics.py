@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from boost_core.messages import FaultReport, LogLine, Report
 from boost_core.train import StepTimes, Totals
-from service.gang.assignment import Message
+from service.gang.assignment import Message, RankEnd
 from service.gang.control.fault_detection import Heartbeat
 from service.security.redaction import redact
 
@@ -273,6 +273,7 @@ class SupervisorReporter:
         self._beat: Heartbeat | None = None
         self._kept_step: int | None = None
         self._saving: str | None = None
+        self._failed: RankEnd | None = None
         self._reported, self._arrived = 0, 0  # total reports
         self._sent = 0.0
         self._changed = threading.Condition()
@@ -282,7 +283,7 @@ class SupervisorReporter:
         """Send as a rank of a gang from now on; earlier reports have been flushed."""
         with self._changed:
             self._rank, self._generation = rank, generation
-            self._beat = self._kept_step = self._saving = None
+            self._beat = self._kept_step = self._saving = self._failed = None
 
     def report(self, report: Report) -> None:
         """Queue a report; it is sent once the ones before it have arrived."""
@@ -307,6 +308,13 @@ class SupervisorReporter:
         with self._changed:
             self._saving = redact(failure)
 
+    def fail(self, end: RankEnd) -> None:
+        """Queue how training is about to end, after the reports so far."""
+        with self._changed:
+            self._failed = end
+            self._reported += 1
+            self._changed.notify_all()
+
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all reports so far have arrived, for at most ``timeout_seconds``."""
         with self._changed:
@@ -317,15 +325,17 @@ class SupervisorReporter:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._waiting or (self._beat and time.monotonic() >= self._sent + BEAT_SECONDS),
+                    lambda: (
+                        self._waiting or self._failed or (self._beat and time.monotonic() >= self._sent + BEAT_SECONDS)
+                    ),
                     ALIVE_SECONDS,
                 )
                 message = Message(
                     self._worker, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
-                    self._saving,
+                    self._saving, self._failed,
                 )  # fmt: skip
                 self._waiting.clear()
-                self._beat = self._kept_step = self._saving = None
+                self._beat = self._kept_step = self._saving = self._failed = None
                 reported = self._reported
             try:
                 self._push(message)

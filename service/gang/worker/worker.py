@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -23,9 +24,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed import DistError
-from torch.distributed.distributed_c10d import _abort_process_group
+from torch.distributed.distributed_c10d import _world
 
+from boost_core.config import JobSpec
 from boost_core.messages import Drill
+from boost_core.plan.resolve import out_of_memory
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
 from boost_core.train import (
     LastSaveFailed,
@@ -34,6 +37,7 @@ from boost_core.train import (
     StateLost,
     StepProfiler,
     StepTimes,
+    lacks_compiler,
     release_broken_step,
     train,
 )
@@ -61,6 +65,7 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
 COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a lost state
 SAVER_GRACE_SECONDS = 2.0
+ABORT_SECONDS = 2.0  # for aborted communicators to be gone, once nothing of the training is left
 TRACE_SECONDS = 10.0  # for a trace to be written before the process ends
 FETCH_BYTES = 32 * 2**20  # per read; a node's object store may be small
 
@@ -73,6 +78,14 @@ logger = logging.getLogger("boost_core")
 REFUSALS = (ValueError, ArithmeticError)  # the trainer's own messages about a job, its data or its numbers
 DEFECTS = (TypeError, AttributeError, LookupError, NameError, AssertionError, ImportError)
 BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+# CUDA's words, which torch, NCCL and Triton quote, for errors that every later call in the process returns as well.
+BROKEN_DEVICE = (
+    "illegal memory access", "illegal instruction", "misaligned address", "invalid program counter",
+    "device-side assert", "hardware stack error", "unspecified launch failure", "launch timed out",
+    "uncorrectable ECC error", "uncorrectable NVLink error",
+)  # fmt: skip
+_REQUESTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def end_of(error: Exception) -> RankEnd:
@@ -80,6 +93,9 @@ def end_of(error: Exception) -> RankEnd:
     text = redact(str(error))
     if isinstance(error, (*REFUSALS, LastSaveFailed)):
         return RankEnd(End.LASTING, text)
+    if isinstance(error, RuntimeError) and any(sign in text for sign in BROKEN_DEVICE):
+        words = next(line for line in text.splitlines() if any(sign in line for sign in BROKEN_DEVICE))
+        return RankEnd(End.DEVICE, words.strip(), reusable=False)
     named = f"{type(error).__name__}: {text}"
     if isinstance(error, DEFECTS):
         return RankEnd(End.LASTING, named)
@@ -89,6 +105,14 @@ def end_of(error: Exception) -> RankEnd:
     if isinstance(error, DistError) or any(sign in text for sign in BROKEN_CONNECTION):
         return RankEnd(End.CONNECTION, f"lost its connection to another rank: {text}")
     return RankEnd(End.FAILED, named)
+
+
+def in_figures(error: torch.OutOfMemoryError, spec: JobSpec) -> str:
+    """Return an error of torch's allocator with what was planned, what there was, and what would fit."""
+    requested = _REQUESTED.search(str(error))
+    size = 0 if requested is None else round(float(requested[1]) * _UNITS[requested[2]])
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    return out_of_memory(spec, size, allocated, reserved, *torch.cuda.mem_get_info())
 
 
 @dataclass
@@ -176,6 +200,8 @@ class Worker:
         self.membership: Membership | None = None
         self._store: TCPStore | None = None
         self._visible: tuple[str, ...] = ()
+        self._aborts: dict[dist.ProcessGroup, threading.Thread] = {}  # of the present gang's groups
+        self._abort_lock = threading.Lock()
         self._steps, self._transport = StepCollector(), TransportCollector()
         metrics = serve_metrics((self._steps, self._transport), gpus, address, context.metrics_ports)
         self.place = WorkerPlace(node, address, gpus, os.getpid(), socket.gethostname(), actor, metrics)
@@ -249,23 +275,28 @@ class Worker:
                     )  # fmt: skip
                 outcome = train(spec, self._reporter, membership, self._context.basis)
                 self.profiler.wait(TRACE_SECONDS)
-                return RankEnd(End(outcome))
+                end = RankEnd(End(outcome))
             except Exception as error:
                 end = end_of(error)
+                if isinstance(error, torch.OutOfMemoryError):
+                    end = replace(end, message=in_figures(error, spec))
                 if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
                     logger.warning("rank %d stops: it %s", rank, end.message)
                 else:
                     logger.exception("rank %d stops", rank)
+                # Whatever it takes to leave the gang, the supervisor knows why, and aborts what the others wait for.
+                self._reporter.fail(end)
+                self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
+                if end.how is End.DEVICE:  # each further call of CUDA's fails, or waits for ever
+                    return end
+                self.abort()
                 release_broken_step(error)  # the other ranks notice when its connections close
-            finally:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-                gc.collect()  # free the model before the next one comes
+            left = self._leave()
             # A thread of the trainer that is left would interfere with the next gang.
             savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
             for saver in savers:
                 saver.join(SAVER_GRACE_SECONDS)
-            return replace(end, reusable=not any(saver.is_alive() for saver in savers))
+            return replace(end, reusable=left and not any(saver.is_alive() for saver in savers))
         finally:
             logger.removeHandler(handler)
             self.profiler.end()
@@ -284,9 +315,12 @@ class Worker:
                 break
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:
+            if (lacks := lacks_compiler()) is not None:
+                raise ValueError(lacks)
             self._choose_gpu(assignment.gpus)
             # Otherwise torch ends the process with its collectives; detecting a hang is the supervisor's job.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+            os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] = "0"  # and reporting a GPU's failure this worker's
             # Ranks wait for collectives, not for the work that hides them.
             os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
             self._transport.ask()
@@ -301,18 +335,53 @@ class Worker:
 
     def _choose_gpu(self, gpus: tuple[str, ...]) -> None:
         """Make the tensor parallel group's GPUs visible, and compute on this worker's own."""
-        if not self._visible:  # CUDA reads it only once
-            self._visible = gpus
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         (own,) = self.place.accelerators
+        if not self._visible:  # CUDA reads it only once
+            # Of parts of GPUs (MIG), CUDA shows a process only the first in the list.
+            self._visible = (own,) if own.startswith("MIG-") else gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible)
         torch.cuda.set_device(self._visible.index(own))
 
     def abort(self) -> None:
-        """Make collectives fail that wait for a rank that is gone. Those of gloo fail by themselves."""
+        """Make collectives fail that wait for a rank that is gone. Those of gloo fail by themselves.
+
+        Returns before they have failed. NCCL ends a communicator's kernels at once, and then waits until every graph
+        that has captured it is gone. Only the training thread can release that graph, and it may wait for any of the
+        communicators. So all are aborted at the same time, each once.
+        """
         membership = self.membership
-        if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
-            membership.abort()
-            _abort_process_group()
+        if membership is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+            return
+        membership.abort()
+        with self._abort_lock:
+            for group in list(_world.pg_map):
+                if group not in self._aborts:
+                    self._aborts[group] = threading.Thread(target=group.abort, name="abort", daemon=True)
+                    self._aborts[group].start()
+
+    def _leave(self) -> bool:
+        """Free what the gang had, which nothing refers to any more; return whether all of it is gone."""
+        gc.collect()  # graphs and the model
+        deadline = time.monotonic() + ABORT_SECONDS
+        for thread in list(self._aborts.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._aborts.values()):
+            logger.warning("its communicators are not gone %g s after they were aborted", ABORT_SECONDS)
+            return False
+        try:
+            if dist.is_initialized():
+                dist.destroy_process_group()  # of an aborted group only forgets it
+            self._aborts.clear()
+            gc.collect()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                # What torch keeps for itself was cut to the old gang's sizes, and would not do for the next one's.
+                torch._C._cuda_clearCublasWorkspaces()
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+        except RuntimeError as error:
+            logger.warning("what the gang had cannot be freed: %s", redact(str(error)))
+            return False
+        return True
 
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:
