@@ -10,10 +10,13 @@ from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
+from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from boost_core.config import JobSpec
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
@@ -117,13 +120,18 @@ class JobCache:
     Making a record from a row takes longer than everything else in listing jobs. Each time, the current versions are
     read from the database, because other processes write to it, too.
 
+    Equal parts of specs are one object: most jobs are like others, and specs are most of a record.
+
     Attributes:
         most: Maximum number of records kept, the newest ones.
     """
 
-    most: int = 5000
+    most: int = 25_000
     _known: dict[str, JobRecord] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _parts: WeakValueDictionary[tuple[str, str, str], BaseModel] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     def read(
         self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
@@ -155,21 +163,41 @@ class JobCache:
         for begin in range(0, len(unknown), _CHUNK):
             chunk = select(JobRow).where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
             with Session(connection) as session:
-                changed |= {
-                    row.id: JobRecord.model_validate(row, from_attributes=True) for row in session.scalars(chunk)
-                }
-        self.remember(changed)
+                for row in session.scalars(chunk):
+                    record = JobRecord.model_validate(row, from_attributes=True)
+                    changed[row.id] = record.with_values({"spec": self._with_shared_parts(record.spec)})
+        self.remember(changed, jobs)
         jobs |= changed
         return [jobs[job_id] for job_id, _, _ in heads]
 
-    def remember(self, jobs: Mapping[str, JobRecord]) -> None:
-        """Remember records, by id, as they are in the database now."""
+    def remember(self, jobs: Mapping[str, JobRecord], others: Collection[str] = ()) -> None:
+        """Remember records, by id, as they are in the database now.
+
+        Args:
+            jobs: The records.
+            others: Jobs that were found with them. They are not forgotten for these, or reading more jobs than are kept
+                would forget each before it is read again.
+        """
         with self._lock:
             for job_id in jobs:
                 self._known.pop(job_id, None)  # so that it comes last
             self._known |= jobs
-            for job_id in list(islice(self._known, max(0, len(self._known) - self.most))):
-                del self._known[job_id]
+            if (excess := len(self._known) - self.most) > 0:
+                old = islice((job_id for job_id in self._known if job_id not in jobs and job_id not in others), excess)
+                forgotten = list(old)
+                forgotten += list(jobs)[len(jobs) - (excess - len(forgotten)) :]
+                for job_id in forgotten:
+                    del self._known[job_id]
+
+    def _with_shared_parts(self, spec: JobSpec) -> JobSpec:
+        parts = {}
+        with self._lock:
+            for name in JobSpec.model_fields:
+                part = parts[name] = getattr(spec, name)
+                if isinstance(part, BaseModel):
+                    key = name, part.model_dump_json(), part.model_dump_json(exclude_unset=True)
+                    parts[name] = self._parts.setdefault(key, part)
+        return JobSpec.model_construct(spec.model_fields_set, **parts)
 
 
 def load(session: Session, job_id: str) -> JobRecord:

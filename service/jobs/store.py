@@ -154,7 +154,7 @@ class JobStore:
 
     def under(self, lease: Lease) -> Self:
         """The same store for writing under a lease. Its writes raise ``LeaseLost`` once the lease is gone."""
-        return type(self)(self.engine, lease, self.notifications)
+        return type(self)(self.engine, lease, self.notifications, self._known)
 
     def for_short_reads(self) -> Self | None:
         """The same store for reads in an event loop; ``None`` if only threads may read its database.

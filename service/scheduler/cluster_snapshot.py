@@ -291,6 +291,8 @@ class SchedulerMemory:
 
     def _entry(self, job: JobRecord, before: Entry | None) -> Entry:
         old = before and before.job
+        if before and old and old.version == job.version:  # only what it waits for in words has changed
+            return replace(before, job=job)
         if (
             before
             and old

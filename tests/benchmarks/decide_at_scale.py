@@ -59,7 +59,7 @@ class World:
     @staticmethod
     def _template(shape: tuple[int, int], up_to: int | None) -> tuple[JobRecord, str]:
         tensor, data = shape
-        record = job("template", data, tensor=tensor, up_to=up_to and up_to * data, gpus=1, accelerator_type="H100")
+        record = job("template", data, tensor=tensor, up_to=up_to and up_to * data, gpus=1)
         return record, record.spec.model_dump_json()
 
     def _new(self, shape: tuple[int, int], state: Sequence[Any] = ()) -> JobRecord:

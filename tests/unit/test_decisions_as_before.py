@@ -119,7 +119,7 @@ class History:
 
     def put(self, record: JobRecord, values: dict[str, Any]) -> None:
         place = next(number for number, each in enumerate(self.jobs) if each.id == record.id)
-        self.jobs[place] = record.with_values(values)
+        self.jobs[place] = record.with_values(values | {"version": record.version + 1})
 
     def go_on(self, actions: list[Action]) -> None:
         """Carry out some of the decisions, and let other things happen."""
