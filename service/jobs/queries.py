@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
@@ -33,11 +34,20 @@ UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
     JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
 )
 FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
+FIRST_IN_STATE = _HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
-_COUNTED_BY = {
-    column.key: select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+BACKLOG = (
+    select(JobRow.queue, JobRow.tenant, JobRow.state, func.count(), func.min(JobRow.waiting_since))
+    .where(JobRow.state.in_(ACTIVE_STATES))
+    .group_by(JobRow.state, JobRow.queue, JobRow.tenant)
+)
+_ENDED = {
+    column.key: select(column, JobRow.state, func.count())
+    .where(JobRow.state.in_(TERMINAL_STATES))
+    .group_by(column, JobRow.state)
     for column in (JobRow.queue, JobRow.tenant)
 }
+_MANY_ENDED, _ENDED_SECONDS = 10_000, 1.0  # from how many on, and for how long, their number is remembered
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),
     "tenant": JobRow.tenant == bindparam("tenant"),
@@ -237,12 +247,55 @@ def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) ->
     return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
-def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
-    """Number of jobs by a column's value and by state."""
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in connection.execute(_COUNTED_BY[column.key]):
-        counts[value][state] = number
-    return counts
+class Backlog(NamedTuple):
+    """Jobs of a tenant in a queue that have not ended and are in one state.
+
+    Attributes:
+        jobs: Their number.
+        since: Since when the first of them has waited; ``None`` if none does.
+    """
+
+    queue: str
+    tenant: str
+    state: JobState
+    jobs: int
+    since: datetime | None
+
+
+@dataclass
+class JobCounts:
+    """Counts jobs. Threads may share it.
+
+    Those that have not ended are counted each time. Many that have ended are counted once a second at most, because
+    that takes longer the more there are.
+    """
+
+    _ended: dict[str, tuple[float, list[tuple[str, str, int]]]] = field(default_factory=dict, init=False)
+
+    def by(self, connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state."""
+        now, key = time.monotonic(), column.key
+        until, ended = self._ended.get(key, (0.0, []))
+        if now >= until:
+            ended = [(value, state, number) for value, state, number in connection.execute(_ENDED[key])]
+            if sum(number for _, _, number in ended) >= _MANY_ENDED:
+                self._ended[key] = now + _ENDED_SECONDS, ended
+        counts: dict[str, dict[str, int]] = defaultdict(dict)
+        for value, state, number in ended:
+            counts[value][state] = number
+        for each in backlog(connection):
+            of_value = counts[getattr(each, key)]
+            of_value[each.state] = of_value.get(each.state, 0) + each.jobs
+        return counts
+
+
+def backlog(connection: Connection, tenant: str | None = None) -> list[Backlog]:
+    """The jobs that have not ended, of a tenant or of all."""
+    query = BACKLOG if tenant is None else BACKLOG.where(JobRow.tenant == tenant)
+    return [
+        Backlog(queue, holder, JobState(state), jobs, since)
+        for queue, holder, state, jobs, since in connection.execute(query)
+    ]
 
 
 def find(session: Session | Connection, request: Request) -> str | None:

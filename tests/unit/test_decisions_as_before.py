@@ -119,7 +119,7 @@ class History:
 
     def put(self, record: JobRecord, values: dict[str, Any]) -> None:
         place = next(number for number, each in enumerate(self.jobs) if each.id == record.id)
-        self.jobs[place] = record.with_values(values | {"version": record.version + 1})
+        self.jobs[place] = record.with_values({"version": record.version + 1} | values)
 
     def go_on(self, actions: list[Action]) -> None:
         """Carry out some of the decisions, and let other things happen."""
@@ -135,6 +135,8 @@ class History:
             elif words == "Pause":
                 self.gangs.pop(record.id)
                 self.put(record, {"state": JobState.QUEUED, "reason": Reason.PAUSED_FOR_PRIORITY})
+            elif words == "Explain":  # which is no new version
+                self.put(record, {"waiting_for": action.message, "version": record.version})
             elif words == "Wait":
                 self.put(record, dict(zip(("state", "reason"), WAITING, strict=True)))
         for _ in range(self.random.choice([0, 1, 1, 3])):
