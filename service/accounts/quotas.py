@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from boost_core.config.base import counted
 from service.accounts.tables import QueueRow, TenantRow
 from service.jobs.model import JobRecord
-from service.jobs.queries import count_by
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow
 from service.models.access import Tenant
@@ -72,8 +71,8 @@ class QuotaStore:
         """Return all queues by name, with what their jobs hold."""
         with self.store.engine.connect() as connection:
             rows = connection.execute(_QUEUES).all()
-            counts = count_by(connection, JobRow.queue)
             allocated = self._allocated(connection, lambda job: job.queue)
+        counts = self.store.count_by(JobRow.queue)
         return [
             Queue(
                 name=row.name,
@@ -127,8 +126,8 @@ class QuotaStore:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""
         with self.store.engine.connect() as connection:
             rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
-            counts = count_by(connection, JobRow.tenant)
             allocated = self._allocated(connection, lambda job: job.tenant)
+        counts = self.store.count_by(JobRow.tenant)
         return [
             Tenant(
                 name=name,

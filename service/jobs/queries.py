@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,14 @@ from datetime import datetime
 from functools import cache
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
+from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from boost_core.config import JobSpec
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
@@ -30,11 +34,20 @@ UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
     JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
 )
 FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
+FIRST_IN_STATE = _HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
 WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
-_COUNTED_BY = {
-    column.key: select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+BACKLOG = (
+    select(JobRow.queue, JobRow.tenant, JobRow.state, func.count(), func.min(JobRow.waiting_since))
+    .where(JobRow.state.in_(ACTIVE_STATES))
+    .group_by(JobRow.state, JobRow.queue, JobRow.tenant)
+)
+_ENDED = {
+    column.key: select(column, JobRow.state, func.count())
+    .where(JobRow.state.in_(TERMINAL_STATES))
+    .group_by(column, JobRow.state)
     for column in (JobRow.queue, JobRow.tenant)
 }
+_MANY_ENDED, _ENDED_SECONDS = 10_000, 1.0  # from how many on, and for how long, their number is remembered
 _CONDITIONS = {
     "states": JobRow.state.in_(bindparam("states", expanding=True)),
     "tenant": JobRow.tenant == bindparam("tenant"),
@@ -117,13 +130,18 @@ class JobCache:
     Making a record from a row takes longer than everything else in listing jobs. Each time, the current versions are
     read from the database, because other processes write to it, too.
 
+    Equal parts of specs are one object: most jobs are like others, and specs are most of a record.
+
     Attributes:
         most: Maximum number of records kept, the newest ones.
     """
 
-    most: int = 5000
+    most: int = 25_000
     _known: dict[str, JobRecord] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _parts: WeakValueDictionary[tuple[str, str, str], BaseModel] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     def read(
         self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
@@ -155,21 +173,41 @@ class JobCache:
         for begin in range(0, len(unknown), _CHUNK):
             chunk = select(JobRow).where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
             with Session(connection) as session:
-                changed |= {
-                    row.id: JobRecord.model_validate(row, from_attributes=True) for row in session.scalars(chunk)
-                }
-        self.remember(changed)
+                for row in session.scalars(chunk):
+                    record = JobRecord.model_validate(row, from_attributes=True)
+                    changed[row.id] = record.with_values({"spec": self._with_shared_parts(record.spec)})
+        self.remember(changed, jobs)
         jobs |= changed
         return [jobs[job_id] for job_id, _, _ in heads]
 
-    def remember(self, jobs: Mapping[str, JobRecord]) -> None:
-        """Remember records, by id, as they are in the database now."""
+    def remember(self, jobs: Mapping[str, JobRecord], others: Collection[str] = ()) -> None:
+        """Remember records, by id, as they are in the database now.
+
+        Args:
+            jobs: The records.
+            others: Jobs that were found with them. They are not forgotten for these, or reading more jobs than are kept
+                would forget each before it is read again.
+        """
         with self._lock:
             for job_id in jobs:
                 self._known.pop(job_id, None)  # so that it comes last
             self._known |= jobs
-            for job_id in list(islice(self._known, max(0, len(self._known) - self.most))):
-                del self._known[job_id]
+            if (excess := len(self._known) - self.most) > 0:
+                old = islice((job_id for job_id in self._known if job_id not in jobs and job_id not in others), excess)
+                forgotten = list(old)
+                forgotten += list(jobs)[len(jobs) - (excess - len(forgotten)) :]
+                for job_id in forgotten:
+                    del self._known[job_id]
+
+    def _with_shared_parts(self, spec: JobSpec) -> JobSpec:
+        parts = {}
+        with self._lock:
+            for name in JobSpec.model_fields:
+                part = parts[name] = getattr(spec, name)
+                if isinstance(part, BaseModel):
+                    key = name, part.model_dump_json(), part.model_dump_json(exclude_unset=True)
+                    parts[name] = self._parts.setdefault(key, part)
+        return JobSpec.model_construct(spec.model_fields_set, **parts)
 
 
 def load(session: Session, job_id: str) -> JobRecord:
@@ -209,12 +247,55 @@ def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) ->
     return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
-def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
-    """Number of jobs by a column's value and by state."""
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in connection.execute(_COUNTED_BY[column.key]):
-        counts[value][state] = number
-    return counts
+class Backlog(NamedTuple):
+    """Jobs of a tenant in a queue that have not ended and are in one state.
+
+    Attributes:
+        jobs: Their number.
+        since: Since when the first of them has waited; ``None`` if none does.
+    """
+
+    queue: str
+    tenant: str
+    state: JobState
+    jobs: int
+    since: datetime | None
+
+
+@dataclass
+class JobCounts:
+    """Counts jobs. Threads may share it.
+
+    Those that have not ended are counted each time. Many that have ended are counted once a second at most, because
+    that takes longer the more there are.
+    """
+
+    _ended: dict[str, tuple[float, list[tuple[str, str, int]]]] = field(default_factory=dict, init=False)
+
+    def by(self, connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state."""
+        now, key = time.monotonic(), column.key
+        until, ended = self._ended.get(key, (0.0, []))
+        if now >= until:
+            ended = [(value, state, number) for value, state, number in connection.execute(_ENDED[key])]
+            if sum(number for _, _, number in ended) >= _MANY_ENDED:
+                self._ended[key] = now + _ENDED_SECONDS, ended
+        counts: dict[str, dict[str, int]] = defaultdict(dict)
+        for value, state, number in ended:
+            counts[value][state] = number
+        for each in backlog(connection):
+            of_value = counts[getattr(each, key)]
+            of_value[each.state] = of_value.get(each.state, 0) + each.jobs
+        return counts
+
+
+def backlog(connection: Connection, tenant: str | None = None) -> list[Backlog]:
+    """The jobs that have not ended, of a tenant or of all."""
+    query = BACKLOG if tenant is None else BACKLOG.where(JobRow.tenant == tenant)
+    return [
+        Backlog(queue, holder, JobState(state), jobs, since)
+        for queue, holder, state, jobs, since in connection.execute(query)
+    ]
 
 
 def find(session: Session | Connection, request: Request) -> str | None:

@@ -1,6 +1,6 @@
 """The store: the one place that reads and writes job records and their events."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,9 +22,10 @@ from sqlalchemy import (
     insert,
     literal,
     select,
+    true,
     update,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
 from boost_core.messages import FaultReport, Scores, WorkerCommand
@@ -43,7 +44,7 @@ from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.ledger import Goodput
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
-from service.jobs.queries import EventFilter, JobCache, JobNotFound, Position
+from service.jobs.queries import Backlog, EventFilter, JobCache, JobCounts, JobNotFound, Position
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
@@ -151,7 +152,7 @@ class JobStore:
         self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
-        self._known = known or JobCache()
+        self._known, self._counts = known or JobCache(), JobCounts()
 
     def close(self) -> None:
         """Close all connections."""
@@ -159,7 +160,7 @@ class JobStore:
 
     def under(self, lease: Lease) -> Self:
         """The same store for writing under a lease. Its writes raise ``LeaseLost`` once the lease is gone."""
-        return type(self)(self.engine, lease, self.notifications)
+        return type(self)(self.engine, lease, self.notifications, self._known)
 
     def for_short_reads(self) -> Self | None:
         """The same store for reads in an event loop; ``None`` if only threads may read its database.
@@ -301,14 +302,39 @@ class JobStore:
             rows = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
             return {row.id: row.version for row in rows}
 
+    def first_active(self, most: int, tenant: str | None = None) -> Sequence[JobRecord]:
+        """Jobs that have not ended, of a tenant or of all: those with gangs, then others that came first.
+
+        Args:
+            most: Maximum number of jobs without a gang.
+            tenant: Whose.
+        """
+        ours = true() if tenant is None else JobRow.tenant == tenant
+        with self.engine.connect() as connection:
+            jobs = self._known.read(connection, queries.WITH_GANGS.where(ours))
+            jobs = [job for job in jobs if job.has_gang] + [job for job in jobs if not (job.has_gang or job.finished)]
+            for state in (JobState.QUEUED, JobState.PAUSED):
+                waiting = {"state": state, "limit": max(0, most - len(jobs))}
+                jobs += self._known.read(connection, queries.FIRST_IN_STATE.where(ours), waiting)
+        return [job for job in {job.id: job for job in jobs}.values() if not job.finished]
+
     def counts(self, tenant: str | None = None) -> dict[JobState, int]:
         """Number of jobs in each state, of a tenant or of all; zeros included."""
-        query = select(JobRow.state, func.count()).group_by(JobRow.state)
-        if tenant is not None:
-            query = query.where(JobRow.tenant == tenant)
+        counts = Counter[str]()
+        for name, numbers in self.count_by(JobRow.tenant).items():
+            if tenant in (None, name):
+                counts.update(numbers)
+        return {state: counts[state] for state in JobState}
+
+    def count_by(self, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state; see ``JobCounts``."""
         with self.engine.connect() as connection:
-            counts = {JobState(state): count for state, count in connection.execute(query)}
-        return {state: counts.get(state, 0) for state in JobState}
+            return self._counts.by(connection, column)
+
+    def backlog(self, tenant: str | None = None) -> Sequence[Backlog]:
+        """How many jobs have not ended, of a tenant or of all, by queue, tenant and state."""
+        with self.engine.connect() as connection:
+            return queries.backlog(connection, tenant)
 
     def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> JobRecord:
         """Move a job to the state that a reason leads to, and store the event.

@@ -52,6 +52,8 @@ class JobRow(Table):
         Index("ix_jobs_tenant_state", "tenant", "state"),  # for counts, which then need not read the jobs
         Index("ix_jobs_queue_state", "queue", "state"),
         Index("ix_jobs_state_finished_at", "state", "finished_at"),  # for jobs that have just failed
+        Index("ix_jobs_backlog", "state", "queue", "tenant", "waiting_since"),  # for how many wait, and since when
+        Index("ix_jobs_state_arrival", "state", "arrival"),  # for the first of those that wait
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)

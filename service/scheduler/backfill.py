@@ -25,7 +25,7 @@ fits with B.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
@@ -49,14 +49,20 @@ class AllocatedUnits:
         self.spare, self._mask = spare, (1 << max(0, spare + 1)) - 1
         self.sums = 1 & self._mask  # a bit for each
 
-    def add(self, low: int, high: int) -> None:
-        """Add a gang that may take units: none, or a number from a range."""
-        shifted, width = self.sums << low, 1
-        while width <= high - low:
-            step = min(width, high - low + 1 - width)
-            shifted |= shifted << step
-            width += step
-        self.sums = (self.sums | shifted) & self._mask
+    def add(self, low: int, high: int, gangs: int = 1) -> None:
+        """Add gangs of which each may take units: none, or a number from a range."""
+        # Of n equal ones j take between j·low and j·high; every j up to n is a sum of some of 1, 2, 4, … and a rest.
+        together = 1
+        while gangs > 0:
+            together = min(together, gangs)
+            shifted, width, widest = self.sums << low * together, 1, (high - low) * together
+            while width <= widest:
+                step = min(width, widest + 1 - width)
+                shifted |= shifted << step
+                width += step
+            self.sums = (self.sums | shifted) & self._mask
+            gangs -= together
+            together *= 2
 
 
 class Scarcity:
@@ -69,7 +75,7 @@ class Scarcity:
     they hold of s.
 
     Args:
-        nodes: Nodes that the job can use.
+        nodes: Nodes that the job can use; one of several equal ones is enough.
         each: Resources that one of its ranks takes.
         used_by_others: Resources of nodes that are used by others than our gangs.
     """
@@ -89,7 +95,7 @@ class Scarcity:
             self._balance[one, other] = min(beyond, default=math.inf)
 
     def account_for(self, demand: Demand, ranks: int, unseen: int) -> None:
-        """Account for a gang that may be on some of the nodes.
+        """Account for a gang, or for several equal ones together, that may be on some of the nodes.
 
         Args:
             demand: Its demand.
@@ -163,44 +169,43 @@ class Head:
     def __init__(self, cluster: ClusterSnapshot, job: JobRecord) -> None:
         self.job, self.nodes = job, cluster.nodes(job)
         self._cluster, self._demand = cluster, cluster.demands[job.id]
-        self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
-        self._all_steady = not any(node.draining for node in cluster.capacities)
-        self._of_others: dict[str, float] = defaultdict(float)  # used on the nodes by others than our gangs
-        for node in cluster.capacities:
-            for name, total in node.total.items():
-                self._of_others[name] += total - node.free.get(name, 0)
-        for job_id, gang in cluster.gangs.items():
-            if gang.layout:
-                for name, amount in cluster.demands[job_id].amounts(gang.layout.world_size).items():
-                    self._of_others[name] -= amount
         self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
         for size, count in map(self._demand.groups, self._demand.layouts):
             self._fewest[size] = min(count, self._fewest.get(size, count))
         self._known, self._resized = 0, -1  # of the cluster: gangs taken into account, and the number of resized ones
-        self._stays: list[_Stay] = []
+        self._stays = Counter[_Stay]()  # and how many are equal
         # By the ranks that share a node and the resources that decide: a unit, and how many may be taken.
         self._allocated: dict[tuple[int, frozenset[str]], tuple[Amounts, AllocatedUnits]] = {}
 
     def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         # Newly started gangs are taken into account; if one was resized, all are anew.
+        classes, of_others = self._cluster.node_classes(self._demand), self._cluster.of_others
         if self._resized != self._cluster.resized:
-            self._known, self._resized, self._stays, self._allocated = 0, self._cluster.resized, [], {}
-            self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
+            self._known, self._resized, self._allocated = 0, self._cluster.resized, {}
+            self._stays.clear()
+            self._scarcity = Scarcity([node for node, _ in classes], self._demand.each, of_others)
+        alike: dict[tuple[Demand, Layout | None, Layout | None, bool], list[str]] = {}
         for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
-            other = self._cluster.jobs[job_id]
-            if other is self.job or not gang.claimed or not self._cluster.nodes(other) & self.nodes:
+            lower = self._cluster.record(job_id).spec.priority < self.job.spec.priority
+            key = self._cluster.demands[job_id], gang.layout, gang.target, lower
+            alike.setdefault(key, []).append(job_id)
+        for (demand, _, _, lower), jobs in alike.items():
+            gang, nodes = self._cluster.gangs[jobs[0]], self._cluster.nodes(self._cluster.record(jobs[0]))
+            number = len(jobs) - (self.job.id in jobs)
+            if not number or not gang.claimed or not nodes & self.nodes:
                 continue
-            demand, shown = self._cluster.demands[job_id], gang.layout.world_size if gang.layout else 0
-            self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
+            shown = gang.layout.world_size if gang.layout else 0
+            unseen = (gang.claimed - shown) * number
+            self._scarcity.account_for(demand, gang.claimed * number, unseen)
             layouts = {each for each in (gang.layout, gang.target) if each}
-            if gang.layout != gang.target or other.spec.priority < self.job.spec.priority:  # may have to do with less
+            if gang.layout != gang.target or lower:  # may have to do with less
                 layouts |= {each for each in demand.layouts if each.world_size <= gang.claimed}
-            inside = self._all_steady and self._cluster.nodes(other) & ~self.nodes == 0
+            inside = self._cluster.fleet.all_steady and nodes & ~self.nodes == 0
             stay = _Stay(demand, frozenset(layouts), inside)
-            self._stays.append(stay)
+            self._stays[stay] += number
             for unit, allocated in self._allocated.values():
-                allocated.add(*stay.units(unit))
+                allocated.add(*stay.units(unit), number)
         self._known = len(self._cluster.gangs)
 
         demand = self._cluster.demands[job.id]
@@ -209,12 +214,14 @@ class Head:
             if (size, deciding) not in self._allocated:
                 unit = {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
                 # Units of the nodes in all, and of what is free; none if no resource decides.
-                nodes = self._capacities if unit else []
-                units = [(copies(node.total, unit), copies(node.free, unit)) for node in nodes]
+                units = [
+                    (copies(node.total, unit) * equal, copies(node.free, unit) * equal)
+                    for node, equal in (classes if unit else ())
+                ]
                 allocated = AllocatedUnits(sum(total for total, _ in units) - self._fewest[size])
-                for stay in self._stays:
-                    allocated.add(*stay.units(unit))
-                if any(self._of_others[name] > ROUNDING for name in unit):
+                for stay, number in self._stays.items():
+                    allocated.add(*stay.units(unit), number)
+                if any(of_others[name] > ROUNDING for name in unit):
                     allocated.add(0, sum(total - free for total, free in units))
                 self._allocated[size, deciding] = unit, allocated
             unit, allocated = self._allocated[size, deciding]

@@ -1,18 +1,23 @@
 """The scheduler's view of gangs, its possible decisions, and the state that one pass updates with each decision."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from operator import attrgetter
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from boost_core.config import JobSpec, Layout
+from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.messages import Cause
 from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import Labels, NodeCapacity, Orders
 from service.jobs.model import JobRecord
-from service.jobs.states import JobState
-from service.scheduler.demand import Demand, Kind, demand_of
+from service.jobs.states import WAITING_STATES, JobState
+from service.scheduler.demand import Demand, demand_of
 from service.scheduler.placement import Account, Limits, Nodes, Quotas, Room
 
 
@@ -69,7 +74,7 @@ class Gang:
     @property
     def claimed(self) -> int:
         """Ranks that count towards quotas. A gang waiting for workers may take its target at any time."""
-        return max(layout.world_size if layout else 0 for layout in (self.layout, self.target))
+        return max([layout.world_size for layout in (self.layout, self.target) if layout], default=0)
 
     @property
     def remaining(self) -> int:
@@ -78,7 +83,10 @@ class Gang:
 
     def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
         """Its demand on nodes. Arguments as for ``demand_of``."""
-        demand = demand_of(spec, basis)
+        return self.within_limit(demand_of(spec, basis))
+
+    def within_limit(self, demand: Demand) -> Demand:
+        """Its demand on nodes, given that of its job."""
         return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
     def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
@@ -163,6 +171,173 @@ class CapacityObserved:
 Action = Admit | Launch | Wait | Explain | Resize | Pause | CapacityObserved
 
 
+_LASTING = attrgetter("node_id", "draining", "unusable", "total", "labels")  # of a node
+_MOST_CHANGED = 100  # entries, of which each is put in its place or removed; for more it is faster to go through all
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class JobClass:
+    """Jobs that one decision and one explanation are enough for, as long as they wait.
+
+    Attributes:
+        demand: Their demand, without a limit.
+        tenant: Whose they are.
+        queue: Where they wait.
+        alone: Their demand at the limit at which they would be fastest alone, regardless of the room there is now.
+        fleet: Of which nodes and quotas that is.
+    """
+
+    demand: Demand
+    tenant: str
+    queue: str
+    alone: Demand | None = None
+    fleet: object = None
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A job's record, and what it says that is needed in every pass.
+
+    Attributes:
+        job: The record.
+        order: Its place in the queue.
+        group: The jobs that are equal to it.
+        has_gang: Whether it has a gang.
+        waits: Whether it is to get one.
+        queued: Whether it is QUEUED.
+    """
+
+    job: JobRecord
+    order: tuple[Any, ...]
+    group: JobClass
+    has_gang: bool
+    waits: bool
+    queued: bool
+
+
+class Fleet:
+    """The nodes apart from what is free on them, and the quotas: what seldom changes, and what follows from it alone.
+
+    Args:
+        nodes: The alive nodes.
+        limits: Quotas of tenants and queues.
+        topology: Node labels that indicate proximity, as in ``Room``.
+
+    Attributes:
+        whole: The room that the nodes would have if nothing ran on them.
+        room: The room that there is.
+        all_steady: Whether none is draining.
+        unusable: The nodes on which ranks cannot run.
+        accelerators: The kinds of GPU that there are.
+        possible: By demand, the layouts that the nodes could hold if the job were alone.
+        gpu_limits: By labels, the limits of jobs that take GPUs of any kind, as in ``Demand.limits``.
+        stamp: Tells it from others.
+    """
+
+    def __init__(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> None:
+        self._limits, self._topology = limits, topology
+        # With copies of what others may change.
+        self._seen = [(*_LASTING(node)[:3], dict(node.total), dict(node.labels)) for node in nodes]
+        self.whole = Room(nodes, [node.total for node in nodes])
+        self.room = Room(nodes, [node.free for node in nodes], topology=topology)
+        self.all_steady = not any(node.draining for node in nodes)
+        self.unusable = [node for node in nodes if node.unusable]
+        self.accelerators = frozenset(filter(None, (node.labels.get(ACCELERATOR_LABEL) for node in nodes)))
+        self.possible: WeakKeyDictionary[Demand, list[Layout]] = WeakKeyDictionary()
+        self.gpu_limits: dict[frozenset[tuple[str, str]], list[float]] = {}
+        self.stamp = object()
+
+    def is_still(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> bool:
+        """Whether it is about these nodes and quotas."""
+        return (limits, topology) == (self._limits, self._topology) and list(map(_LASTING, nodes)) == self._seen
+
+
+class SchedulerMemory:
+    """What a pass need not work out again because the one before has done so. Decisions do not depend on it.
+
+    Attributes:
+        queue: The entries of all active jobs, in queue order.
+        by_id: The same by job.
+    """
+
+    def __init__(self) -> None:
+        self.queue: list[Entry] = []
+        self.by_id: dict[str, Entry] = {}
+        self._by_record: dict[int, Entry] = {}  # by the record's identity; the entry keeps it, so no other gets that
+        self._classes: WeakValueDictionary[tuple[Demand, str, str], JobClass] = WeakValueDictionary()
+        self._fleet: Fleet | None = None
+
+    def see(self, jobs: Sequence[JobRecord]) -> None:
+        """Have an entry for each of the active jobs, and none for others."""
+        records, order = set(map(id, jobs)), attrgetter("order")
+        gone = [self._by_record[record] for record in set(self._by_record).difference(records)]
+        if len(gone) > _MOST_CHANGED:
+            others = set(gone)
+            self.queue = [entry for entry in self.queue if entry not in others]
+        else:
+            for entry in gone:
+                del self.queue[bisect_left(self.queue, entry.order, key=order)]
+        new = records.difference(self._by_record)
+        coming = [self._entry(job, self.by_id.get(job.id)) for job in jobs if id(job) in new] if new else []
+        for entry in gone:
+            del self._by_record[id(entry.job)], self.by_id[entry.job.id]
+        self._by_record |= {id(entry.job): entry for entry in coming}
+        self.by_id |= {entry.job.id: entry for entry in coming}
+        if len(coming) > _MOST_CHANGED:
+            self.queue = sorted(self.queue + coming, key=order)
+        else:
+            for entry in coming:
+                insort(self.queue, entry, key=order)
+
+    def _entry(self, job: JobRecord, before: Entry | None) -> Entry:
+        old = before and before.job
+        if before and old and old.version == job.version:  # only what it waits for in words has changed
+            return replace(before, job=job)
+        if (
+            before
+            and old
+            and old.spec is job.spec
+            and old.profile is job.profile
+            and old.fitted is job.fitted
+            and (old.node_gpus, old.node_memory_bytes) == (job.node_gpus, job.node_memory_bytes)
+        ):
+            demand = before.group.demand
+        else:
+            demand = demand_of(job.spec, job.basis)
+        key = demand, job.tenant, job.queue
+        group = self._classes.get(key)
+        if group is None:
+            group = self._classes[key] = JobClass(*key)
+        has_gang, queued = job.has_gang, job.state is JobState.QUEUED
+        waits = job.state in WAITING_STATES and not has_gang and not job.pause_requested
+        return Entry(job, job.queue_order, group, has_gang, waits, queued)
+
+    def fleet(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> Fleet:
+        """The nodes and quotas, made anew if they have changed."""
+        if self._fleet is None or not self._fleet.is_still(nodes, limits, topology):
+            self._fleet = Fleet(nodes, limits, topology)
+        return self._fleet
+
+
+@dataclass
+class Line:
+    """Jobs considered so far that wait for the same nodes, or in the same account."""
+
+    jobs: int = 0
+
+
+class _Demands(dict[str, Demand]):
+    """The demand of each job on nodes. Those of jobs without a gang are worked out when somebody asks for them."""
+
+    def __init__(self, alone: Callable[[str], Demand]) -> None:
+        super().__init__()
+        self._alone = alone
+
+    def __missing__(self, job_id: str) -> Demand:
+        demand = self[job_id] = self._alone(job_id)
+        return demand
+
+
 class ClusterSnapshot:
     """Jobs, gangs and room, and the decisions so far.
 
@@ -174,87 +349,159 @@ class ClusterSnapshot:
         policy: When gangs may grow.
         limits: Quotas of tenants and queues.
         topology: Node labels that indicate proximity, as in ``Room``.
+        memory: What passes before this one have worked out.
 
     Attributes:
         actions: The decisions so far.
-        jobs: All active jobs by id.
         capacities: The nodes as they are, including draining ones.
         demands: The demand of each job on nodes, by its id.
         gangs: The gangs after these decisions, one for each job that has one; newly started ones last.
         resized: Number of gangs that got another target.
+        fleet: The nodes, apart from what is free on them.
         room: The room left.
         whole: The room that the nodes would have if nothing ran on them.
         quotas: The quotas left.
         gone: Why nodes are missing.
-        queue: The jobs in queue order.
+        entries: All jobs in queue order.
+        queue: The jobs that have a gang, in queue order.
+        seeking: Those whose gangs wait for workers as the pass begins.
         moved: Jobs whose gangs have no place within their ranks' memory limit and are to get another limit.
-        lines: Number of jobs considered so far that wait for each set of nodes, and for each account.
+        lines: The jobs considered so far that wait, by the set of nodes, or the account, for which they do.
     """
 
     def __init__(
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
         room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits, topology: Sequence[str] = (),
+        memory: SchedulerMemory | None = None,
     ) -> None:  # fmt: skip
+        memory = memory or SchedulerMemory()
         self.actions: list[Action] = []
         self.resized = 0
-        self._possible: dict[Demand, list[Layout]] = {}
-        self.jobs = {job.id: job for job in jobs}
-        self.queue = sorted(jobs, key=attrgetter("queue_order"))
-        self.capacities = nodes
-        self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
-        self.demands = {
-            job.id: gang.demand(job.spec, job.basis)
-            if (gang := self.gangs.get(job.id))
-            else demand_of(job.spec, job.basis)
-            for job in jobs
-        }
-        allocated = [(self.demands[job_id], gang.allocated) for job_id, gang in self.gangs.items()]
-        self.room = Room(nodes, [node.free for node in nodes], allocated, topology)
-        self.whole = Room(nodes, [node.total for node in nodes])
+        memory.see(jobs)
+        holders = [entry for entry in memory.queue if entry.has_gang]
+        self.entries, self._by_id, self.capacities = memory.queue, memory.by_id, nodes
+        self.fleet = memory.fleet(nodes, limits, topology)
+        self.room, self.whole = self.fleet.room, self.fleet.whole
+        self.demands: dict[str, Demand] = _Demands(lambda job_id: self._alone(self._by_id[job_id]))
         self.quotas = Quotas(limits, lambda job: self.demands[job.id])
-        for job_id, gang in self.gangs.items():
-            if gang.near and gang.target and gang.layout != gang.target:
-                self.room.expect(self.demands[job_id], gang.target, gang.layout, gang.near)
-            self.quotas.take(self.jobs[job_id], gang.claimed)
-        # Memory limits of jobs that may use several kinds of GPU and have no gang, or one without a place: the limit at
-        # which a job would be fastest if it were alone, regardless of the room there is now.
+        self.gangs: dict[str, Gang] = {}
+        self.seeking: list[Entry] = []
+        self._changing = set[str]()  # jobs whose gangs may have other ranks than they are to have
+        self._nodes: dict[Demand, Nodes] = {}
+        self._possible: dict[Demand, list[Layout]] = {}
+        allocated, claimed = Counter[Demand](), dict[JobClass, tuple[JobRecord, int]]()
+        for entry in holders:
+            job, group = entry.job, entry.group
+            gang = self.gangs[job.id] = gangs.get(job.id) or Gang(None, job.present_layout)
+            demand = self.demands[job.id] = gang.within_limit(group.demand)
+            ranks = gang.claimed
+            claimed[group] = job, ranks + (claimed[group][1] if group in claimed else 0)
+            if gang.waiting:
+                self.seeking.append(entry)
+            else:
+                allocated[demand] += ranks
+            if gang.waiting or gang.layout != gang.target:
+                self._changing.add(job.id)
+        for job, ranks in claimed.values():
+            self.quotas.take(job, ranks)
+        self.whole.prune()
+        self.room.renew([node.free for node in nodes], allocated.items())
+        if topology:
+            for job_id, gang in self.gangs.items():
+                if gang.near and gang.target and gang.layout != gang.target:
+                    self.room.expect(self.demands[job_id], gang.target, gang.layout, gang.near)
         self.moved: set[str] = set()
-        for job in self.queue:
-            present = self.gangs.get(job.id)
-            if present and not (present.waiting and present.target and not self.possible(self.demands[job.id])):
-                continue
-            demand = demand_of(job.spec, job.basis)
-            options = [demand.within(limit) for limit in demand.limits(nodes)]
+        self.queue = [entry.job for entry in holders]
+        for entry in self.seeking:
+            job_id = entry.job.id
+            no_place = self.gangs[job_id].target and not self.possible(self.demands[job_id])
+            if no_place and self.possible(alone := self._alone(entry)):
+                self.demands[job_id] = alone
+                self.moved.add(job_id)
+        self.gone = Cause.NODE_LOST if self.fleet.all_steady else Cause.NODE_DRAINED
+        self.room_seconds, self.policy = room_seconds, policy
+        self.lines: dict[Nodes | Account, Line] = {}
+        self._admitted: set[str] = set()
+        self._equal_nodes: dict[tuple[Any, ...], list[tuple[NodeCapacity, int]]] = {}
+
+    def _alone(self, entry: Entry) -> Demand:
+        """The demand of a job without a gang, or with one that has no place; see ``JobClass``."""
+        group, job = entry.group, entry.job
+        if group.alone is None or group.fleet is not self.fleet.stamp:
+            demand, limits = group.demand, [group.demand.limit]
+            if demand.any_kind:
+                if demand.labels not in self.fleet.gpu_limits:
+                    self.fleet.gpu_limits[demand.labels] = demand.limits(self.capacities)
+                limits = self.fleet.gpu_limits[demand.labels]
+            options = [demand.within(limit) for limit in limits]
             alone = options[-1]
             if len(options) > 1:
+                self.demands.setdefault(job.id, demand)
                 pairs = [(option, layout) for option in options for layout in self.possible(option)]
                 allowed = [layout for _, layout in pairs if not self.quotas.too_small(job, layout.world_size)]
                 best = demand.fastest(allowed or [layout for _, layout in pairs])
                 alone = next((option for option, layout in pairs if layout == best), alone)
-            if present is None or self.possible(alone):
-                self.demands[job.id] = alone
-                if present:
-                    self.moved.add(job.id)
-        self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
-        self.room_seconds, self.policy = room_seconds, policy
-        self.lines: Counter[Nodes | Account] = Counter()
-        self._admitted: set[str] = set()
-        self._nodes: dict[tuple[Kind, int], Nodes] = {}
+            group.alone, group.fleet = alone, self.fleet.stamp
+        return group.alone
+
+    def record(self, job_id: str) -> JobRecord:
+        """The record of a job."""
+        return self._by_id[job_id].job
+
+    def line(self, key: Nodes | Account) -> Line:
+        """The line of jobs that wait for some nodes or in an account."""
+        if key not in self.lines:
+            self.lines[key] = Line()
+        return self.lines[key]
+
+    @cached_property
+    def of_others(self) -> Mapping[str, float]:
+        """What others than our gangs use on the nodes."""
+        used: dict[str, float] = defaultdict(float)
+        for node, equal in self._classes():
+            for name, total in node.total.items():
+                used[name] += (total - node.free.get(name, 0)) * equal
+        ranks = Counter[Demand]()
+        for job_id, gang in self.gangs.items():
+            ranks[self.demands[job_id]] += gang.layout.world_size if gang.layout else 0
+        for demand, number in ranks.items():
+            for name, amount in demand.amounts(number).items():
+                used[name] -= amount
+        return used
+
+    def node_classes(self, demand: Demand) -> list[tuple[NodeCapacity, int]]:
+        """The nodes that a job can use, as far as labels tell, that do not drain: one of each class, and its size."""
+        key = demand.labels, demand.avoid
+        if key not in self._equal_nodes:
+            self._equal_nodes[key] = [each for each in self._classes(demand) if not each[0].draining]
+        return self._equal_nodes[key]
+
+    def _classes(self, demand: Demand | None = None) -> Iterator[tuple[NodeCapacity, int]]:
+        """One of each class of nodes with equal totals and equally much free, and its size: of all, or for a job."""
+        for number, equal in self.room.reported_classes(demand):
+            yield self.capacities[number], equal
+        for number in self.room.others:
+            node = self.capacities[number]
+            if demand is None or demand.takes(node):
+                yield node, 1
 
     def nodes(self, job: JobRecord) -> Nodes:
         """The nodes that could hold, if empty, a job's smallest group of ranks that must share a node."""
         demand = self.demands[job.id]
-        key = demand.kind, demand.smallest_group
-        if key not in self._nodes:
-            slots = self.whole.slots(demand)
-            self._nodes[key] = sum(1 << number for number, slot in enumerate(slots) if slot >= demand.smallest_group)
-        return self._nodes[key]
+        nodes = self._nodes.get(demand)
+        if nodes is None:
+            nodes = self._nodes[demand] = self.whole.holding(demand, demand.smallest_group)
+        return nodes
 
     def possible(self, demand: Demand) -> list[Layout]:
         """The layouts of a job that the nodes could hold if it were alone."""
-        if demand not in self._possible:
-            self._possible[demand] = [layout for layout in demand.layouts if self.whole.fits(demand, layout)]
-        return self._possible[demand]
+        layouts = self._possible.get(demand)
+        if layouts is None:
+            known = self.fleet.possible
+            if demand not in known:
+                known[demand] = [layout for layout in demand.layouts if self.whole.fits(demand, layout)]
+            layouts = self._possible[demand] = known[demand]
+        return layouts
 
     def fitting(self, job: JobRecord, room: Room, among: Iterable[Layout] | None = None) -> list[Layout]:
         """The layouts of a job that fit nodes and quotas, counting what the job holds already as available to it.
@@ -295,6 +542,7 @@ class ClusterSnapshot:
         self.room.place(demand, layout, part=part)
         self.keep(job, layout.world_size)
         self.gangs[job.id] = Gang(None, layout, limit=demand.limit)
+        insort(self.queue, job, key=attrgetter("queue_order"))
 
     def keep(self, job: JobRecord, ranks: int) -> None:
         """Reserve room for more ranks of a job, wherever they will be."""
@@ -309,17 +557,20 @@ class ClusterSnapshot:
             self.room.hold(self.demands[job.id], new.allocated - old.allocated)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
+        self._changing.add(job.id)
         self.actions.append(Resize(job, layout, cause, message, limit, near))
 
     def pause(self, job: JobRecord, message: str, why: str) -> None:
         """Decide that a gang gives up all its room; ``message`` and ``why`` as in ``Pause``."""
         self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
         self.resized += 1
+        self._changing.add(job.id)
         self.actions.append(Pause(job, message, why))
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""
-        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.remaining < gang.allocated]
+        changing = [job for job in self.queue if job.id in self._changing]
+        return [job for job in changing if self.gangs[job.id].remaining < self.gangs[job.id].allocated]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that a job may preempt: lowest priority first, then newest first."""

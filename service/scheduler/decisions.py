@@ -6,8 +6,8 @@ could delay it, so that it cannot starve (``backfill``; ``Quotas``); one that is
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import MappingProxyType
@@ -18,10 +18,22 @@ from boost_core.plan import resolve
 from service.gang.assignment import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.jobs.states import WAITING_STATES, JobState
+from service.jobs.states import JobState
 from service.scheduler import messages
 from service.scheduler.backfill import Head
-from service.scheduler.cluster_snapshot import Action, CapacityObserved, ClusterSnapshot, Gang, ResizePolicy
+from service.scheduler.cluster_snapshot import (
+    Action,
+    Admit,
+    CapacityObserved,
+    ClusterSnapshot,
+    Explain,
+    Gang,
+    JobClass,
+    Line,
+    ResizePolicy,
+    SchedulerMemory,
+    Wait,
+)
 from service.scheduler.placement import ROUNDING, Limits, Nodes
 
 _NONE: Mapping[str, float] = MappingProxyType({})
@@ -32,7 +44,7 @@ Plan = dict[str, Layout | None]  # the target of each gang that may have to make
 def decide(
     jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang] = MappingProxyType({}),
     room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None, limits: Limits | None = None,
-    topology: Sequence[str] = (),
+    topology: Sequence[str] = (), memory: SchedulerMemory | None = None,
 ) -> list[Action]:  # fmt: skip
     """Decide what to do now.
 
@@ -45,22 +57,47 @@ def decide(
         limits: Quotas of tenants and queues.
         topology: Node labels that indicate proximity, outermost first: gangs start and grow within one value of the
             innermost label that has room for all of them.
+        memory: Kept from pass to pass, it saves what has not changed from being worked out again.
     """
-    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology)
+    cluster = ClusterSnapshot(
+        jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology, memory
+    )
     keep_up(cluster)
     heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
-    for job in cluster.queue:
-        gang = cluster.gangs.get(job.id)
-        before = [head for head in heads if head.nodes & cluster.nodes(job)]
-        queued = job.state in WAITING_STATES and not job.has_gang and not job.pause_requested
-        if gang:
-            served = not gang.waiting or bool(before) or _revive(cluster, job, gang)
-        else:
-            served = not queued or _serve(cluster, job, before)
-        if not served:
-            heads.append(Head(cluster, job))
+    # What all jobs of a class are told, until something happens that can change it.
+    answers: dict[JobClass, Answer] = {}
+    actions, seeking = cluster.actions, set(cluster.seeking)
+    for entry in cluster.entries:
+        job = entry.job
+        if not entry.waits:
+            if entry in seeking and not any(head.nodes & cluster.nodes(job) for head in heads):
+                answers.clear()
+                if not _revive(cluster, job, cluster.gangs[job.id]):
+                    heads.append(Head(cluster, job))
+            continue
+        answer = answers.get(entry.group)
+        if answer is None:
+            lines = len(cluster.lines)
+            answer = _serve(cluster, job, heads)
+            if answer is None or len(cluster.lines) > lines:
+                answers.clear()
+            if answer is None:
+                continue
+            answers[entry.group] = answer
+        queued = entry.queued
+        if queued and answer.admits:
+            actions.append(Admit(job))
+            queued = False
+        message, waiting = answer.message, 0
+        for line in answer.ahead:
+            waiting += line.jobs
+        if waiting > 1:
+            message = f"{message} and {waiting - 1} more"
+        actions.append(Explain(job, message) if queued else Wait(job, message))
+        if answer.line:
+            answer.line.jobs += 1
     grow(cluster, [head.nodes for head in heads])
-    return cluster.actions
+    return actions
 
 
 def keep_up(cluster: ClusterSnapshot) -> None:
@@ -74,6 +111,8 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         if gang is None or gang.target is None:
             continue
         demand, layout, target = cluster.demands[job.id], gang.layout, gang.target
+        if layout == target and target in cluster.possible(demand) and job.id not in cluster.moved:
+            continue
         same = (other for other in demand.layouts if other.per_replica == target.per_replica)  # for one of the branches
         if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
             if choice := demand.fastest(cluster.fitting(job, cluster.whole if gang.waiting else cluster.room)):
@@ -110,69 +149,87 @@ def keep_up(cluster: ClusterSnapshot) -> None:
             stuck.append(job)
 
 
-def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:
+@dataclass(frozen=True)
+class Answer:
+    """Why jobs of a class wait.
+
+    Attributes:
+        message: The explanation.
+        admits: Whether they leave the queue nevertheless.
+        line: Where they wait.
+        ahead: Lines of which the jobs so far are counted: the explanation ends with the first of them.
+    """
+
+    message: str
+    admits: bool = False
+    line: Line | None = None
+    ahead: Sequence[Line] = ()
+
+
+def _serve(cluster: ClusterSnapshot, job: JobRecord, heads: list[Head]) -> Answer | None:
     """Start a job's gang, or explain what it waits for.
 
     Args:
         cluster: The cluster snapshot.
         job: The job.
-        before: Jobs ahead that wait for nodes that it could use.
+        heads: Jobs ahead that wait for nodes that must be kept from those behind them; this one may become another.
 
     Returns:
-        False if it waits for nodes that must be kept from the jobs behind it.
+        What holds for all jobs of its class until something else happens; ``None`` if this has changed something.
     """
     demand, quotas = cluster.demands[job.id], cluster.quotas
     possible = cluster.possible(demand)
     if not possible:
-        cluster.admit(job)
-        cluster.wait(job, messages.never_fits(cluster, job))
-        return True
+        return Answer(messages.never_fits(cluster, job), admits=True)
     least = possible[0].world_size
     if account := quotas.too_small(job, least):
-        cluster.admit(job)
-        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
-        return True
+        return Answer(messages.short_of_quota(cluster, job, least, account), admits=True)
     # The first account where it has to wait: for room, or behind another job that does.
     accounts = quotas.accounts(job)
     short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
     if account := next(short, None):
-        first = account not in quotas.heads
-        if first:
-            cluster.admit(job)
-            # Only gangs that use the quota make room in it.
-            resource = account.resource
-            victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
-            lacking = demand.amounts(least)[resource] - quotas.left(account)
-            coming = 0.0  # once all gangs have followed their orders
-            for other in cluster.leaving():
-                if account in quotas.accounts(other):
-                    gang = cluster.gangs[other.id]
-                    coming += cluster.demands[other.id].amounts(gang.claimed - gang.remaining)[resource]
-            if victims and lacking - coming > ROUNDING:
-                _carry_out(cluster, job, victims, _plan(cluster, victims, {resource: lacking - coming}))
+        line = cluster.line(account)
+        if account in quotas.heads:
+            return Answer(messages.short_of_quota(cluster, job, least, account), line=line, ahead=[line])
+        cluster.admit(job)
+        # Only gangs that use the quota make room in it.
+        resource = account.resource
+        victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+        lacking = demand.amounts(least)[resource] - quotas.left(account)
+        coming = 0.0  # once all gangs have followed their orders
+        for other in cluster.leaving():
+            if account in quotas.accounts(other):
+                gang = cluster.gangs[other.id]
+                coming += cluster.demands[other.id].amounts(gang.claimed - gang.remaining)[resource]
+        if victims and lacking - coming > ROUNDING:
+            _carry_out(cluster, job, victims, _plan(cluster, victims, {resource: lacking - coming}))
         cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
-        cluster.lines[account] += 1
-        if first:
-            quotas.heads[account] = job
-            quotas.keep(job, least, until=account)
-        return True
+        line.jobs += 1
+        quotas.heads[account] = job
+        quotas.keep(job, least, until=account)
+        return None
 
+    nodes = cluster.nodes(job)
+    before = [head for head in heads if head.nodes & nodes]
     fitting = cluster.fitting(job, cluster.room, possible)
     harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
     if choice := demand.fastest(harmless):
         cluster.admit(job)
         words = gang_in_words(choice.world_size, demand.each)
         cluster.launch(job, choice, f"starting {choice}: {words}")
-        return True
+        return None
+    line = cluster.line(nodes)
     if before:
-        cluster.wait(job, messages.held_back(cluster, job, before[0].job, bool(fitting)))
-    else:
-        cluster.admit(job)
-        preempt_for(cluster, job)
-        cluster.wait(job, messages.no_room(cluster, job))
-        quotas.keep(job, least)
-    cluster.lines[cluster.nodes(job)] += 1
-    return bool(before)
+        ahead = [other for key, other in cluster.lines.items() if isinstance(key, int) and key & nodes]
+        message = messages.held_back(cluster, job, before[0].job, bool(fitting))
+        return Answer(message, line=line, ahead=() if fitting else ahead)
+    cluster.admit(job)
+    preempt_for(cluster, job)
+    cluster.wait(job, messages.no_room(cluster, job))
+    quotas.keep(job, least)
+    line.jobs += 1
+    heads.append(Head(cluster, job))
+    return None
 
 
 def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
@@ -235,30 +292,36 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
     """Targets that free what is lacking; empty if none do."""
     present: Plan = {job_id: cluster.gangs[job_id].target for job_id in victims}
     smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
-    plan = dict(present)
+    plan, freed = dict(present), dict.fromkeys(lacking, 0.0)
+
+    def free(job_id: str, ranks: int) -> None:
+        each = cluster.demands[job_id].each
+        for name in freed:
+            freed[name] += ranks * each.get(name, 0)
+
+    def order(job_id: str, layout: Layout | None) -> None:
+        before, plan[job_id] = plan[job_id], layout
+        free(job_id, (before.world_size if before else 0) - (layout.world_size if layout else 0))
+
+    def covered() -> bool:
+        return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
+
+    for job_id, target in present.items():
+        free(job_id, cluster.gangs[job_id].remaining - (target.world_size if target else 0))
     for job_id, layouts in smaller.items():
-        if layouts and not _covers(cluster, victims, plan, lacking):
-            plan[job_id] = layouts[-1]
+        if layouts and not covered():
+            order(job_id, layouts[-1])
     for job_id in victims:
-        if not _covers(cluster, victims, plan, lacking):
-            plan[job_id] = None
-    if not _covers(cluster, victims, plan, lacking):
+        if not covered():
+            order(job_id, None)
+    if not covered():
         return {}
     for job_id, layouts in reversed(smaller.items()):  # some need not shrink, or not as far
-        options = [present[job_id], *layouts] if plan[job_id] else [None]
-        plan[job_id] = next(
-            layout for layout in options if _covers(cluster, victims, {**plan, job_id: layout}, lacking)
-        )
+        for layout in [present[job_id], *layouts] if plan[job_id] else [None]:
+            order(job_id, layout)
+            if covered():
+                break
     return plan
-
-
-def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
-    freed: dict[str, float] = defaultdict(float)
-    for job_id, layout in plan.items():
-        ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
-        for name, amount in cluster.demands[victims[job_id].id].amounts(ranks).items():
-            freed[name] += amount
-    return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
 
 
 def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:

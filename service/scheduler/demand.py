@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
@@ -26,7 +27,14 @@ _NOTHING: Mapping[Layout, int] = MappingProxyType({})
 _REMEMBERED = 4096  # specs; a few kilobytes each
 
 Amounts = Mapping[str, float]  # by Ray's names of resources
-Kind = tuple[Hashable, ...]  # determines how many ranks a node can hold
+
+
+class Kind(NamedTuple):
+    """What determines how many ranks a node can hold; fields as in ``Demand``."""
+
+    labels: frozenset[tuple[str, str]]
+    avoid: frozenset[str]
+    each: tuple[tuple[str, float], ...]
 
 
 class Demand:
@@ -44,6 +52,7 @@ class Demand:
         each: Resources that a rank takes from its node, by Ray's names.
         labels: Labels that nodes must have.
         avoid: Kinds of GPU that have too little memory for some of the layouts.
+        any_kind: Whether it takes GPUs of any kind, so that it has a limit.
         layouts: Layouts that the job allows, that are within the limit, and for which hosts have enough memory; fewest
             ranks first.
         lacks_hosts: Whether layouts that fit the device need more memory of a node's host than the job is planned for.
@@ -65,9 +74,9 @@ class Demand:
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
         self.labels = frozenset(required_labels(spec.resources).items())
-        self._any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
+        self.any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
         allowed = spec.layouts()
-        if not needed and (self._any_kind or self.limit < inf):
+        if not needed and (self.any_kind or self.limit < inf):
             needed = {layout: needed_bytes(spec, layout, self._machine) for layout in allowed}
         if beyond is None and basis.node_memory_bytes is not None:
             machine = self._machine
@@ -77,20 +86,20 @@ class Demand:
         self.layouts = tuple(
             layout for layout in allowed if needed.get(layout, 0) <= self.limit and layout not in beyond
         )
-        most = max((needed[layout] for layout in self.layouts), default=0) if self._any_kind else 0
+        most = max((needed[layout] for layout in self.layouts), default=0) if self.any_kind else 0
         self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
         self.lacks_hosts = any(needed.get(layout, 0) <= self.limit for layout in beyond)
         self.least_bytes = min(needed.values(), default=0)
         self._needed, self._beyond, self._smallest = needed, beyond, allowed[0]
         self.placement = spec.resources.placement
         self.smallest_group = min(self.groups(layout)[0] for layout in self.layouts or allowed)
-        self.kind: Kind = (self.labels, self.avoid, tuple(self.each.items()))
+        self.kind = Kind(self.labels, self.avoid, tuple(self.each.items()))
         self._seconds: dict[Layout, float] = {}
         self._within: dict[float, Demand] = {}
 
     def within(self, limit: float) -> "Demand":
         """The demand of a gang with a limit, if the job names no kind of GPU."""
-        if not self._any_kind or limit == self.limit:
+        if not self.any_kind or limit == self.limit:
             return self
         if limit not in self._within:
             self._within[limit] = Demand(self._spec, limit, self._needed, self._basis, self._beyond)
@@ -98,15 +107,17 @@ class Demand:
 
     def holding(self, *layouts: Layout | None) -> "Demand":
         """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
+        if not self.any_kind:
+            return self
         known = (
             self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine) for layout in layouts if layout
         )
-        needed = max(known, default=0) if self._any_kind else 0
+        needed = max(known, default=0)
         return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
 
     def limits(self, nodes: Iterable[NodeCapacity]) -> list[float]:
         """The limits that a gang may have on some nodes, lowest first."""
-        if not self._any_kind:
+        if not self.any_kind:
             return [self.limit]
         usable = [node for node in nodes if self.labels <= node.labels.items() and node.total.get("GPU", 0) > 0]
         return sorted({DEVICE_BYTES.get(node.labels.get(ACCELERATOR_LABEL, ""), inf) for node in usable}) or [inf]

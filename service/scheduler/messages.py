@@ -5,7 +5,6 @@ They are for the job's tenant, to whom jobs of other tenants are not named.
 
 from collections.abc import Iterable
 
-from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.resolve import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.cluster_snapshot import ClusterSnapshot
@@ -30,19 +29,22 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     total = cluster.whole.total(cluster.whole.nodes_for(demand))
     has = ", ".join(f"{total.get(name, 0):g} {name}" for name in demand.each)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))
-    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & demand.avoid
+    kinds = cluster.fleet.accelerators & demand.avoid
     where = "the cluster has"
     if labels:
         where = f"the nodes with {labels} have"
     elif kinds:
-        where = f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have"
+        where = f"the nodes with more memory than {', '.join(sorted(kinds))} have"
     room = sum(cluster.whole.slots(demand))
     message = f"needs {demand.in_words}; {where} {has} in all, room for {room}"
     return f"{message}{_unusable_room(cluster, job, cluster.whole)}; waits for nodes to join"
 
 
 def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
-    """The job is too large for its quota, even if nothing else used it; or other jobs use it, or come first."""
+    """The job is too large for its quota, even if nothing else used it; or other jobs use it, or come first.
+
+    If another job comes first, the number of those that wait with it is to be added.
+    """
     quotas = cluster.quotas
     needed = cluster.demands[job.id].amounts(ranks)[account.resource]
     limit, allocated = quotas.limit[account], quotas.allocated[account]
@@ -51,9 +53,9 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
         return f"{message}; waits for a higher quota"
     message += f" and holds {allocated:g}"
     if reserved := quotas.reserved[account]:
-        message += f", {sum(reserved.values()):g} kept for {_named(job, (cluster.jobs[each] for each in reserved))}"
+        message += f", {sum(reserved.values()):g} kept for {_named(job, map(cluster.record, reserved))}"
     if head := quotas.heads.get(account):
-        return f"{message}; {_behind(job, head, cluster.lines[account])}"
+        return f"{message}; behind {_named(job, [head])}"
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]
     return f"{message}; {_named(job, leaving)} make{'' if len(leaving) > 1 else 's'} room" if leaving else message
 
@@ -65,12 +67,12 @@ def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     message += _unusable_room(cluster, job, cluster.room)
     if leaving := [other for other in cluster.leaving() if cluster.nodes(other) & nodes]:
         return f"{message}; {_named(job, leaving)} make{'' if len(leaving) > 1 else 's'} room"
-    holders = [other for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
+    holders = [other for other in cluster.queue if cluster.nodes(other) & nodes]
     return f"{message}; behind {_named(job, holders)}" if holders else message
 
 
 def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: bool) -> str:
-    """Another job comes first.
+    """Another job comes first; unless there is room, the number of those that wait with it is to be added.
 
     Args:
         cluster: The cluster snapshot.
@@ -81,9 +83,7 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
     message = f"needs {cluster.demands[job.id].in_words}; {_free(cluster, job)}"
     if fits:
         return f"{message}; it might delay {_named(job, [head])}, which comes before it"
-    nodes = cluster.nodes(job)
-    waiting = sum(count for line, count in cluster.lines.items() if isinstance(line, int) and line & nodes)
-    return f"{message}; {_behind(job, head, waiting)}"
+    return f"{message}; behind {_named(job, [head])}"
 
 
 def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
@@ -98,14 +98,10 @@ def _unusable_room(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
     slots, least = room.slots(demand), demand.layouts[0].world_size
     if sum(slots) >= least <= room.ranks(demand):
         message = f": {why_not(job.spec, slots, demand.layouts)}"
-    if unused := [node for node in cluster.capacities if node.unusable and demand.takes(node)]:
+    if unused := [node for node in cluster.fleet.unusable if demand.takes(node)]:
         more = f", nor are {len(unused) - 1} more (boost nodes)" if len(unused) > 1 else ""
         message += f"; node {unused[0].node_id[:12]} is not used: it {unused[0].unusable}{more}"
     return message
-
-
-def _behind(job: JobRecord, head: JobRecord, waiting: int) -> str:
-    return f"behind {_named(job, [head])}" + (f" and {waiting - 1} more" if waiting > 1 else "")
 
 
 def _named(job: JobRecord, others: Iterable[JobRecord]) -> str:

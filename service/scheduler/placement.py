@@ -9,9 +9,11 @@ can take what it has already found.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ _NO_LIMITS: Mapping[str, Amounts] = MappingProxyType({})
 ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 
 Nodes = int  # a set of nodes as a bit mask, because such sets are compared all the time
+Free = tuple[tuple[str, float], ...]  # free resources of a node, by Ray's names
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,18 @@ class Room:
     Nodes' reports of free resources lag behind: a gang that was just started does not show yet. So totals are kept as
     well: gangs that can only be on certain nodes never get more than these nodes have in total.
 
+    Nodes with equal free resources are one class, and for each kind of demand nodes are indexed by how many ranks they
+    can hold. So a question costs as much as there are different answers, and a gang that is placed, or a node that
+    reports something else, as many classes as it changes.
+
     Args:
         nodes: The alive nodes.
         free: Free resources of each.
         allocated: Demands of the existing gangs, and the number of their ranks.
         topology: Names of the labels that define the parts of the network, outermost first.
+
+    Attributes:
+        others: Numbers of the nodes that accept nothing.
     """
 
     def __init__(
@@ -64,43 +74,97 @@ class Room:
         allocated: Iterable[tuple[Demand, int]] = (),
         topology: Sequence[str] = (),
     ) -> None:
-        steady = [
-            (node, dict(left))
-            for node, left in zip(nodes, free, strict=True)
-            if not node.draining and node.unusable is None
-        ]
-        self._nodes = [node for node, _ in steady]
-        self._free = [left for _, left in steady]
-        self._to_come, self._topology = [dict(left) for left in self._free], topology
+        self._steady = [
+            number for number, node in enumerate(nodes) if not node.draining and node.unusable is None
+        ]  # of all nodes
+        steady = set(self._steady)
+        self.others = [number for number in range(len(nodes)) if number not in steady]
+        self._nodes, self._topology = [nodes[number] for number in self._steady], topology
         self._everywhere: Nodes = (1 << len(self._nodes)) - 1
         self._allocated: dict[Nodes, dict[str, float]] = {}
         self._usable: dict[Kind, Nodes] = {}
         self._totals: dict[Nodes, dict[str, float]] = {}
-        # By kind of demand: the ranks that each node can hold, their groups in total, and the ranks by the totals.
-        self._slots: dict[Kind, list[int]] = {}
-        self._groups: dict[tuple[Kind, int], int] = {}
+        # By kind of demand: the nodes by how many ranks they can hold, and the ranks by the totals.
+        self._index: dict[Kind, dict[int, Nodes]] = {}
         self._ranks: dict[Kind, int] = {}
         self._shown: dict[tuple[Nodes, str], float] = {}
+        self._asked: set[Kind] = set()  # since the last renewal
+        self._free = [tuple(free[number].items()) for number in self._steady]
+        numbers: dict[Free, list[int]] = defaultdict(list)
+        for number, left in enumerate(self._free):
+            numbers[left].append(number)
+        self._equal: dict[Free, Nodes] = {left: sum(1 << each for each in equal) for left, equal in numbers.items()}
+        self._reported = dict(self._equal)
+        self._equal_totals: dict[Free, Nodes] = defaultdict(int)
+        for number, node in enumerate(self._nodes):
+            self._equal_totals[tuple(node.total.items())] |= 1 << number
+        self._to_come = [dict(left) for left in self._free] if topology else []
         for demand, ranks in allocated:
             self.hold(demand, ranks)
 
+    def renew(self, free: Sequence[Mapping[str, float]], allocated: Iterable[tuple[Demand, int]]) -> None:
+        """Begin another pass over the same nodes. Arguments as when it was made."""
+        changed: dict[tuple[Free, Free], list[int]] = defaultdict(list)
+        for number, position in enumerate(self._steady):
+            if (left := tuple(free[position].items())) != self._free[number]:
+                changed[self._free[number], left].append(number)
+        self.prune()
+        for (before, after), numbers in changed.items():
+            self._change(before, after, numbers)
+        self._reported = dict(self._equal)
+        self._to_come = [dict(left) for left in self._free] if self._topology else []
+        self._allocated.clear()
+        self._ranks.clear()
+        self._shown.clear()
+        for demand, ranks in allocated:
+            self.hold(demand, ranks)
+
+    def prune(self) -> None:
+        """Forget what no job of the last pass has asked for."""
+        self._index = {kind: index for kind, index in self._index.items() if kind in self._asked}
+        self._usable = {kind: nodes for kind, nodes in self._usable.items() if kind in self._asked}
+        self._asked.clear()
+
     def nodes_for(self, demand: Demand) -> Nodes:
         """The nodes that a job can use."""
+        self._asked.add(demand.kind)
         if demand.kind not in self._usable:
             self._usable[demand.kind] = sum(
                 1 << number for number, node in enumerate(self._nodes) if demand.takes(node)
             )
         return self._usable[demand.kind]
 
+    def reported_classes(self, demand: Demand | None = None) -> Iterator[tuple[int, int]]:
+        """The number of one node of each class with equal totals that reported equally much free, and the class's size.
+
+        Nodes that accept nothing are in none; with a demand, only nodes that the job can use are.
+        """
+        usable = self._everywhere if demand is None else self.nodes_for(demand)
+        for equal in self._reported.values():
+            for alike in self._equal_totals.values():
+                if nodes := equal & alike & usable:
+                    yield self._steady[(nodes & -nodes).bit_length() - 1], nodes.bit_count()
+
+    def by_slots(self, demand: Demand) -> Mapping[int, Nodes]:
+        """The nodes by how many of a job's ranks they can hold, without those that hold none."""
+        kind = demand.kind
+        self._asked.add(kind)
+        index = self._index.get(kind)
+        if index is None:
+            index, usable = defaultdict(int), self.nodes_for(demand)
+            for left, equal in self._equal.items():
+                if (nodes := equal & usable) and (slots := copies(dict(left), demand.each)) > 0:
+                    index[slots] |= nodes
+            self._index[kind] = index
+        return index
+
+    def holding(self, demand: Demand, ranks: int) -> Nodes:
+        """The nodes that can hold so many of a job's ranks."""
+        return reduce(or_, (nodes for slots, nodes in self.by_slots(demand).items() if slots >= ranks), 0)
+
     def slots(self, demand: Demand) -> list[int]:
-        """How many of a job's ranks each node can hold."""
-        if demand.kind not in self._slots:
-            usable = self.nodes_for(demand)
-            self._slots[demand.kind] = [
-                max(0, copies(left, demand.each)) if usable >> number & 1 else 0
-                for number, left in enumerate(self._free)
-            ]
-        return self._slots[demand.kind]
+        """How many of a job's ranks each node can hold, in no order, without nodes that hold none."""
+        return [slots for slots, nodes in self.by_slots(demand).items() for _ in range(nodes.bit_count())]
 
     def ranks(self, demand: Demand) -> int:
         """How many of a job's ranks there is room for in total; below 0 if too many are held already."""
@@ -122,10 +186,7 @@ class Room:
         if layout.world_size > allocated and layout.world_size - allocated > self.ranks(demand):
             return False
         size, count = self._lacking(demand, layout, own)
-        key = demand.kind, size
-        if key not in self._groups:
-            self._groups[key] = sum(slot // size for slot in self.slots(demand))
-        return self._groups[key] >= count
+        return sum(slots // size * nodes.bit_count() for slots, nodes in self.by_slots(demand).items()) >= count
 
     def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
         """The innermost part of the network with room for all of a gang; of several, the one with the least room.
@@ -144,7 +205,7 @@ class Room:
             return _WHOLE
         groups = [  # on each node, once starting gangs have their places
             min(slot, max(0, copies(left, demand.each))) // size if slot else 0
-            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
+            for slot, left in zip(self._each_nodes_slots(demand), self._to_come, strict=True)
         ]
         names = frozenset(beside)
         present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
@@ -162,11 +223,11 @@ class Room:
         Arguments as for ``fits``, and the labels of the part in which it is to get them.
         """
         (size, count), labels = self._lacking(demand, layout, own), dict(near).items()
-        for number, node in enumerate(self._nodes):
+        for node, left in zip(self._nodes, self._to_come, strict=False):  # none without a topology
             if labels <= node.labels.items():
-                groups = min(count, copies(self._to_come[number], demand.each) // size)
+                groups = min(count, copies(left, demand.each) // size)
                 if groups > 0:
-                    _subtract(self._to_come[number], demand.each, groups * size)
+                    _subtract(left, demand.each, groups * size)
                     count -= groups
 
     @cached_property
@@ -187,20 +248,53 @@ class Room:
 
         Arguments as for ``fits``.
         """
-        own_slots = resolve.own_slots(own, demand.placement) if own else []
-        slots = self.slots(demand)
+        within = self._everywhere
         if part is not None and part.nodes is not None:
-            slots = [slot if number in part.nodes else 0 for number, slot in enumerate(slots)]
-        placed = resolve.place(layout, slots + own_slots, demand.placement)
-        if placed is None:
-            raise AssertionError(f"{layout} was placed where it does not fit")
-        for left, to_come, ranks in zip(self._free, self._to_come, placed, strict=False):  # the gang's own come last
-            if ranks:
-                _subtract(left, demand.each, ranks)
-                _subtract(to_come, demand.each, ranks)
-        self._slots.clear()
-        self._groups.clear()
+            within = sum(1 << number for number in part.nodes)
+        changed: dict[tuple[Free, int], list[int]] = defaultdict(list)
+        for number, ranks in self._places(demand, layout, own, within):
+            changed[self._free[number], ranks].append(number)
+            if self._to_come:
+                _subtract(self._to_come[number], demand.each, ranks)
+        for (before, ranks), numbers in changed.items():
+            left = dict(before)
+            _subtract(left, demand.each, ranks)
+            self._change(before, tuple(left.items()), numbers)
         self._shown.clear()
+
+    def _places(self, demand: Demand, layout: Layout, own: Layout | None, within: Nodes) -> Iterable[tuple[int, int]]:
+        """Numbers of nodes and of the ranks on each, as ``resolve.place`` chooses them; the gang's own come last."""
+        if demand.placement == "SPREAD":
+            own_slots = resolve.own_slots(own, demand.placement) if own else []
+            numbered = enumerate(self._each_nodes_slots(demand))
+            present = [slots if within >> number & 1 else 0 for number, slots in numbered]
+            placed = resolve.place(layout, present + own_slots, demand.placement)
+            if placed is None:
+                raise AssertionError(f"{layout} was placed where it does not fit")
+            return [(number, ranks) for number, ranks in enumerate(placed[: len(present)]) if ranks]
+        size, count = demand.groups(layout)
+        room: dict[int, Nodes] = defaultdict(int)  # nodes by how many groups they can hold
+        for slots, nodes in self.by_slots(demand).items():
+            if slots >= size and nodes & within:
+                room[slots // size] |= nodes & within
+        if own:
+            own_size, own_count = demand.groups(own)
+            if own_size >= size:
+                room[own_size // size] |= ((1 << own_count) - 1) << len(self._nodes)
+        taken = list[tuple[int, int]]()
+        while count:  # onto few nodes: the smallest that holds all of the rest, or else the largest
+            if not room:
+                raise AssertionError(f"{layout} was placed where it does not fit")
+            groups = min((each for each in room if each >= count), default=max(room))
+            node = room[groups] & -room[groups]
+            room[groups] ^= node
+            if not room[groups]:
+                del room[groups]
+            number = node.bit_length() - 1
+            if number < len(self._nodes):
+                taken.append((number, min(groups, count) * size))
+            count -= min(groups, count)
+        return taken
 
     def hold(self, demand: Demand, ranks: int) -> None:
         """Count ranks of a job as taken, wherever they are; a negative number as given back."""
@@ -211,9 +305,10 @@ class Room:
             self._shown.clear()
 
     def copy(self) -> "Room":
-        """A copy to try changes on."""
-        other = Room(self._nodes, self._free, topology=self._topology)
+        """A copy to try on it what gangs ``hold``; nothing can be placed in it."""
+        other = copy(self)
         other._allocated = {nodes: defaultdict(float, amounts) for nodes, amounts in self._allocated.items()}
+        other._ranks, other._shown = {}, {}
         return other
 
     def free(self, demand: Demand, resource: str) -> float:
@@ -221,9 +316,38 @@ class Room:
         usable = self.nodes_for(demand)
         key = usable, resource
         if key not in self._shown:
-            shown = sum(left.get(resource, 0) for number, left in enumerate(self._free) if usable >> number & 1)
+            classes = ((dict(left).get(resource, 0), nodes & usable) for left, nodes in self._equal.items())
+            shown = sum(left * nodes.bit_count() for left, nodes in classes)
             self._shown[key] = max(0.0, min(shown, self._left(usable).get(resource, 0)))
         return self._shown[key]
+
+    def _change(self, before: Free, after: Free, numbers: Iterable[int]) -> None:
+        """Move nodes from one class to another."""
+        nodes = 0
+        for number in numbers:
+            self._free[number] = after
+            nodes |= 1 << number
+        self._equal[before] ^= nodes
+        if not self._equal[before]:
+            del self._equal[before]
+        self._equal[after] = self._equal.get(after, 0) | nodes
+        old, new = dict(before), dict(after)
+        for kind, index in self._index.items():
+            each = dict(kind.each)
+            slots, then = max(0, copies(old, each)), max(0, copies(new, each))
+            if slots != then and (moved := nodes & self._usable[kind]):
+                if slots:
+                    index[slots] ^= moved
+                    if not index[slots]:
+                        del index[slots]
+                if then:
+                    index[then] |= moved
+
+    def _each_nodes_slots(self, demand: Demand) -> list[int]:
+        """How many of a job's ranks each node can hold, in the order of the nodes."""
+        usable = self.nodes_for(demand)
+        slots = {left: max(0, copies(dict(left), demand.each)) for left in self._equal}
+        return [slots[left] if usable >> number & 1 else 0 for number, left in enumerate(self._free)]
 
     @staticmethod
     def _lacking(demand: Demand, layout: Layout, own: Layout | None) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from service.scheduler.cluster_snapshot import (
     Pause,
     Resize,
     ResizePolicy,
+    SchedulerMemory,
     Wait,
 )
 from service.scheduler.decisions import decide
@@ -240,6 +241,7 @@ class Reconciler:
         self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
+        self._decided = SchedulerMemory()
         self._limits, self._tracing = limits, tracing
         self._clock = clock
         self._shown: list[dict[str, Any]] | None = None  # the nodes as they were published last
@@ -284,7 +286,7 @@ class Reconciler:
 
         now = self._clock()
         room_seconds = {job_id: now - since for job_id, since in self._room_since.items()}
-        actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
+        actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology, self._decided)
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
         for action in actions:

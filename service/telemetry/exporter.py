@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES, JobRecord
@@ -21,9 +23,11 @@ from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Seen, families, f
 from service.telemetry.process import ProcessMetrics
 
 _RESOURCES = ("CPU", "GPU")
+_END = "# EOF\n"  # of OpenMetrics
 _QUEUE_STATES = (JobState.QUEUED, JobState.SCHEDULING, JobState.RUNNING)
 FAILED_FOR = timedelta(hours=1)  # that a job's failure is shown
 MOST_FAILED = 200  # shown at once, the newest
+MOST_JOBS = 1000  # with metrics of their own: those with gangs first, then those that came first
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +48,8 @@ class TenantCollector(Collector):
         """Yield the present metrics."""
         store, quotas, tenant = self.store, self.quotas, self.tenant
         now = datetime.now(UTC)
-        jobs = [Seen(job, now) for job in store.active() if tenant in (None, job.tenant)]
+        active, backlog = store.first_active(MOST_JOBS, tenant), store.backlog(tenant)
+        jobs = [Seen(job, now) for job in active[:MOST_JOBS]]
         tenants, queues = quotas.limits()
 
         states = family("boost_jobs", "Jobs in each state.", ("state",))
@@ -58,7 +63,10 @@ class TenantCollector(Collector):
                 failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
         yield failed
 
-        # Active jobs.
+        # Active jobs, as many as are shown.
+        left_out = family("boost_jobs_left_out", "Jobs that have not ended and whose own metrics are left out.")
+        left_out.add_metric((), max(0, sum(each.jobs for each in backlog) - len(jobs)))
+        yield left_out
         labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
         info_labels = (*LABELS, "queue", "family", "state")
         infos = family("boost_job_info", "A job that has not ended; always 1.", info_labels)
@@ -84,7 +92,9 @@ class TenantCollector(Collector):
 
         # The number of jobs in each queue, and how long they have waited.
         depth = family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"))
-        counts = Counter((seen.job.queue, seen.job.state) for seen in jobs)
+        counts = Counter[tuple[str, JobState]]()
+        for each in backlog:
+            counts[each.queue, each.state] += each.jobs
         for queue in queues:
             for state in _QUEUE_STATES:
                 depth.add_metric((queue, state), counts[queue, state])
@@ -93,8 +103,9 @@ class TenantCollector(Collector):
             "boost_queue_oldest_wait_seconds", "Waiting time of the job that has waited longest.", ("queue",)
         )
         waits: dict[str, float] = dict.fromkeys(queues, 0.0)
-        for seen in jobs:
-            waits[seen.job.queue] = max(waits.get(seen.job.queue, 0.0), seen.waited_seconds or 0.0)
+        for each in backlog:
+            seconds = (now - each.since).total_seconds() if each.since else 0.0
+            waits[each.queue] = max(waits.get(each.queue, 0.0), seconds)
         for queue, seconds in waits.items():
             oldest.add_metric((queue,), seconds)
         yield oldest
@@ -105,8 +116,10 @@ class TenantCollector(Collector):
         )
         for what, limits in limited.items():
             allocated: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
-            for seen in jobs:
-                allocated[getattr(seen.job, what)] += seen.job.allocated.get("GPU", 0)
+            for each in backlog:  # also of those that hold none
+                allocated[getattr(each, what)] += 0
+            for job in active:
+                allocated[getattr(job, what)] += job.allocated.get("GPU", 0)
             holding = family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,))
             for name, gpus in allocated.items():
                 holding.add_metric((name,), gpus)
@@ -156,6 +169,48 @@ class ServiceCollector(Collector):
         yield from (seen_at, alive, resources)
 
         yield from self.process.collect()
+
+
+def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
+    """Metrics as text, and its media type.
+
+    Most lines are those of gauges and counters of jobs. prometheus-client checks each name in each line again, which
+    takes most of a scrape's time; so it writes only the headers of these, and all of the others.
+
+    Args:
+        collector: The metrics. Their names and labels are legal in every format.
+        accept: What the client accepts, by HTTP's ``Accept``.
+    """
+    encode, media_type = choose_encoder(accept)
+    parts, escaped = list[str](), dict[str, str]()
+    for metric in collector.collect():
+        samples, name = metric.samples, metric.name + ("_total" if metric.type == "counter" else "")
+        if metric.type in ("gauge", "counter") and not any(
+            each.name != name or each.exemplar or each.timestamp is not None for each in samples
+        ):
+            metric.samples = []
+        else:
+            samples = []
+        parts.append(encode(_Only(metric)).decode().removesuffix(_END))
+        for sample in samples:
+            words = []
+            for label, value in sorted(sample.labels.items()):
+                if value not in escaped:
+                    escaped[value] = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+                words.append(f'{label}="{escaped[value]}"')
+            labels = f"{{{','.join(words)}}}" if words else ""
+            parts.append(f"{sample.name}{labels} {floatToGoString(sample.value)}\n")
+    if media_type.startswith("application/openmetrics-text"):
+        parts.append(_END)
+    return "".join(parts).encode(), media_type
+
+
+@dataclass(frozen=True)
+class _Only(Collector):
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self.metric]
 
 
 def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:

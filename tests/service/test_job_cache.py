@@ -100,9 +100,21 @@ def test_few_records_are_kept(store: JobStore) -> None:
     known = JobCache(most=3)
     ids = [store.create(a_spec(), ROOT).id for _ in range(5)]
     with store.engine.connect() as connection:
-        for _ in range(2):
-            assert [job.id for job in known.read(connection, UNFINISHED)] == ids
-            assert len(known._known) == 3
+        first = known.read(connection, UNFINISHED)
+        again = known.read(connection, UNFINISHED)
+    assert [job.id for job in first] == [job.id for job in again] == ids
+    assert len(known._known) == 3
+    # Reading more than that does not forget each record before it is read again.
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, True, False, False]
+
+
+def test_equal_parts_of_specs_are_kept_once(store: JobStore) -> None:
+    for changes in ({"name": "one"}, {"name": "two"}, {"training": {"steps": 20, "sequence_length": 64}}):
+        store.create(a_spec(**changes), ROOT)
+    specs = [job.spec for job in JobStore(store.engine).active()]
+    assert [spec.name for spec in specs] == ["one", "two", "tiny"]
+    assert specs[0].model is specs[1].model is specs[2].model
+    assert specs[0].training is specs[1].training is not specs[2].training
 
 
 def test_json_is_what_pydantic_writes(store: JobStore) -> None:

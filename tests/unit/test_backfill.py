@@ -10,7 +10,7 @@ from boost_core.config import Layout
 from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.backfill import Head
+from service.scheduler.backfill import AllocatedUnits, Head
 from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy
 from service.scheduler.decisions import decide
 from service.scheduler.placement import Limits
@@ -97,6 +97,18 @@ def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
     cluster.resize(jobs[0], Layout(1, 1, 6), Cause.PREEMPTED, "")
     assert head.delayed_by(jobs[3], Layout(1, 1, 2))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 3), (2, 2), (3, 5), (7, 20)])
+def test_equal_gangs_together_take_what_they_take_one_by_one(low: int, high: int) -> None:
+    for gangs in range(12):
+        together, one_by_one = AllocatedUnits(100), AllocatedUnits(100)
+        for units in (together, one_by_one):
+            units.add(1, 4)
+        together.add(low, high, gangs)
+        for _ in range(gangs):
+            one_by_one.add(low, high)
+        assert together.sums == one_by_one.sums
 
 
 class World:

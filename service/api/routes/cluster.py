@@ -6,8 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from boost_core.config.job import AcceleratorType
 from boost_core.plan.machine import MeasuredProfile, ProfilePrecision
@@ -33,7 +32,7 @@ from service.models.cluster import (
     TargetGroup,
 )
 from service.models.jobs import QueueSettings, TenantSettings
-from service.telemetry.exporter import ServiceCollector, TenantCollector, targets
+from service.telemetry.exporter import ServiceCollector, TenantCollector, exposition, targets
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
@@ -145,13 +144,11 @@ async def readyz(context: ContextDep) -> dict[str, str]:
 @health_router.get("/metrics", response_class=Response, responses=GUARDED)
 def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
     """Metrics of the tenant's jobs for Prometheus; operators see all tenants' jobs and the service's own metrics."""
-    registry = CollectorRegistry()
+    collector: Collector = TenantCollector(context.store, context.quotas, who.tenant)
     if who.may(Scope.ADMIN):
-        registry.register(ServiceCollector(context.store, context.quotas, context.metrics))
-    else:
-        registry.register(TenantCollector(context.store, context.quotas, who.tenant))
-    encode, media_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry), media_type=media_type)
+        collector = ServiceCollector(context.store, context.quotas, context.metrics)
+    content, media_type = exposition(collector, request.headers.get("accept", ""))
+    return Response(content, media_type=media_type)
 
 
 # Profiles of kinds of GPU: measured per precision, stored by operators, used for every job's predictions.

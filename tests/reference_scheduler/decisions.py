@@ -1,0 +1,335 @@
+"""Decides what to do about jobs and gangs. Pure: records, gangs and capacities in, actions out.
+
+Higher priorities come first, then jobs that have been in the queue for longer. A job starts at the best of its layouts
+that fit now, on nodes and in quotas. A job that waits for others to make room blocks those behind it from anything that
+could delay it, so that it cannot starve (``backfill``; ``Quotas``); one that is too large for the whole cluster or its
+whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
+
+from boost_core.config import Layout
+from boost_core.messages import Cause
+from boost_core.plan import resolve
+from service.gang.assignment import gang_in_words
+from service.gang.status import NodeCapacity
+from service.jobs.model import JobRecord
+from service.jobs.states import WAITING_STATES, JobState
+from tests.reference_scheduler import messages
+from tests.reference_scheduler.backfill import Head
+from tests.reference_scheduler.cluster_snapshot import Action, CapacityObserved, ClusterSnapshot, Gang, ResizePolicy
+from tests.reference_scheduler.placement import ROUNDING, Limits, Nodes
+
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+Plan = dict[str, Layout | None]  # the target of each gang that may have to make room; None to pause
+
+
+def decide(
+    jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang] = MappingProxyType({}),
+    room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None, limits: Limits | None = None,
+    topology: Sequence[str] = (),
+) -> list[Action]:  # fmt: skip
+    """Decide what to do now.
+
+    Args:
+        jobs: All active jobs.
+        nodes: Total and free resources of the alive nodes.
+        gangs: The gangs by job; a missing one is assumed to be starting.
+        room_seconds: By job, for how long each pass has yielded ``CapacityObserved`` for it.
+        policy: When gangs may grow.
+        limits: Quotas of tenants and queues.
+        topology: Node labels that indicate proximity, outermost first: gangs start and grow within one value of the
+            innermost label that has room for all of them.
+    """
+    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology)
+    keep_up(cluster)
+    heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        before = [head for head in heads if head.nodes & cluster.nodes(job)]
+        queued = job.state in WAITING_STATES and not job.has_gang and not job.pause_requested
+        if gang:
+            served = not gang.waiting or bool(before) or _revive(cluster, job, gang)
+        else:
+            served = not queued or _serve(cluster, job, before)
+        if not served:
+            heads.append(Head(cluster, job))
+    grow(cluster, [head.nodes for head in heads])
+    return cluster.actions
+
+
+def keep_up(cluster: ClusterSnapshot) -> None:
+    """Replace targets that cannot be kept, the last in the queue first: limits have changed, or nodes are gone.
+
+    A gang that has lost workers keeps its target, to return to it, while there are nodes for it. Of several gangs that
+    each have too few workers and wait for those of the others, one pauses.
+    """
+    for job in reversed(cluster.queue):
+        gang = cluster.gangs.get(job.id)
+        if gang is None or gang.target is None:
+            continue
+        demand, layout, target = cluster.demands[job.id], gang.layout, gang.target
+        same = [other for other in demand.layouts if other.per_replica == target.per_replica]
+        if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
+            if choice := demand.fastest(cluster.fitting(job, cluster.whole if gang.waiting else cluster.room)):
+                cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
+        elif job.id in cluster.moved or not cluster.whole.fits(demand, target):
+            # It changes its number of replicas by itself, so that is tried first.
+            fitting = cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
+            if choice := demand.fastest(fitting):
+                cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
+        elif layout and layout.world_size < target.world_size:
+            # Lowered by as much as all targets together exceed the nodes, and to the present layout if the room that
+            # is free now has not been enough for a while.
+            smaller = [other for other in same if layout.world_size <= other.world_size < target.world_size]
+            over = -cluster.room.ranks(demand)
+            late = gang.unchanged_seconds >= cluster.policy.patience_seconds
+            if late and not cluster.fitting(job, cluster.room, [target]):
+                over = target.world_size - layout.world_size
+            if over > 0 and smaller:
+                enough = [other for other in smaller if target.world_size - other.world_size >= over]
+                why = f"the remaining nodes have no room for {target} next to other jobs"
+                cluster.resize(job, enough[-1] if enough else smaller[0], cluster.gone, why)
+
+    stuck: list[JobRecord] = []
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
+            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
+            if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
+                first = others[0]
+                why = f"because {first.name} ({first.id}), which comes before it, needs its workers"
+                message = f"pauses because {first.id}, which comes before it, needs its workers"
+                cluster.pause(job, message, why if first.tenant == job.tenant else messages.GAVE_WAY)
+                return
+            stuck.append(job)
+
+
+def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:
+    """Start a job's gang, or explain what it waits for.
+
+    Args:
+        cluster: The cluster snapshot.
+        job: The job.
+        before: Jobs ahead that wait for nodes that it could use.
+
+    Returns:
+        False if it waits for nodes that must be kept from the jobs behind it.
+    """
+    demand, quotas = cluster.demands[job.id], cluster.quotas
+    possible = cluster.possible(demand)
+    if not possible:
+        cluster.admit(job)
+        cluster.wait(job, messages.never_fits(cluster, job))
+        return True
+    least = possible[0].world_size
+    if account := quotas.too_small(job, least):
+        cluster.admit(job)
+        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
+        return True
+    # The first account where it has to wait: for room, or behind another job that does.
+    accounts = quotas.accounts(job)
+    short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
+    if account := next(short, None):
+        first = account not in quotas.heads
+        if first:
+            cluster.admit(job)
+            # Only gangs that use the quota make room in it.
+            resource = account.resource
+            victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+            lacking = demand.amounts(least)[resource] - quotas.left(account)
+            coming = 0.0  # once all gangs have followed their orders
+            for other in cluster.leaving():
+                if account in quotas.accounts(other):
+                    gang = cluster.gangs[other.id]
+                    coming += cluster.demands[other.id].amounts(gang.claimed - gang.remaining)[resource]
+            if victims and lacking - coming > ROUNDING:
+                _carry_out(cluster, job, victims, _plan(cluster, victims, {resource: lacking - coming}))
+        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
+        cluster.lines[account] += 1
+        if first:
+            quotas.heads[account] = job
+            quotas.keep(job, least, until=account)
+        return True
+
+    fitting = cluster.fitting(job, cluster.room, possible)
+    harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
+    if choice := demand.fastest(harmless):
+        cluster.admit(job)
+        words = gang_in_words(choice.world_size, demand.each)
+        cluster.launch(job, choice, f"starting {choice}: {words}")
+        return True
+    if before:
+        cluster.wait(job, messages.held_back(cluster, job, before[0].job, bool(fitting)))
+    else:
+        cluster.admit(job)
+        preempt_for(cluster, job)
+        cluster.wait(job, messages.no_room(cluster, job))
+        quotas.keep(job, least)
+    cluster.lines[cluster.nodes(job)] += 1
+    return bool(before)
+
+
+def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
+    """Keep room for a gang that waits for workers, which it finds by itself; False if it waits for others' room."""
+    if gang.target is None or not cluster.possible(cluster.demands[job.id]):
+        return True
+    demand = cluster.demands[job.id]
+    choice = demand.fastest(cluster.fitting(job, cluster.room))
+    if choice is None:
+        if gang.unchanged_seconds >= cluster.policy.settle_seconds:  # its own old room may be about to be freed
+            preempt_for(cluster, job)
+        return False
+    reserved, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
+    if gang.target.world_size <= cluster.room.ranks(demand) and not faster:
+        reserved = gang.target
+    elif choice != gang.target:
+        cause = Cause.NODE_JOINED if faster else Cause.NODE_LOST
+        cluster.resize(job, choice, cause, f"there is room for {choice}, not for {gang.target}")
+    cluster.room.place(demand, choice)
+    cluster.room.hold(demand, reserved.world_size)
+    return True
+
+
+# Which gangs make room for a job of higher priority.
+
+
+def preempt_for(cluster: ClusterSnapshot, job: JobRecord) -> None:
+    """Shrink gangs of lower priority as far as a job that does not fit needs, and pause some if that is not enough.
+
+    The last in the queue come first. No gang is disturbed in vain, or while others are still about to make room. Where
+    gangs are is not known: if there is enough room in total and the job still does not fit for a while, the room is
+    fragmented, and one more gang becomes as small as possible, or pauses.
+    """
+    nodes, demand = cluster.nodes(job), cluster.demands[job.id]
+    victims = {other.id: other for other in cluster.lower(job) if cluster.nodes(other) & nodes}
+    if not victims:
+        return
+    needed = cluster.possible(cluster.demands[job.id])[0].world_size
+    leaving = [other for other in cluster.leaving() if cluster.nodes(other) & nodes]
+    expected = cluster.room.copy()  # once all gangs have followed their orders
+    for other in leaving:
+        expected.hold(cluster.demands[other.id], cluster.gangs[other.id].remaining - cluster.gangs[other.id].allocated)
+    plan: Plan = {}
+    if (missing := needed - expected.ranks(demand)) > 0:
+        plan = _plan(cluster, victims, demand.amounts(missing))
+    elif not leaving:
+        cluster.actions.append(CapacityObserved(job))
+        if cluster.room_seconds.get(job.id, 0) >= cluster.policy.settle_seconds:
+            missing = needed - sum(cluster.room.slots(demand))  # others than our gangs may hold some
+            if missing > 0:
+                plan = _plan(cluster, victims, demand.amounts(missing))
+            else:  # one more, smaller if any can be, or else paused
+                smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
+                first = next((job_id for job_id, layouts in smaller.items() if layouts), next(iter(victims)))
+                plan = {first: smaller[first][-1] if smaller[first] else None}
+    _carry_out(cluster, job, victims, plan)
+
+
+def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
+    """Targets that free what is lacking; empty if none do."""
+    present: Plan = {job_id: cluster.gangs[job_id].target for job_id in victims}
+    smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
+    plan = dict(present)
+    for job_id, layouts in smaller.items():
+        if layouts and not _covers(cluster, victims, plan, lacking):
+            plan[job_id] = layouts[-1]
+    for job_id in victims:
+        if not _covers(cluster, victims, plan, lacking):
+            plan[job_id] = None
+    if not _covers(cluster, victims, plan, lacking):
+        return {}
+    for job_id, layouts in reversed(smaller.items()):  # some need not shrink, or not as far
+        options = [present[job_id], *layouts] if plan[job_id] else [None]
+        plan[job_id] = next(
+            layout for layout in options if _covers(cluster, victims, {**plan, job_id: layout}, lacking)
+        )
+    return plan
+
+
+def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
+    freed: dict[str, float] = defaultdict(float)
+    for job_id, layout in plan.items():
+        ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
+        for name, amount in cluster.demands[victims[job_id].id].amounts(ranks).items():
+            freed[name] += amount
+    return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
+
+
+def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
+    """Smaller layouts that a gang can take in its place, largest first."""
+    gang, demand = cluster.gangs[job.id], cluster.demands[job.id]
+    own = resolve.own_slots(gang.layout, demand.placement) if gang.layout else []
+    layouts = [
+        layout
+        for layout in demand.layouts
+        if layout.world_size < gang.remaining and resolve.fits(layout, own, demand.placement)
+    ]  # fmt: skip
+    return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
+
+
+def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobRecord], plan: Plan) -> None:
+    reason = f"to make room for {job.id}, which has priority {job.spec.priority}"
+    for job_id, layout in plan.items():
+        present = cluster.gangs[job_id].target
+        if layout is None:
+            why = "to make room for a job of higher priority"  # another tenant's is not named
+            if victims[job_id].tenant == job.tenant:
+                why = f"to make room for {job.name} ({job.id}), which has priority {job.spec.priority}"
+            cluster.pause(victims[job_id], f"pauses {reason}", why)
+        elif layout != present:
+            message = f"shrinks from {present} to {layout} {reason}"
+            cluster.resize(victims[job_id], layout, Cause.PREEMPTED, message)
+
+
+# Which gangs grow.
+
+
+def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
+    """Let gangs grow into the room left, in queue order, but not into a quota that a job waits for.
+
+    Args:
+        cluster: The cluster snapshot.
+        waiting: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
+    """
+    reserved, policy = reduce(or_, waiting, 0), cluster.policy
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if gang is None or gang.layout is None or gang.layout != gang.target or job.spec.elasticity is None:
+            continue
+        has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
+        if job.state is not JobState.RUNNING or not has_steps_to_do or cluster.nodes(job) & reserved:
+            continue
+        if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
+            continue
+        demand, layout = cluster.demands[job.id], gang.layout
+        larger = [other for other in demand.layouts if other.world_size > layout.world_size]
+        fitting = cluster.fitting(job, cluster.room, larger)
+        choice = demand.fastest(fitting)
+        if choice is None:
+            continue
+        # More replicas if they gain enough; another layout of each only if that gains much more.
+        stay = demand.fastest([layout, *(other for other in fitting if other.per_replica == layout.per_replica)])
+        if stay is None or demand.seconds(layout) < (1 + policy.minimum_gain) * demand.seconds(stay):
+            stay = layout
+        changes = choice.per_replica != layout.per_replica
+        if not changes or demand.seconds(stay) < (1 + policy.layout_gain) * demand.seconds(choice):
+            choice = stay
+        if choice == layout:
+            continue
+        seen = cluster.room_seconds.get(job.id, 0.0)
+        ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
+        if not (ripe or gang.limits_changed):
+            cluster.room.place(demand, choice, layout)
+            cluster.keep(job, choice.world_size - gang.allocated)
+            cluster.actions.append(CapacityObserved(job))
+            continue
+        part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
+        cluster.room.place(demand, choice, layout, part)
+        cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
+        cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
