@@ -115,7 +115,7 @@ def train(name: str) -> dict[str, object]:
 
 
 def main(names: list[str]) -> None:
-    torch.backends.cuda.enable_cudnn_sdp(False)  # not modelled; torch 2.13 prefers it on an H100
+    torch.backends.cuda.enable_cudnn_sdp(False)  # not modelled; torch prefers it on an H100
     # The trial of adds_products compares numbers, which nothing computes here. A GPU has what it looks for.
     with patch("boost_core.optim.zero.adds_products", lambda device, dtype: dtype in (torch.bfloat16, torch.float16)):
         for name in names or [*WHOLE, *MODES]:

@@ -126,10 +126,17 @@ def triton_launch() -> None:
 
 
 def cudnn() -> None:
-    """Left to itself, torch takes cuDNN's attention on an H100, or does as told, and is refused."""
+    """It is not modelled, and refused as soon as torch asks for it."""
     x = torch.ones(1, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION), refused("cuDNN"):
         torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def attention_left_to_torch() -> None:
+    """On an H100 it chooses cuDNN's."""
+    x = torch.ones(1, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
+    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(x, x, x, is_causal=True))
+    assert chosen == torch.nn.attention.SDPBackend.CUDNN_ATTENTION
 
 
 def flash_attention() -> None:
@@ -152,7 +159,7 @@ SCENES = {
     each.__name__: each
     for each in (
         copies_and_fills, replay, allocator, out_of_memory, synchronising_in_a_capture, pageable_copy_in_a_capture,
-        captured_event, unjoined_stream, joined_stream, triton_launch, cudnn, flash_attention, broken_device,
+        captured_event, unjoined_stream, joined_stream, triton_launch, cudnn, attention_left_to_torch, flash_attention, broken_device,
     )
 }  # fmt: skip
 

@@ -109,14 +109,14 @@ cublasStatus_t cublasSgemm_v2(
     cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float *alpha,
     const float *a, int lda, const float *b, int ldb, const float *beta, float *c, int ldc)
 {
-    return cublasGemmEx(handle, ta, tb, m, n, k, alpha, a, CUDA_R_32F, lda, b, CUDA_R_32F, ldb, beta, c, CUDA_R_32F, ldc,
-                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    return cublasGemmEx(handle, ta, tb, m, n, k, alpha, a, CUDA_R_32F, lda, b, CUDA_R_32F, ldb, beta, c, CUDA_R_32F,
+                        ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 
 cublasStatus_t cublasSgemmStridedBatched(
     cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float *alpha,
-    const float *a, int lda, long long a_stride, const float *b, int ldb, long long b_stride, const float *beta, float *c,
-    int ldc, long long c_stride, int count)
+    const float *a, int lda, long long a_stride, const float *b, int ldb, long long b_stride, const float *beta,
+    float *c, int ldc, long long c_stride, int count)
 {
     return cublasGemmStridedBatchedEx(handle, ta, tb, m, n, k, alpha, a, CUDA_R_32F, lda, a_stride, b, CUDA_R_32F, ldb,
                                       b_stride, beta, c, CUDA_R_32F, ldc, c_stride, count, CUBLAS_COMPUTE_32F,
@@ -127,8 +127,8 @@ cublasStatus_t cublasDgemm_v2(
     cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const double *alpha,
     const double *a, int lda, const double *b, int ldb, const double *beta, double *c, int ldc)
 {
-    return cublasGemmEx(handle, ta, tb, m, n, k, alpha, a, CUDA_R_64F, lda, b, CUDA_R_64F, ldb, beta, c, CUDA_R_64F, ldc,
-                        CUBLAS_COMPUTE_64F, CUBLAS_GEMM_DEFAULT);
+    return cublasGemmEx(handle, ta, tb, m, n, k, alpha, a, CUDA_R_64F, lda, b, CUDA_R_64F, ldb, beta, c, CUDA_R_64F,
+                        ldc, CUBLAS_COMPUTE_64F, CUBLAS_GEMM_DEFAULT);
 }
 
 cublasStatus_t cublasDgemmStridedBatched(
@@ -202,7 +202,8 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *prefer
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
-    cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t bytes)
+    cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+    size_t bytes)
 {
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -51,7 +51,7 @@ cudaError_t mock_enter(const char *function)
         mock_report("TOUCHED process %d by %s", (int)getpid(), function);
     }
     if (touched_by != getpid()) {
-        mock_report("FORKED process %d after process %d had touched CUDA: %s", (int)getpid(), (int)touched_by, function);
+        mock_report("FORKED process %d after process %d had touched CUDA: %s", getpid(), touched_by, function);
         return mock_failed(cudaErrorInitializationError);
     }
     return broken ? mock_failed(broken) : cudaSuccess;

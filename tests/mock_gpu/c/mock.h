@@ -26,8 +26,8 @@ int mock_device(void);                      /* the calling thread's */
 int mock_compute_capability(void);          /* 90 for 9.0 */
 long mock_number(const char *variable, long otherwise); /* of the environment */
 double mock_now(void);                      /* seconds */
-bool mock_broken(void);                     /* all calls fail from now on */
-bool mock_lost_collective(double *late);    /* whether the next collective never starts, and else by how much it is late */
+bool mock_broken(void);                     /* all calls fail from now on, and nothing that is enqueued begins */
+bool mock_lost_collective(double *late);    /* whether the next collective never starts; else by how much it is late */
 
 #define ENTER()                                   \
     do {                                          \

@@ -1,8 +1,8 @@
 /* NCCL between processes of one machine: collectives that wait for one another, and move what is small.
 
-   A communicator is a file that all of its ranks map, in the folder MOCK_GPU_RENDEZVOUS (/dev/shm by default). Each rank
-   has a slot there. In collective n it writes what it sends into its slot, as soon as all have read the slots of n − 1;
-   it receives as soon as all have written. So a rank that never comes holds the others, and nothing else does. */
+   A communicator is a file that all of its ranks map, in the folder MOCK_GPU_RENDEZVOUS (/dev/shm by default). Each has
+   a slot there. In collective n it writes what it sends into its slot, as soon as all have read the slots of n − 1; it
+   receives as soon as all have written. So a rank that never comes holds the others, and nothing else does. */
 #include "mock.h"
 
 #include <fcntl.h>
@@ -214,7 +214,7 @@ static bool advance(struct collective *c)
         c->lost = mock_lost_collective(&late);
         c->begin = mock_now() + late;
     }
-    if (c->lost || mock_now() < c->begin)
+    if (c->lost || mock_now() < c->begin || mock_broken())
         return false;
     if (!c->sent) {
         for (int i = 0; i < comm->size; i++)

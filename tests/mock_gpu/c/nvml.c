@@ -1,7 +1,7 @@
 /* NVML, a library by itself, so that a program finds it or does not.
 
-   MOCK_GPU_COUNT GPUs; MOCK_GPU_MIG=1 parts each into two instances, which have no utilization of their own. It does not
-   touch CUDA. */
+   MOCK_GPU_COUNT GPUs; MOCK_GPU_MIG=1 parts each into two instances, which have no utilization of their own. It does
+   not touch CUDA. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

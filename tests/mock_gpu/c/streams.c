@@ -1,8 +1,8 @@
 /* Streams, events, copies and fills, and their capture into graphs.
 
-   What is enqueued on a stream is done in order. Most of it is done at once, by the thread that enqueues it, as a kernel
-   takes no time here. A collective waits for other processes, and what is behind it on its stream, or waits for an event
-   there, stays enqueued: then a thread of ours advances all streams until they are empty. */
+   What is enqueued on a stream is done in order. Most of it is done at once, by the thread that enqueues it, as kernels
+   take no time here. A collective waits for other processes, and what is behind it on its stream, or waits for an
+   event there, stays enqueued: then a thread of ours advances all streams until they are empty. */
 #include "mock.h"
 
 #include <stdarg.h>
@@ -279,8 +279,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle)
     struct stream *stream = mock_stream(handle);
     mock_log("synchronize stream %d", stream->number);
     pthread_mutex_lock(&mock_lock);
-    cudaError_t error = stream->capture ? invalidate(capture_of(stream->capture), "cudaStreamSynchronize") : cudaSuccess;
-    if (!error)
+    cudaError_t error = cudaSuccess;
+    if (stream->capture)
+        error = invalidate(capture_of(stream->capture), "cudaStreamSynchronize");
+    else
         error = mock_prohibited("cudaStreamSynchronize");
     if (!error)
         WAIT_UNTIL(!stream->first);
