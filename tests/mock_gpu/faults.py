@@ -1,7 +1,7 @@
 """A worker on the mock whose training fails, hangs or breaks its GPU. A rank of a few, each in its own process.
 
-Takes a scenario, the rank, their number and a folder where the ranks find each other. What a supervisor would do is done
-by the process itself: it has the training aborted once a rank has said that it fails, or once all hang.
+Takes a scenario, the rank, their number and a folder where the ranks find each other. What a supervisor would do is
+done by the process itself: it has the training aborted once a rank has said that it fails, or once all hang.
 """
 
 import json
@@ -189,7 +189,7 @@ def out_of_memory(rank: Rank) -> None:
 
 
 def broken(rank: Rank) -> None:
-    """What an illegal access leaves is not touched again, and NCCL's watchdog does not end the process before it says so."""
+    """After an illegal access the process says so, before NCCL's watchdog could end it, and touches nothing more."""
 
     def training() -> None:
         x = torch.ones(4).cuda()
@@ -209,5 +209,4 @@ SCENARIOS = {each.__name__: each for each in (hang, bad_data, out_of_memory, bro
 
 if __name__ == "__main__":
     SCENARIOS[sys.argv[1]](Rank(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
-    print("as expected", flush=True)
     os._exit(0)  # as a broken process cannot tidy up

@@ -454,10 +454,13 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, un
         op.event.version = ++event->recorded;
     } else if (!(flags & cudaEventRecordExternal)) { /* orders what is captured, and no more */
         event->captured = mock_stream(stream)->capture;
-        op.advance = NULL;
+        op.advance = NULL; /* no node, so nothing that would have to be joined */
     }
     bool external = flags & cudaEventRecordExternal;
-    mock_enqueue(stream, op, "record%s%s", event->timed ? " timed" : "", external ? " external" : "");
+    if (op.advance)
+        mock_enqueue(stream, op, "record%s%s", event->timed ? " timed" : "", external ? " external" : "");
+    else
+        mock_log("record stream %d captured", mock_stream_number(stream));
     memcpy(event->clock, mock_stream(stream)->clock, sizeof event->clock);
     pthread_mutex_unlock(&mock_lock);
     return cudaSuccess;
