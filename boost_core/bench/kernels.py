@@ -247,26 +247,25 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
     gradient_dc, dscale_d = draw.normal(sizes.hidden, sizes.mlp, precise=True), draw.normal(sizes.hidden, precise=True)
     weight_dc, scale_d = draw.normal(sizes.hidden, sizes.mlp), draw.normal(sizes.hidden)
+
+    def unscale(begins: bool, *tensors: torch.Tensor) -> Tensors:
+        gradient_dc, weight_dc, scale_d, dscale_d = tensors
+        unscale_(gradient_dc, weight_dc, scale_d, dscale_d, begins)
+        return gradient_dc, dscale_d
+
+    read_and_written = gradient_dc.nbytes * 2 + weight_dc.nbytes
     for name, begins in (("", True), (", added", False)):
-
-        def unscale(
-            gradient_dc: torch.Tensor, weight_dc: torch.Tensor, scale_d: torch.Tensor, dscale_d: torch.Tensor,
-            begins: bool = begins,
-        ) -> Tensors:  # fmt: skip
-            unscale_(gradient_dc, weight_dc, scale_d, dscale_d, first=begins)
-            return gradient_dc, dscale_d
-
-        scaled = (gradient_dc, weight_dc, scale_d, dscale_d)
-        yield Case(f"unscale{name}", scaled, (), unscale, gradient_dc.nbytes * 2 + weight_dc.nbytes)
+        tensors = gradient_dc, weight_dc, scale_d, dscale_d
+        yield Case(f"unscale{name}", tensors, (), partial(unscale, begins), read_and_written)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)
-    read_and_written = x_gTm.nbytes + x_gTm.numel(), weight_grd.nbytes + weight_grd.numel()
-    yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), read_and_written[0])
+    yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), x_gTm.nbytes + x_gTm.numel())
     for name, quantise in (("rows", quantise_rows), ("columns", quantise_columns)):
         yield Case(
             f"quantise a weight's {name}", (weight_grd, scale_r), (),
-            lambda weight, factor, quantise=quantise: tuple(quantise(weight, factor)), read_and_written[1],
+            lambda weight, factor, quantise=quantise: tuple(quantise(weight, factor)),
+            weight_grd.nbytes + weight_grd.numel(),
         )  # fmt: skip
 
     ranks, count, width = 3, 2, 4 * sizes.hidden

@@ -516,12 +516,12 @@ class ParamGroup:
             whole = gradient.new_zeros(self._layout.shapes[name])
             part.of(whole).copy_(gradient)
             gradient = whole
-        start, stop = self._layout.ranges[name]
+        begin, end = self._layout.ranges[name]
         for index in self.buckets_of(name):
             bucket = self.buckets[index]
-            low, high = max(start, bucket.start), min(stop, bucket.stop)
+            low, high = max(begin, bucket.start), min(end, bucket.stop)
             here = self._memory_of(index)[low - bucket.start : high - bucket.start]
-            here.add_(gradient.flatten()[low - start : high - start])
+            here.add_(gradient.flatten()[low - begin : high - begin])
 
     def summed_gradients(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by name; requires that this replica keeps all of them."""

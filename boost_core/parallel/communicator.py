@@ -1,5 +1,6 @@
 """Every collective of the trainer: the ledger that counts and times them, the groups, and the clock of a step."""
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -80,11 +81,13 @@ class CommunicationLedger:
 
     Attributes:
         part: The part of the step that is running; set from outside.
+        timed: Whether what is started on CUDA is timed, or counted only; also for the clock of a step.
         exposed_seconds: Seconds waited in each part, as far as they have been read.
         unread: Collectives on CUDA that were waited for, whose times are read with the totals.
     """
 
     part: Part = Part.OTHER
+    timed: bool = True
     exposed_seconds: dict[Part, float] = field(default_factory=lambda: defaultdict(float))
     unread: list["_Times"] = field(default_factory=list)
     _totals: dict[Entry, Totals] = field(default_factory=dict)
@@ -132,17 +135,17 @@ class CommunicationLedger:
         self.exposed_seconds[part] += seconds
 
     @contextmanager
-    def recorded(self) -> Iterator["Recording"]:
+    def recorded(self, timed: bool) -> Iterator["Recording"]:
         """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
-        before, recording = (self._totals, self.unread), Recording({}, [])
-        self._totals, self.unread = recording.totals, recording.times
+        before, recording = (self._totals, self.unread, self.timed), Recording({}, [])
+        self._totals, self.unread, self.timed = recording.totals, recording.times, timed
         try:
             yield recording
         finally:
-            self._totals, self.unread = before
+            self._totals, self.unread, self.timed = before
 
     def replay(self, recording: "Recording") -> None:
-        """Count a recording that the device repeats."""
+        """Count a recording that the device repeats; if it does so without the events, with their newest times."""
         for entry, totals in recording.totals.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
         self.unread += recording.times
@@ -193,7 +196,8 @@ class _OnCuda:
     def __init__(
         self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
     ) -> None:
-        self._entry, self._ledger, self._started = entry, ledger, timed_event()
+        self._entry, self._ledger = entry, ledger
+        self._started = timed_event() if ledger.timed else None
         # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
         # is the caller's own: after a wait on any other stream, torch would free the payload's memory too early.
         self._launched: tuple[Launched, torch.Tensor] | None = (launch(), payload)
@@ -201,10 +205,12 @@ class _OnCuda:
     def wait(self) -> None:
         if self._launched is None:
             raise AssertionError("waited for already")
-        begun = timed_event()
+        begun = None if self._started is None else timed_event()
         self._launched[0].wait()
         self._launched = None
-        self._ledger.unread.append(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
+        if self._started is not None and begun is not None:
+            times = _Times(self._entry, self._ledger.part, self._started, begun, timed_event())
+            self._ledger.unread.append(times)
 
 
 def timed_event() -> torch.cuda.Event:
@@ -342,7 +348,8 @@ class Communicator:
 #
 # On CPU the records are wall times. On CUDA the host runs ahead of the device, so between the batch's arrival and the
 # step's own synchronisation they are events; for a captured step, those captured with it. They are read after that
-# synchronisation, which also places them on the host's clock: measuring never makes the host wait. Afterwards the
+# synchronisation, which also places them on the host's clock: measuring never makes the host wait. A replayed step may
+# leave them out; its parts then have the shares of it that they had in the newest one with events. Afterwards the
 # device still performs the update while the host goes on; what is unfinished when the next step has its batch counts
 # for that step.
 #
@@ -391,10 +398,12 @@ class StepClock:
         self._events: list[tuple[Part, torch.cuda.Event]] = []  # likewise for later parts, until they can be read
         self._host_is_ahead = False  # of the device, so that records are events
         self._updated: torch.cuda.Event | None = None  # by the step before
+        self._replayed: int | None = None  # how many of the events a replay has recorded; ``None`` without a replay
+        self._shares: list[tuple[Part, float]] = []  # when each part began in the newest timed replay, from 0 to 1
 
     def begin(self) -> None:
         """A step begins by waiting for its batch."""
-        self._marks, self._events, self._host_is_ahead = [], [], False
+        self._marks, self._events, self._host_is_ahead, self._replayed = [], [], False, None
         self.enter(Part.DATA)
 
     def has_batch(self) -> None:
@@ -409,7 +418,8 @@ class StepClock:
         """Another part begins."""
         self._ledger.part = part
         if self._host_is_ahead:
-            self._events.append((part, timed_event()))
+            if self._ledger.timed:
+                self._events.append((part, timed_event()))
         else:
             self._marks.append((part, time.perf_counter()))
 
@@ -429,9 +439,10 @@ class StepClock:
         finally:
             self._events = before
 
-    def replay(self, recorded: list[tuple[Part, torch.cuda.Event]]) -> None:
-        """The device repeats what was recorded; the current part is now its last."""
-        self._events += recorded
+    def replay(self, recorded: list[tuple[Part, torch.cuda.Event]], timed: bool) -> None:
+        """The device repeats what was recorded, with its events if it is timed; the current part is now its last."""
+        self._replayed = len(recorded) if timed else 0
+        self._events += recorded if timed else []
         if recorded:
             self._ledger.part = recorded[-1][0]
 
@@ -441,7 +452,18 @@ class StepClock:
         values: list[float] = tensor.tolist()
         if reached is not None:
             now = time.perf_counter()
-            self._marks += [(part, now - event.elapsed_time(reached) / 1000) for part, event in self._events]
+            marks = [(part, now - event.elapsed_time(reached) / 1000) for part, event in self._events]
+            known = len(marks) - (self._replayed or 0)
+            self._marks += marks[:known]
+            if self._replayed is not None:
+                began = max(at for _, at in self._marks)
+                if self._replayed:
+                    span = max(now - began, sys.float_info.min)
+                    self._shares = [(part, (at - began) / span) for part, at in marks[known:]]
+                else:
+                    marks = [(part, began + share * (now - began)) for part, share in self._shares]
+                    known = 0
+            self._marks += marks[known:]
             self._events, self._host_is_ahead = [], False
         return values
 

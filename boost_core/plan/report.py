@@ -714,6 +714,9 @@ def _planned_shape(
     )
 
 
+_ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor cores want rows to be multiples of
+
+
 def _notes(
     spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
 ) -> Iterator[str]:
@@ -751,6 +754,18 @@ def _notes(
         )
     if not on_gpu:
         return
+    # Rows of matrices begin at multiples of what a thread reads at once, or it reads one element at a time, and
+    # matrix products have slower kernels.
+    aligned = _ACCESS_BYTES // (1 if spec.training.precision == "fp8" else BYTES[spec.training.precision])
+    tensor = max(layout.tp for layout in jobs)
+    for name in ("hidden_size", "intermediate_size", "rank", "vocab_size"):
+        size, unit = getattr(spec.model, name) or 0, aligned * (1 if name == "rank" else tensor)
+        if size % unit:
+            nearest = max(unit, round(size / unit) * unit)
+            yield (
+                f"model.{name}={size} leaves rows on a GPU that are no multiple of {_ACCESS_BYTES} bytes, which makes "
+                f"products and all that reads them slower; the nearest size without that is {nearest}"
+            )
     needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in planned)
     if most.node_memory_bytes is None:

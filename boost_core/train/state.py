@@ -4,10 +4,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,15 @@ from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.zero import Gradients
-from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock, StepParts, Totals
+from boost_core.parallel.communicator import (
+    CommunicationLedger,
+    Communicator,
+    Part,
+    Recording,
+    StepClock,
+    StepParts,
+    Totals,
+)
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
 from boost_core.parallel.symmetric_memory import abort_all, connect
@@ -93,6 +102,9 @@ class StepInputs:
 # read-back, which decides whether there is one, and is a few launches. (Megatron-Core's full-iteration graphs leave the
 # optimizer out, too.)
 #
+# Each timed event is a node of the graph, and there are three for each collective. So the work is captured twice, with
+# events and without, in the same memory, and only every ``TIMED_EVERY``-th step is replayed with them.
+#
 # NCCL wants all ranks of a collective to capture it or none, so ranks agree after they have tried. A graph lives as
 # long as the state of one gang: after a resize the new gang's state captures its own.
 
@@ -100,6 +112,7 @@ logger = logging.getLogger(__name__)
 
 # The first compiles kernels, creates communicators and learns the gradients' order; the second sends in that order.
 WARM_STEPS = 2
+TIMED_EVERY = 10  # replayed steps
 
 Results = tuple[torch.Tensor, torch.Tensor]  # the values read from a step's work, and what its update needs
 Work = Callable[[], Results]  # enqueues a step's work
@@ -110,7 +123,14 @@ class CudaGraph:
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
+        self._memory: Any = None  # by default its own
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def beside(self) -> "CudaGraph":
+        """Return another for the same work in the same memory, once this one is captured; replay one at a time."""
+        other = copy(self)
+        other._graph, other._memory = torch.cuda.CUDAGraph(), self._graph.pool()
+        return other
 
     def warm(self, work: Work) -> Results:
         """Do the work on the stream on which it will be captured, as libraries keep memory for each stream."""
@@ -123,7 +143,7 @@ class CudaGraph:
     def capture(self, work: Work) -> Results:
         """Record the work; its results are there after each ``replay``."""
         # Meanwhile other threads, which copy checkpoints and watch NCCL, may do what no capture allows.
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, self._memory, self._stream, capture_error_mode="thread_local"):
             return work()
 
     def replay(self) -> None:
@@ -134,6 +154,15 @@ class CudaGraph:
         """Release the graph and its memory; another may be captured then. The stream stays, already warm."""
         self._graph.reset()
         self._graph = torch.cuda.CUDAGraph()
+
+
+class _Captured(NamedTuple):
+    """A graph, its results after each replay, and what its collectives and the parts of its step are recorded with."""
+
+    graph: CudaGraph
+    values: Results
+    collectives: Recording
+    parts: list[tuple[Part, torch.cuda.Event]]
 
 
 class StepGraph:
@@ -157,9 +186,10 @@ class StepGraph:
     ) -> None:  # fmt: skip
         self.obstacle, self._required = obstacle, required
         self._clock, self._ledger, self._all_agree, self._abandon = clock, ledger, all_agree, abandon
-        self._graph = CudaGraph() if obstacle is None else None
-        self._warm_steps = 0
-        self._replay: Callable[[], Results] | None = None
+        self._graph = CudaGraph() if obstacle is None else None  # the one with events
+        self._warm_steps = self._replayed = 0
+        self._timed: _Captured | None = None
+        self._untimed: _Captured | None = None  # the same as the timed one if it could not be captured
         self._failure: str | None = None
 
     def run(self, work: Work) -> Results:
@@ -175,38 +205,48 @@ class StepGraph:
                 torch.cuda.empty_cache()  # what the start has freed belongs to another stream, and would not be used
             self._warm_steps += 1
             return self._graph.warm(work)
-        if self._replay is not None:
-            return self._replay()
+        if self._timed is None:
+            captured, cause = self._capture(self._graph, work, timed=True)
+            if captured is None:
+                if self._required:
+                    raise ValueError(
+                        f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
+                    )
+                self.release(cause)
+                self._failure = f"steps are not captured as a CUDA graph: {cause}"
+                logger.warning(self._failure)
+                return work()
+            logger.info("steps are replayed as a CUDA graph from now on")
+            self._timed = captured
+        elif self._untimed is None:
+            captured, cause = self._capture(self._graph.beside(), work, timed=False)
+            if captured is None:
+                logger.info("each replayed step is timed, as there is no graph without events: %s", cause)
+            self._untimed = captured or self._timed
 
-        graph, cause = self._graph, cast("str | None", None)
-        with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
+        timed = self._untimed is None or self._replayed % TIMED_EVERY == 0
+        self._replayed += 1
+        replayed = self._timed if timed or self._untimed is None else self._untimed
+        replayed.graph.replay()
+        self._ledger.replay(self._timed.collectives)
+        self._clock.replay(self._timed.parts, timed=replayed is self._timed)
+        return replayed.values
+
+    def _capture(self, graph: CudaGraph, work: Work, timed: bool) -> tuple[_Captured | None, str]:
+        """Capture the work; or, if any rank cannot, return why, on all ranks."""
+        cause: str | None = None
+        with self._ledger.recorded(timed) as collectives, self._clock.recorded() as parts:
             try:
                 values = graph.capture(work)
             except RuntimeError as error:  # as all of CUDA's are
                 # Ending a broken capture fails as well, and hides the original error.
                 first = error if error.__context__ is None else error.__context__
                 cause = str(first).partition("\n")[0] or type(first).__name__
-        if not self._all_agree(cause is None):
-            cause = cause or "another rank could not capture it"
-            if self._required:
-                raise ValueError(
-                    f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
-                )
-            self._abandon()
-            self.release(cause)
-            self._failure = f"steps are not captured as a CUDA graph: {cause}"
-            logger.warning(self._failure)
-            return work()
-        logger.info("steps are replayed as a CUDA graph from now on")
-
-        def replay() -> Results:
-            graph.replay()
-            self._ledger.replay(collectives)
-            self._clock.replay(parts)
-            return values
-
-        self._replay = replay
-        return replay()
+        if self._all_agree(cause is None):
+            return _Captured(graph, values, collectives, parts), ""
+        self._abandon()
+        graph.reset()
+        return None, cause or "another rank could not capture it"
 
     def failure(self) -> str | None:
         """Return why a capture has failed since the last call, if one has."""
@@ -215,16 +255,15 @@ class StepGraph:
 
     def release(self, why: str) -> None:
         """Free a graph's memory. From now on steps run operation by operation."""
-        self.obstacle, self._replay = why, None
-        if self._graph is not None:
-            self._graph.reset()
-            self._graph = None
+        self.forget()
+        self.obstacle, self._graph = why, None
 
     def forget(self) -> None:
         """Free a graph's memory, if there is one. The next ``run`` captures again."""
-        if self._graph is not None and self._replay is not None:
-            self._graph.reset()
-            self._replay = None
+        for graph in {captured.graph for captured in (self._timed, self._untimed) if captured is not None}:
+            graph.reset()
+        self._timed = self._untimed = None
+        self._replayed = 0
 
 
 def obstacle(spec: JobSpec, device: torch.device) -> str | None:

@@ -1,11 +1,10 @@
-"""Where a step's time goes, by arithmetic: ``python -m tests.benchmarks.step_arithmetic --mock MODULE``.
+"""Where a step's time goes, by arithmetic: ``python -m tests.benchmarks.step_arithmetic``.
 
 Writes docs/figures/step.md and step.csv: every kernel of one rank's captured step of 7B CoLA at tp 4, with its
 launches, bytes and FLOPs, the least time that an H100 could take for it, and the time at the rates that the plan
 assumes (``plan.machine.Profile``). Beside it the same count of a step as published.
 
-It needs torch's CUDA build on a library that stands in for the driver and logs what is launched (the module that is
-imported first sets it up, ``MOCK_LOG`` names the log). The log tells launches, copies and event records. What each of
+It runs itself on the mock GPU (``tests.mock_gpu``), whose log tells launches, copies and event records. What each of
 them moves and computes is told by marks in it: around each of torch's operations, by its arguments; around each Triton
 kernel, by the loads and stores of what was compiled; and where collectives start and are waited for. Nothing is timed.
 """
@@ -24,6 +23,7 @@ from importlib import import_module
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +37,7 @@ from boost_core.plan.throughput import collective_seconds, link_bytes
 from boost_core.plan.work import Work
 from tests.benchmarks.figures import FIGURES, table
 
-RANKS, LENGTH, MICRO_BATCHES = 4, 4096, (1, 4)
+RANKS, LENGTH = 4, 4096
 GPU, LINK = "H100", "nvlink-h200"
 
 # Assumed, and not in the plan.
@@ -45,8 +45,8 @@ GAP_SECONDS = 1.5e-6  # between two nodes of a graph on one stream: a grid drain
 COLLECTIVE_SHARE = 20 / 132  # of the device's multiprocessors, which a collective under way takes from what is computed
 
 # Reading the log: what the device does, each for one line. Marks are lines of their own.
-LAUNCHES = re.compile(r"(kernel|gemm|memcpy|memset|event record)\b")
-MARK = "MARK "
+LAUNCHES = re.compile(r"(kernel|gemm|copy|fill|record external|record timed external)\b")
+MARK = "mark "
 
 
 @dataclass
@@ -94,14 +94,15 @@ def entries(lines: Iterable[str]) -> Iterator[Entry]:
             if around:
                 around[-1].launches += 1
             else:
-                yield Entry("events" if line.startswith("event") else "passes", LAUNCHES.match(line)[1], 1)  # type: ignore[index]
+                word = line.partition(" ")[0]
+                yield Entry("events" if word == "record" else "passes", word, 1)
 
 
 # Writing the marks, on the mock.
 
 
 def mark(words: str) -> None:
-    ctypes.CDLL(None).mock_mark(words.encode())
+    ctypes.CDLL(None).mock_gpu_mark(words.encode())
 
 
 def touched(tensor: torch.Tensor) -> int:
@@ -239,7 +240,7 @@ def counted_for(marking: Marking, part: str, method: Callable[..., Any]) -> Call
     return run
 
 
-def record(micro_batch: int, published: bool) -> None:
+def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: bool) -> None:
     """Do a step on the mock with marks: its capture and its update, or the operations of a published step."""
     from boost_core.bench import rank
     from boost_core.bench.results import Variant
@@ -265,18 +266,18 @@ def record(micro_batch: int, published: bool) -> None:
         patches.enter_context(patch.object(zero, "adds_products", lambda *_: True))  # it would find out from numbers
         patches.enter_context(marked_kernels(marking))
         patches.enter_context(rank.alone(RANKS))
-        variant = Variant("ours", "cola", published=published)
+        variant = Variant(name, "cola", parallelism, published=published)
         shape = rank.RunShape("7b", RANKS, micro_batch, LENGTH)
         run, _, graph = rank._step(shape, variant, torch.device("cuda", 0))
         if graph is not None:
             graph._all_agree = lambda yes: yes  # it would read a number
-        for _ in range(state.WARM_STEPS):
+        for _ in range(state.WARM_STEPS + 1):  # then the graph without events is captured, which most steps replay
             run()
-        mark(f"step {'published' if published else 'ours'} {micro_batch}")
-        mock.mock_log(1)
+        mock.mock_gpu_logging(1)
+        mark(f"step {name}, micro-batch {micro_batch}")
         with marking, marked_collectives():
             run()
-        mock.mock_log(0)
+        mock.mock_gpu_logging(0)
         if graph is not None:
             if graph.obstacle is not None:
                 raise RuntimeError(f"the step is not captured: {graph.obstacle}")
@@ -384,13 +385,14 @@ def write(steps: dict[str, Arithmetic], folder: Path) -> None:
             for (part, name), each in sorted(arithmetic.kernels.items(), key=lambda pair: -pair[1].ours):
                 numbers = (each.moved / 1e6, each.flops / 1e9, each.limit * 1e3, each.ours * 1e3)
                 data.writerow((step, part, name, each.launches, *(f"{number:.3f}" for number in numbers)))
-    lines = [f"One rank of 7B CoLA, tp {RANKS}, sequences of {LENGTH}, on an {GPU}: milliseconds by arithmetic.", ""]
-    header, rows = [""], [[part] for part in (*PARTS, "**all**")]
+    lines = [f"One rank of 7B CoLA, tp {RANKS}, sequences of {LENGTH}, on an {GPU}: milliseconds by arithmetic."]
     for step, arithmetic in steps.items():
-        header += [f"{step}: launches", "GB", "limit", "ms"]
-        for row, each in zip(rows, [*(arithmetic.parts[part] for part in PARTS), arithmetic.total], strict=True):
-            row += [str(each.launches), f"{each.moved / 1e9:.1f}", f"{each.limit * 1e3:.1f}", f"{each.ours * 1e3:.1f}"]
-    lines += [*table(header, rows), ""]
+        rows = [
+            [part, str(each.launches), f"{each.moved / 1e9:.1f}", f"{each.limit * 1e3:.1f}", f"{each.ours * 1e3:.1f}"]
+            for part, each in [*((part, arithmetic.parts[part]) for part in PARTS), ("**all**", arithmetic.total)]
+        ]
+        lines += ["", *table([step, "launches", "GB", "limit", "ms"], rows)]
+    lines.append("")
     step, arithmetic = next(iter(steps.items()))
     lines += [f"The largest of {step}; [all](step.csv).", ""]
     largest = sorted(arithmetic.kernels.items(), key=lambda pair: -pair[1].ours)[:30]
@@ -407,24 +409,39 @@ def write(steps: dict[str, Arithmetic], folder: Path) -> None:
     (folder / "step.md").write_text("\n".join(lines))
 
 
+STEPS: tuple[tuple[str, int, dict[str, Any], bool], ...] = (
+    ("ours", 1, {}, False),
+    ("ours", 4, {}, False),
+    ("ours, split_micro_batch", 4, {"split_micro_batch": True}, False),
+    ("as published", 1, {}, True),
+    ("as published", 4, {}, True),
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--mock", default="tests.mock_gpu", help="the module that sets the mock up")
-    parser.add_argument("--folder", type=Path, default=FIGURES)
+    parser.add_argument("--on-mock", action="store_true", help="this process is on the mock already")
+    parser.add_argument("--folder", type=Path, default=FIGURES, help="where the figures go")
     arguments = parser.parse_args()
-    import_module(arguments.mock)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # the mock has flash attention's kernels only
-    for published in (False, True):
-        for micro_batch in MICRO_BATCHES:
-            record(micro_batch, published)
+    if not arguments.on_mock:
+        mock = import_module("tests.mock_gpu").build("2.13")
+        with TemporaryDirectory() as folder:
+            variables = mock.variables(log=Path(folder) / "log")
+            options = ("--on-mock", "--folder", arguments.folder.absolute())
+            mock.run("-m", "tests.benchmarks.step_arithmetic", *options, variables=variables, seconds=600)
+        return
+    torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention's kernels are modelled, cuDNN's are not
+    ctypes.CDLL(None).mock_gpu_logging(0)
+    for each in STEPS:
+        record(*each)
     steps, lines = dict[str, list[str]](), list[str]()
-    with Path(os.environ["MOCK_LOG"]).open() as log:
+    with Path(os.environ["MOCK_GPU_LOG"]).open() as log:
         for line in log:
             if line.startswith(f"{MARK}step "):
-                lines = steps.setdefault("{}, micro-batch {}".format(*line.split()[2:]), [])
+                lines = steps.setdefault(line[len(f"{MARK}step ") :].strip(), [])
             else:
                 lines.append(line)
-    device = device_named(GPU + " SXM")
+    device = device_named(f"{GPU} SXM")
     assert device is not None
     write({name: Arithmetic.of(entries(each), device) for name, each in steps.items()}, arguments.folder)
 

@@ -28,7 +28,13 @@ class RecordedGraph(TorchDispatchMode):
         self.operations: list[tuple[Any, Any, Any, Any]] = []
         self._made: dict[int, torch.UntypedStorage] = {}  # alive, so that no other gets their numbers
         self.read: set[int] = set()  # addresses of memory that is not of the work's own taking
-        self.replays = 0
+        self.replays = 0  # with those of the ones beside it
+        self._first = self
+
+    def beside(self) -> "RecordedGraph":
+        other = type(self)()
+        other._first = self
+        return other
 
     def warm(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -42,7 +48,7 @@ class RecordedGraph(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self) -> None:
-        self.replays += 1
+        self._first.replays += 1
         for function, arguments, keywords, results in self.operations:
             again = done(function, arguments, keywords)
             inputs = set(storages((arguments, keywords)))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
+from boost_core.parallel.communicator import StepClock
 from boost_core.train import state as state_module
 from boost_core.train import state as step_graph
 from boost_core.train.state import TrainState
@@ -224,10 +225,11 @@ def test_two_steps_read_the_same_memory(corpus: Path, changes: dict[str, Any]) -
 def test_a_replayed_step_takes_no_memory(corpus: Path) -> None:
     spec = job(corpus, {"data": {"documents_apart": True}})
     state, sampler = replayed_state(spec), sampler_of(spec)
-    for _ in range(step_graph.WARM_STEPS + 2):
+    for _ in range(step_graph.WARM_STEPS + 3):
         training_step(state, sampler)
+    replayed: Any = state.graph._untimed
     # The stand-in's replays take memory, and so does the update on CPU, which is not the kernel that a GPU has.
-    with patch.object(state.graph._graph, "replay"), patch.object(state.optimizer, "step"), Made() as made:
+    with patch.object(replayed.graph, "replay"), patch.object(state.optimizer, "step"), Made() as made:
         training_step(state, sampler)
     assert sum(made.sizes.values()) == 0
 
@@ -282,6 +284,33 @@ def test_steps_go_on_where_a_capture_has_broken(
     told = "steps are not captured as a CUDA graph: CUDA out of memory."
     assert [record.getMessage() for record in caplog.records] == [told]
     assert (state.graph.failure(), state.graph.failure()) == (told, None)
+
+
+class AloneInMemory(RecordedGraph):
+    """Has room for no other graph beside it."""
+
+    def beside(self) -> RecordedGraph:
+        return Breaking()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("graph", "timed"), [(RecordedGraph, [True, False, False, True]), (AloneInMemory, [True] * 4)])
+def test_only_some_replays_are_timed(
+    corpus: Path, graph: type[RecordedGraph], timed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_graph, "TIMED_EVERY", 3)
+    monkeypatch.setattr(Breaking, "at", 100)
+    spec, seen = job(corpus, {}), list[bool]()
+    expected, state = train(TrainState.initial(spec, CPU)), replayed_state(spec, graph)
+    replay = StepClock.replay
+
+    def note(self: StepClock, parts: Any, timed: bool) -> None:
+        seen.append(timed)
+        replay(self, parts, timed)
+
+    monkeypatch.setattr(StepClock, "replay", note)
+    assert all(same(*pair) for pair in zip(train(state), expected, strict=True))
+    assert seen == timed and state.graph.failure() is None and state.graph.obstacle is None
 
 
 @pytest.mark.usefixtures("alone")

@@ -87,7 +87,7 @@ def test_the_parts_of_a_replayed_step_are_those_of_the_events_that_it_was_captur
         clock.has_batch()
         for (_, event), reached in zip(parts, (2, 4, 8), strict=True):  # a replay records them anew
             event.reached = device + reached  # type: ignore[attr-defined]
-        clock.replay(parts)
+        clock.replay(parts, timed=True)
         assert played.ledger.part is Part.OPTIMIZER
         played.reaches = device + 9
         played.host(109 + device)
@@ -98,6 +98,36 @@ def test_the_parts_of_a_replayed_step_are_those_of_the_events_that_it_was_captur
         assert vars(found) == pytest.approx(
             {"data": 1, "other": 1, "forward": 2, "backward": 4, "optimizer": 2, "exposed_communication": 0}
         )
+
+
+def test_a_replay_without_events_is_divided_as_the_newest_with_them(played: Played) -> None:
+    clock, ledger = played.clock, played.ledger
+    with ledger.recorded(timed=False), clock.recorded() as without:
+        clock._host_is_ahead = True
+        played.enter(Part.FORWARD, 0)
+    assert not without and ledger.timed
+    with clock.recorded() as parts:
+        for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER):
+            clock._host_is_ahead = True
+            played.enter(part, 0)
+    found = []
+    for timed, began, times in ((True, 100, 1), (False, 120, 2)):
+        played.host(began)
+        clock.begin()
+        played.host(began + 1)
+        clock.has_batch()
+        for (_, event), reached in zip(parts, (2, 4, 8), strict=True):
+            event.reached = reached  # type: ignore[attr-defined]
+        clock.replay(parts, timed)
+        played.reaches = 9 if timed else 10_000.0
+        played.host(began + 1 + 8 * times)
+        clock.values(torch.tensor([1.5]))
+        played.host(began + 2 + 8 * times)
+        found.append(vars(clock.end()))
+        clock._updated = None
+    common = {"data": 1, "exposed_communication": 0}
+    assert found[0] == pytest.approx({**common, "other": 1, "forward": 2, "backward": 4, "optimizer": 2})
+    assert found[1] == pytest.approx({**common, "other": 2, "forward": 4, "backward": 8, "optimizer": 3})
 
 
 def test_an_update_that_goes_on_is_the_next_steps(played: Played) -> None:

@@ -30,8 +30,8 @@ class Played:
         self.current = before
 
     @contextmanager
-    def graph(self, graph: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
-        self.log.append(("capture", graph.name, capture_error_mode))
+    def graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(("capture", graph.name, pool, capture_error_mode))
         with self.stream(stream):
             yield
         self.log.append(("captured",))
@@ -50,6 +50,9 @@ class PlayedGraph:
 
     def __init__(self, played: Played) -> None:
         self._played = played
+
+    def pool(self) -> str:
+        return "memory"
 
     def replay(self) -> None:
         self._played.log.append(("replay", self._played.current))
@@ -80,5 +83,13 @@ def test_a_step_warms_up_on_the_stream_on_which_it_is_captured_and_is_replayed_w
     graph.replay()
     graph.reset()
     assert played.log == [
-        ("capture", "graph", "thread_local"), ("work", "own"), ("captured",), ("replay", "default"), ("reset",),
+        ("capture", "graph", None, "thread_local"), ("work", "own"), ("captured",), ("replay", "default"), ("reset",),
     ]  # fmt: skip
+
+
+def test_one_beside_it_is_captured_on_the_same_stream_in_the_same_memory(played: Played) -> None:
+    graph = CudaGraph()
+    graph.capture(played.work)
+    played.log.clear()
+    graph.beside().capture(played.work)
+    assert played.log == [("capture", "graph", "memory", "thread_local"), ("work", "own"), ("captured",)]

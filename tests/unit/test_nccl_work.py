@@ -112,10 +112,14 @@ def test_times_are_read_from_the_computing_streams_events() -> None:
 @pytest.mark.usefixtures("on_cuda")
 def test_captured_collectives_count_at_each_replay() -> None:
     ledger = CommunicationLedger()
-    with ledger.recorded() as recording:
-        ledger.part = Part.FORWARD
-        ledger.start(ENTRY, torch.ones(4), lambda: PlayedWork([], [], lambda: None)).wait()
+    recordings = []
+    for timed in (False, True):
+        with ledger.recorded(timed) as recording:
+            ledger.part = Part.FORWARD
+            ledger.start(ENTRY, torch.ones(4), lambda: PlayedWork([], [], lambda: None)).wait()
+        recordings.append(recording)
     assert ledger.totals() == {}
+    assert not recordings[0].times and recordings[0].totals == recordings[1].totals
     for _ in range(2):
         ledger.clear()
         ledger.replay(recording)

@@ -70,6 +70,22 @@ def test_what_boost_ran_on_80_gigabytes_is_planned_to_fit(preset: str, layout: t
     assert plan(spec).shapes[0].fits_device
 
 
+@pytest.mark.parametrize(
+    ("preset", "changes", "warned"),
+    [
+        ("1b", {}, ["model.intermediate_size=5461"]),
+        ("1b", {"intermediate_size": 5464}, []),
+        ("1b", {"vocab_size": 50257, "intermediate_size": 5464}, ["model.vocab_size=50257"]),
+        ("7b", {}, []),
+    ],
+)
+def test_sizes_whose_rows_are_read_slowly_are_noted(preset: str, changes: dict[str, int], warned: list[str]) -> None:
+    sizes = {"tensor_parallel_size": 1 if preset == "1b" else 4}
+    notes = [note for note in plan(job(preset, parallelism=sizes, model=changes)).notes if "multiple of 16" in note]
+    assert [note.partition(" ")[0] for note in notes] == warned
+    assert all(note.endswith("5464" if "intermediate" in note else "50256") for note in notes)
+
+
 def test_the_fastest_is_the_schedulers_choice_among_those_that_fit() -> None:
     spec = job(elasticity=ELASTIC)
     planned = plan(spec)

@@ -14,11 +14,11 @@ MILLISECONDS = 1 / 0.7
 
 def test_launches_count_for_the_innermost_operation() -> None:
     def end(name: str) -> str:
-        return "MARK end " + json.dumps({"part": "passes", "name": name, "moved": 8})
+        return "mark end " + json.dumps({"part": "passes", "name": name, "moved": 8})
 
-    log = ["MARK begin", "memcpy 8 dev->dev", "MARK begin", "kernel a grid 1", "gemm b", end("inner"), end("outer"),
-           "MARK begin", end("view"), "event record stream 1", "sync stream 1"]  # fmt: skip
-    assert [(each.name, each.launches) for each in entries(log)] == [("inner", 2), ("outer", 1), ("event record", 1)]
+    log = ["mark begin", "copy 8 from here", "mark begin", "kernel a grid 1", "gemm b", end("inner"), end("outer"),
+           "mark begin", end("view"), "record timed external stream 1", "record stream 1"]  # fmt: skip
+    assert [(each.name, each.launches) for each in entries(log)] == [("inner", 2), ("outer", 1), ("record", 1)]
 
 
 def test_a_kernel_goes_through_what_it_loads_and_stores() -> None:
