@@ -90,6 +90,9 @@ class GangController:
         self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
         self._last_message: dict[int, float] = {}  # when each worker sent its last one
+        self._heard_until = 0.0  # before this time, no worker of the gang can have been silent for too long
+        self._idle_view: tuple[object, ...] | None = None  # of which nothing follows, while all replicas are ready
+        self._idle_at = 0.0  # when that was so last
         self._commands: list[WorkerCommand] = []
         self._spare = policy.SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
@@ -182,9 +185,20 @@ class GangController:
 
     def _observed(self, event: port.Observed) -> Iterator[port.Decision]:
         self._nodes.see(event.alive, event.leaving, self._now)
-        for number, workers in event.replicas.items():
-            if number in self._replicas:
-                self._replicas[number].workers = workers
+        # An observation is mostly the same as the one before, and so are its workers, which are the same objects then.
+        changed = [
+            (replica, workers)
+            for number, workers in event.replicas.items()
+            if (replica := self._replicas.get(number)) is not None
+            and workers is not replica.workers
+            and workers != replica.workers
+        ]
+        if self._idle_view is not None and (changed or self._idle_view != self._lasting_view()):
+            self._idle_view = None
+            for replica in self._replicas.values():  # all were ready until then
+                replica.placed_at = self._idle_at
+        for replica, workers in changed:
+            replica.observe(workers)
         self._spare.observe(event.spare)
         match self._state:
             case policy.Stopping() as stopping:
@@ -193,10 +207,30 @@ class GangController:
                 yield from self._tend_replicas()
                 yield from self._act()
             case policy.Formation() as formation:
-                yield from self._tend_replicas()
+                tended = list(self._tend_replicas()) if self._idle_view is None else []
+                yield from tended
                 yield from self._tend_training(formation)
                 if self._state is formation and formation.halting is None:
-                    yield from self._act()
+                    view = self._lasting_view()
+                    if view is None or view != self._idle_view:
+                        self._idle_view = None
+                        acted = list(self._act())
+                        yield from acted
+                        if not (tended or acted) and all(each.ready for each in self._replicas.values()):
+                            self._idle_view = view
+                    self._idle_at = self._now
+
+    def _lasting_view(self) -> tuple[object, ...] | None:
+        """What ``_view`` of a training gang follows from if all replicas are ready; ``None`` if also from the time."""
+        formation, layout, target = self._state, self._layout, self._orders.target
+        if not isinstance(formation, policy.Formation) or formation.halting is not None or self._nodes.any_leaving:
+            return None
+        if layout is None or target is None or target.per_replica != layout.per_replica:
+            return None
+        return (
+            formation.generation, self._orders, layout, self._most, bool(self._keep_on), self._record.settled,
+            self._record.step >= self._spec.training.steps, len(self._replicas), self._nodes.unusable(self._now),
+        )  # fmt: skip
 
     def _act(self) -> Iterator[port.Decision]:
         action = policy.next_action(self._view())
@@ -359,10 +393,11 @@ class GangController:
         places = tuple(workers.values())
         nodes = [place.node for place in places]
         copies = spec.fault_tolerance.memory_copy_every_steps and (len(places) > 1 or self._could_have_spare)
-        owners = copy_owners(nodes) if copies else []
+        owners = tuple(copy_owners(nodes)) if copies else ()
         watch = GangWatch(spec.fault_tolerance, self._now)
         uncopied = tuple(uncopied_ranks(nodes, owners))
         self._state = policy.Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
+        self._heard_until = 0.0
         self._layout, self._stored, self._memory_is_lost = form.layout, False, False
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
@@ -370,7 +405,7 @@ class GangController:
         tensor = form.layout.tp
         gpus = visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
         assignments = (
-            Assignment(self._generation, spec, rank, event.rendezvous, tuple(owners), waited, gpus[rank])
+            Assignment(self._generation, spec, rank, event.rendezvous, owners, waited, gpus[rank])
             for rank in range(len(workers))
         )
         yield port.StartTraining(tuple(workers), tuple(assignments), recovery)
@@ -412,7 +447,12 @@ class GangController:
                 FaultReport(what=Fault.SLOW_RANK, step=step, rank=slow.rank, share=slow.share, message=message)
             )
         hanging = formation.watch.hangs(now)
-        silent = tuple(each for each in formation.workers if now - self._last_message.get(each, now) > SILENT_SECONDS)
+        silent: tuple[int, ...] = ()
+        if now > self._heard_until:
+            last = self._last_message
+            silent = tuple(each for each in formation.workers if now - last.get(each, now) > SILENT_SECONDS)
+            if not silent:
+                self._heard_until = min(last.get(each, now) for each in formation.workers) + SILENT_SECONDS
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
             self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
@@ -433,7 +473,8 @@ class GangController:
 
         if self._state is formation:
             assert self._layout is not None
-            growing = any(each.workers for number, each in self._replicas.items() if number not in formation.replicas)
+            members = frozenset(formation.replicas)
+            growing = any(each.workers for number, each in self._replicas.items() if number not in members)
             unusable = self._nodes.unusable(now)
             yield from self._spare.tend(formation, self._layout, unusable, self._orders.avoid, growing)
 

@@ -1,6 +1,7 @@
 """Detects hanging gangs, slow ranks, nodes that leave or are gone, and too frequent faults. Pure."""
 
 import statistics
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,43 @@ class SlowRank:
     times: float
 
 
+class RankTimes:
+    """A rank's newest steps, and its times since they were reported last: the same memory however long it trains.
+
+    Attributes:
+        steps: Number of its steps.
+        median: The median of its busy seconds over the window; ``None`` before it has done as many steps.
+        busy_sum: Sum of its busy seconds since the last report.
+        unreported: Number of steps since then.
+    """
+
+    __slots__ = ("_busy", "_seconds", "busy_sum", "median", "steps", "unreported")
+
+    def __init__(self) -> None:
+        self._seconds, self._busy = array("d", [0.0] * _WINDOW), array("d", [0.0] * _WINDOW)
+        self.steps, self.median, self.busy_sum, self.unreported = 0, None, 0.0, 0
+
+    steps: int
+    median: float | None
+    busy_sum: float
+    unreported: int
+
+    def add(self, beat: Heartbeat) -> None:
+        """Take note of a step."""
+        place = self.steps % _WINDOW
+        self._seconds[place], self._busy[place] = beat.seconds, beat.busy_seconds
+        self.steps += 1
+        if self.steps >= _WINDOW:
+            self.median = statistics.median(self._busy)
+        self.busy_sum += beat.busy_seconds
+        self.unreported += 1
+
+    def share(self) -> float:
+        """The share of its median step that is busy."""
+        assert self.median is not None
+        return self.median / statistics.median(self._seconds)
+
+
 class GangWatch:
     """Watches one gang.
 
@@ -59,9 +97,10 @@ class GangWatch:
         self._config = config
         self._progress, self._step = now, 0
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
-        self._busy: dict[int, deque[Heartbeat]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._ranks: dict[int, RankTimes] = defaultdict(RankTimes)
         self._slow: set[int] = set()
-        self._unreported: dict[int, list[float]] = defaultdict(list)
+        self._has_news = False  # since ``newly_slow`` was called last
+        self._unreported = 0  # number of ranks that have done a step since the last report
         self._reported = now
 
     def progress(self, now: float) -> None:
@@ -70,8 +109,10 @@ class GangWatch:
 
     def beat(self, rank: int, beat: Heartbeat, now: float) -> None:
         """Take note of a step of a rank."""
-        self._busy[rank].append(beat)
-        self._unreported[rank].append(beat.busy_seconds)
+        times = self._ranks[rank]
+        self._unreported += times.unreported == 0
+        times.add(beat)
+        self._has_news = True
         self.progress(now)  # including a step repeated after a rollback
         if beat.step > self._step:
             self._step = beat.step
@@ -93,31 +134,28 @@ class GangWatch:
             ranks: Number of ranks.
             now: The present time.
         """
-        if now < self._reported + _RANKS_SECONDS or len(self._unreported) < ranks:
+        if now < self._reported + _RANKS_SECONDS or self._unreported < ranks:
             return None
-        times = [statistics.fmean(self._unreported[rank]) for rank in range(ranks)]
-        self._reported = now
-        self._unreported.clear()
+        times = []
+        for rank in range(ranks):
+            of_rank = self._ranks[rank]
+            times.append(of_rank.busy_sum / of_rank.unreported)
+            of_rank.busy_sum, of_rank.unreported = 0.0, 0
+        self._reported, self._unreported = now, 0
         return times
 
     def newly_slow(self) -> list[SlowRank]:
         """Return ranks that have become slow, each only once until it is fast again."""
-        busy = {
-            rank: statistics.median(beat.busy_seconds for beat in beats)
-            for rank, beats in self._busy.items()
-            if len(beats) == _WINDOW
-        }
+        if not self._has_news:
+            return []
+        self._has_news = False
+        busy = {rank: times.median for rank, times in self._ranks.items() if times.median is not None}
         if len(busy) < 2:
             return []
         usual = statistics.median_low(busy.values())
         slow = {rank for rank, seconds in busy.items() if seconds > self._config.slow_rank_factor * usual}
         fresh, self._slow = slow - self._slow, slow
-        return [
-            SlowRank(
-                rank, busy[rank] / statistics.median(beat.seconds for beat in self._busy[rank]), busy[rank] / usual
-            )
-            for rank in sorted(fresh)
-        ]
+        return [SlowRank(rank, self._ranks[rank].share(), busy[rank] / usual) for rank in sorted(fresh)]
 
 
 @dataclass
@@ -226,6 +264,11 @@ class NodeWatch:
         """Take note of a probe's result, and return all nodes to be considered gone."""
         self._silent |= set(silent)
         return {*silent, *dead, *self._quarantined(now)}
+
+    @property
+    def any_leaving(self) -> bool:
+        """Whether any node will go away."""
+        return bool(self._last_moments)
 
     def leaving(self, nodes: Iterable[str]) -> bool:
         """Whether any of these nodes will go away."""

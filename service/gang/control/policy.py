@@ -151,9 +151,10 @@ def next_action(view: View) -> Action:
         return Halt(Cause.PAUSED, store=True)
     if target.per_replica != layout.per_replica:
         return Halt(cause, store=True)
-    if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in view.members):
+    members = frozenset(view.members)
+    if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in members):
         return Halt(Cause.WAITING_FOR_STORE) if reachable == layout else Keep()
-    leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
+    leaving = [replica for replica in view.replicas if replica.leaving and replica.number in members]
     if leaving and reachable is not None:
         return Halt(Cause.NODE_DRAINED)
     if any(replica.urgent for replica in leaving) and not view.finishing:
@@ -178,12 +179,12 @@ def _usable(view: View) -> list[ReplicaView]:
 
 def replica_set(view: View) -> ReplicaSet:
     """Return which replicas to start and to give up to reach the ordered number."""
-    target = view.orders.target
+    target, members = view.orders.target, frozenset(view.members)
     if target is None:
         return ReplicaSet(0, ())
     usable = _usable(view)
     # The gang's own come first, then those already up, then the older ones.
-    ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
+    ranked = sorted(usable, key=lambda each: (each.number not in members, not each.ready, each.number))
     surplus = {replica.number for replica in ranked[target.dp :]}
     unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
     # From the first gang on, any replica may hold part of the state until a gang has loaded it.
@@ -192,13 +193,13 @@ def replica_set(view: View) -> ReplicaSet:
     else:
         to_remove = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
     needed = min(target.dp, len(view.members)) if view.finishing else target.dp
-    return ReplicaSet(max(0, needed - len(usable)), tuple(sorted(to_remove - set(view.members))))
+    return ReplicaSet(max(0, needed - len(usable)), tuple(sorted(to_remove - members)))
 
 
 # What a gang's controller remembers: replicas, the training gang, and intermediate states. Plain data.
 
 
-@dataclass
+@dataclass(slots=True)
 class Replica:
     """The workers of one data parallel rank.
 
@@ -210,6 +211,10 @@ class Replica:
         workers: Its workers as last observed; none before it has its resources.
         failed_starts: Number of workers in a row that ended before they were up, by place.
         placed_at: When it was first seen to have its resources, in seconds; ``None`` before that.
+        ready: Whether all its workers are up.
+        up: The places of its workers that are up, by number.
+        starts_on: The nodes of its workers that are not up yet, as far as they are known.
+        nodes: The nodes of its workers that are up.
     """
 
     number: int
@@ -219,26 +224,18 @@ class Replica:
     workers: tuple[port.WorkerStatus, ...] = ()
     failed_starts: Counter[int] = field(default_factory=Counter)
     placed_at: float | None = None
+    ready: bool = False
+    up: dict[int, WorkerPlace] = field(default_factory=dict)
+    starts_on: Set[str] = frozenset()
+    nodes: Set[str] = frozenset()
 
-    @property
-    def ready(self) -> bool:
-        """Whether all its workers are up."""
-        return bool(self.workers) and all(worker.place is not None for worker in self.workers)
-
-    @property
-    def up(self) -> dict[int, WorkerPlace]:
-        """The places of its workers that are up."""
-        return {worker.number: worker.place for worker in self.workers if worker.place is not None}
-
-    @property
-    def starts_on(self) -> set[str]:
-        """The nodes of its workers that are not up yet, as far as they are known."""
-        return {worker.node for worker in self.workers if worker.place is None and worker.node is not None}
-
-    @property
-    def nodes(self) -> set[str]:
-        """The nodes of its workers that are up."""
-        return {place.node for place in self.up.values()}
+    def observe(self, workers: tuple[port.WorkerStatus, ...]) -> None:
+        """Take note of its workers."""
+        self.workers = workers
+        self.up = {worker.number: worker.place for worker in workers if worker.place is not None}
+        self.ready = bool(workers) and len(self.up) == len(workers)
+        starting = [worker.node for worker in workers if worker.place is None and worker.node is not None]
+        self.starts_on, self.nodes = frozenset(starting), frozenset(place.node for place in self.up.values())
 
 
 @dataclass

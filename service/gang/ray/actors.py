@@ -83,15 +83,17 @@ class WorkerHandle:
         )
         self._node, self._placing = node, self.actor.place.remote()
         self.place: WorkerPlace | None = None
+        self._status = WorkerStatus(self.number, node=node)
 
     def status(self) -> WorkerStatus:
-        """Return its status, with its place if it is up."""
+        """Return its status, with its place if it is up; the same object as long as it is the same."""
         if self.place is None and ready([self._placing], 0):
             try:
                 self.place = ray.get(self._placing)
             except RayActorError as error:
                 return WorkerStatus(self.number, failure=str(error), node=self._node)
-        return WorkerStatus(self.number, self.place, node=self._node)
+            self._status = WorkerStatus(self.number, self.place, node=self._node)
+        return self._status
 
     def kill(self, stopped: bool = False) -> None:
         """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
@@ -170,9 +172,15 @@ class RayReplica:
         )
         self._nodes: Mapping[int, str] = {}  # of its bundles
         self.workers: list[WorkerHandle] = []
+        self._all_up: tuple[WorkerStatus, ...] | None = None
 
     def status(self) -> tuple[WorkerStatus, ...]:
-        """Return the status of its workers, which are started once its resources are reserved."""
+        """Return the status of its workers, which are started once its resources are reserved.
+
+        Once all are up it is the same object as long as none of them is replaced.
+        """
+        if self._all_up is not None:
+            return self._all_up
         if not self.workers:
             reserved = self._placement is None
             if self._placement is not None:
@@ -181,7 +189,10 @@ class RayReplica:
                 self._nodes, reserved = table.get("bundles_to_node_id", {}), table.get("state") == "CREATED"
             if reserved:
                 self.workers = [self.start(place) for place in range(self._tensor * self._groups)]
-        return tuple(worker.status() for worker in self.workers)
+        workers = tuple(worker.status() for worker in self.workers)
+        if workers and all(worker.place is not None for worker in workers):
+            self._all_up = workers
+        return workers
 
     def remove(self) -> None:
         """End its workers and free its resources."""
@@ -193,6 +204,7 @@ class RayReplica:
 
     def start(self, place: int) -> WorkerHandle:
         """Start a worker on the resources of a place."""
+        self._all_up = None
         if self._placement is None:
             node = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
             return WorkerHandle({}, node, self._supervisor, self._context, self._keep_on[place])

@@ -1,0 +1,118 @@
+"""What an observation costs a gang's controller, by its ranks: a difference of nothing, and just after a step.
+
+``python -m tests.benchmarks.observations`` writes docs/figures/observations.md; it takes half a minute.
+"""
+
+import gc
+import statistics
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+
+from boost_core.config import Layout
+from boost_core.messages import Cause
+from service.gang.assignment import Message, Rendezvous, WorkerPlace
+from service.gang.control import port
+from service.gang.control.controller import GangController
+from service.gang.control.fault_detection import Heartbeat
+from service.gang.control.record import GangRecord
+from service.gang.status import Orders
+from tests.benchmarks.figures import FIGURES, write_table
+from tests.jobs import tiny_job
+from tests.service.records import a_start
+
+SIZES = ((64, 4), (1024, 4), (4096, 4), (4096, 1))  # ranks, and those of a tensor parallel group
+STEPS, OBSERVATIONS, RANKS_A_NODE = 12, 50, 8
+
+
+class Trained:
+    """A controller of a gang that has done some steps."""
+
+    def __init__(self, ranks: int, tensor: int) -> None:
+        data, self._seconds = ranks // tensor, 0.0
+        spec = tiny_job(
+            "corpus", "checkpoints",
+            parallelism={"tensor_parallel_size": tensor, "data_parallel_size": data},
+            training={"steps": 1000, "global_batch_size": 2 * data},
+        )  # fmt: skip
+        layout = Layout(tensor, 1, data)
+        self._record = GangRecord(self._moment())
+        self._controller = GangController(spec, Orders(layout, (layout,), Cause.WORKER_BACK), self._record)
+        names = [f"{number:056x}" for number in range(ranks // RANKS_A_NODE)]
+        self._nodes, hosts = frozenset(names), [f"host-{name}" for name in names]
+        self._replicas: dict[int, tuple[port.WorkerStatus, ...]] = {}
+        number = 0
+        for decision in self._tell(self._observed()):
+            assert isinstance(decision, port.StartReplica)
+            workers = []
+            for _ in range(tensor):
+                node, host = names[number // RANKS_A_NODE], hosts[number // RANKS_A_NODE]
+                number += 1
+                place = WorkerPlace(node, "10.0.0.1", (str(number % 8),), number, host, f"{number:056x}")
+                workers.append(port.WorkerStatus(number, place, node=node))
+            self._replicas[decision.number] = tuple(workers)
+        self._tell(self._observed())
+        (training,) = self._tell(port.Prepared(Rendezvous("10.0.0.1", 1, "secret"), "", {}))
+        assert isinstance(training, port.StartTraining)
+        self._workers, self._steps = training.workers, 0
+        self._tell(Message(self._workers[0], 0, 1, [(datetime.now(UTC), a_start(0))], None, 0))
+        for _ in range(STEPS):
+            self.step()
+
+    def step(self) -> None:
+        """All ranks do a step."""
+        self._steps += 1
+        for rank, worker in enumerate(self._workers):
+            beat = Heartbeat(self._steps, 1.0, 0.5 + rank % 100 / 1000)
+            self._tell(Message(worker, rank, 1, [], beat, self._steps))
+        self._seconds += 1
+
+    def observe(self) -> float:
+        """Milliseconds of an observation that is as the one before."""
+        self._seconds += 0.05
+        event = self._observed()
+        begun = time.process_time()
+        self._tell(event)
+        return 1000 * (time.process_time() - begun)
+
+    def _observed(self) -> port.Observed:
+        return port.Observed(dict(self._replicas), self._nodes if self._seconds else frozenset(), {})
+
+    def _tell(self, event: port.Event) -> list[port.Decision]:
+        return self._controller.handle(event, self._moment())
+
+    def _moment(self) -> port.Moment:
+        return port.Moment(self._seconds, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._seconds))
+
+
+def measure(ranks: int, tensor: int) -> list[str]:
+    """A row of the table."""
+    gc.collect()
+    tracemalloc.start()
+    gang = Trained(ranks, tensor)
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    gang.observe()
+    quiet = statistics.median(gang.observe() for _ in range(OBSERVATIONS))
+    after_steps = []
+    for _ in range(5):
+        gang.step()
+        after_steps.append(gang.observe())
+    return [
+        f"{ranks:,}",
+        f"{ranks // tensor:,}",
+        f"{quiet:.2f} ms",
+        f"{statistics.median(after_steps):.2f} ms",
+        f"{size / ranks / 1024:.1f} KiB",
+    ]
+
+
+def main() -> None:
+    """Measure and write the figure."""
+    header = ["ranks", "replicas", "an observation without news", "after a step of all ranks", "memory per rank"]
+    write_table(FIGURES / "observations.md", header, [measure(*size) for size in SIZES])
+
+
+if __name__ == "__main__":
+    main()
