@@ -55,6 +55,9 @@ SPEC: dict[str, Any] = {
     "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
     "elasticity": {"data_parallel_size": {"min": 1, "max": 4}},
     "queue": "research",
+    "group": "learning-rates",
+    "tags": ["baseline"],
+    "notes": "With the authors' learning rate.",
 }
 
 

@@ -136,6 +136,9 @@ class Api:
         name: str | None = None,
         tenant: str | None = None,
         submitted_by: str | None = None,
+        group: str | None = None,
+        tags: Collection[str] = (),
+        search: str | None = None,
     ) -> Call[JobPage]:
         """Return one page of jobs, newest first.
 
@@ -147,9 +150,13 @@ class Api:
             name: Only jobs whose name contains this.
             tenant: Only this tenant's jobs; for operators.
             submitted_by: Only jobs submitted with the key of this name.
+            group: Only jobs of this group.
+            tags: Only jobs with all of these tags.
+            search: Only jobs with this in their name, group, tags or notes.
         """
-        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
-        return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
+        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by, "group": group}
+        lists = {"state": [*states], "tag": [*tags]}
+        return get(path_of("jobs"), JobPage, limit=limit, cursor=cursor, search=search, **filters, **lists)
 
     get = request("GET", _job, "", JobRecord, "Return one job.")
     job_plan = request(
@@ -161,11 +168,11 @@ class Api:
     def patch(
         self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
     ) -> Call[JobRecord]:
-        """Change a job's name, priority, or limits of replicas or GPUs; a mapping is validated by the service.
+        """Change a job's name, priority, limits of replicas or GPUs, group, tags or notes.
 
         Args:
             job_id: The job.
-            changes: The changes.
+            changes: The changes; a mapping is validated by the service.
             if_match: The ``etag`` of the record that the changes apply to; refused if it has changed since.
         """
         headers = {"If-Match": if_match} if if_match else {}

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Moment
+from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, planned, with_layouts
@@ -67,6 +68,11 @@ class JobQuery(BaseModel):
     name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
     submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
     tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
+    group: Label | None = Field(None, description="Only jobs of this group.")
+    tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
+    search: str | None = Field(
+        None, max_length=100, description="Only jobs with this in their name, group, tags or notes, in whichever case."
+    )
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
@@ -78,7 +84,9 @@ class JobQuery(BaseModel):
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    filters = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
+    filters = JobFilter(
+        query.state or None, tenant, query.queue, query.name, query.submitted_by, query.group, query.tag, query.search
+    )
 
     def page(store: JobStore) -> bytes:
         if query.cursor is not None:
@@ -213,7 +221,7 @@ IfMatch = Annotated[
 def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
-    """Change a job's name, priority or limits; a running gang is resized to fit."""
+    """Change a job's name, priority, limits or description; a running gang is resized to fit."""
     expected, chosen = None if if_match == "*" else if_match, None
     with _illegal_fields(JobSpec):
         if changes.gpus and not job.finished:
