@@ -54,6 +54,7 @@ from service.models.jobs import (
     MetricsHistory,
     PlanAnswer,
     QueueSettings,
+    SpecDiff,
     TenantSettings,
     TrackerList,
 )
@@ -241,6 +242,11 @@ class Api:
         """Return a job's metrics over its steps, downsampled to about ``points`` points."""
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+
+    @operation
+    def diff(self, job_id: str, other_id: str) -> Call[SpecDiff]:
+        """Return the fields in which the specs of two jobs differ."""
+        return get(path_of("jobs", job_id, "diff", other_id), SpecDiff)
 
     trackers = request(
         "GET", _job, "trackers", TrackerList,

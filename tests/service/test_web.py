@@ -459,6 +459,21 @@ def test_a_job_is_described_and_found_by_that(visitor: Visit, store: JobStore, j
     expect(names).to_have_text(["tiny"])
 
 
+def test_specs_are_compared(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+    other = SampleJob(store, Path("/checkpoints"), name="other", priority=7)
+    visitor.refused = {404}
+    page = visitor.open(f"/jobs/{job.id}")
+    which = page.get_by_label("ID of another job")
+    which.fill("job-0")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".spec-diff .refusal")).to_contain_text("there is no job 'job-0'")
+    which.fill(other.id)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".spec-diff tbody").first.get_by_role("row").filter(has_text="priority")).to_have_text(
+        "priority07"
+    )
+
+
 def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {409}
     page = visitor.open(f"/jobs/{job.id}")

@@ -31,6 +31,7 @@ from service.api.following import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
+from service.jobs.comparison import differing_fields
 from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec
 from service.jobs.queries import EventFilter, JobNotFound, history
@@ -47,6 +48,7 @@ from service.models.jobs import (
     JobEvaluation,
     MetricsHistory,
     PlanAnswer,
+    SpecDiff,
     TrackerList,
     TrackerState,
 )
@@ -312,6 +314,19 @@ def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Que
     last = newest if query.to_step is None else min(query.to_step, newest)
     with Session(context.store.engine) as session:
         return history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+
+
+# Jobs side by side.
+
+comparison_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
+def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> SpecDiff:
+    """Show in which fields of their specs two jobs differ."""
+    other = context.store.get(other_id)
+    refuse_others(other, who)
+    return SpecDiff(jobs=[job.id, other.id], fields=differing_fields([job.spec, other.spec]))
 
 
 # What else is recorded of a job: the progress of its trackers, and evaluations of its checkpoints on tasks.
