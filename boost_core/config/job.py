@@ -277,6 +277,12 @@ Label = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
     spelled("letters, digits, underscores, dots, slashes and hyphens, at most 63, starting with a letter or digit"),
 ]
+MOST_TAGS = 20
+Notes = Annotated[
+    str,
+    StringConstraints(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$"),
+    spelled("text without control characters other than tabs and line breaks"),
+]
 AcceleratorType = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name for it, such as H100")
 ]
@@ -326,6 +332,16 @@ class JobSpec(Config):
     priority: int = Field(
         0, ge=-1000, le=1000, description="Jobs with a higher priority start first and may preempt others."
     )
+    group: Label | None = Field(None, description="The runs that it belongs with, such as a series of experiments.")
+    tags: tuple[Label, ...] = Field((), max_length=MOST_TAGS, description="Words to find it by, each once.")
+    notes: Notes = Field("", description="What its users write down about it.")
+
+    @field_validator("tags")
+    @classmethod
+    def _each_tag_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [tag for number, tag in enumerate(tags) if tag in tags[:number]]:
+            raise ValueError(f"has {twice[0]} more than once; leave it out there")
+        return tags
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":

@@ -131,6 +131,7 @@ def create_app(
         checkpoints.router,
         datasets.router,
         jobs.results_router,
+        jobs.comparison_router,
         cluster.router,
         plans.router,
         cluster.profiles_router,

@@ -30,12 +30,14 @@ from service.models.jobs import (
     Checkpoint,
     CheckpointList,
     CloneRequest,
+    DifferingField,
     JobExample,
     JobExampleList,
     KeyRequest,
     PlanAnswer,
     PlanRequest,
     QueueSettings,
+    SpecDiff,
     TenantSettings,
     TrackerList,
     TrackerState,
@@ -55,6 +57,9 @@ SPEC: dict[str, Any] = {
     "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
     "elasticity": {"data_parallel_size": {"min": 1, "max": 4}},
     "queue": "research",
+    "group": "learning-rates",
+    "tags": ["baseline"],
+    "notes": "With the authors' learning rate.",
 }
 
 
@@ -126,6 +131,7 @@ def examples_of_models() -> list[Any]:
         correction=1.06, spread=0.05, host_bandwidth=5.2e10, link=link, between_nodes=between,
     )  # fmt: skip
     profile = StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=measured)
+    difference = DifferingField(field="optimizer.learning_rate", values=[0.003, 0.001], submitted=True)
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -140,6 +146,7 @@ def examples_of_models() -> list[Any]:
         PlanAnswer(**dict(plan(job.spec)), search=None),
         example,
         JobExampleList(examples=[example]),
+        SpecDiff(jobs=[job.id, "job-1k0skx0a2b3c4d5e"], fields=[difference]),
         checkpoint,
         CheckpointList(checkpoints=[checkpoint]),
         TrackerList(trackers=[tracker]),

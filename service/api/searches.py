@@ -163,5 +163,8 @@ def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
             "queue": "default",
             "credentials": None,
             "priority": 0,
+            "group": None,
+            "tags": (),
+            "notes": "",
         }
     )

@@ -74,6 +74,12 @@ def facts(
     yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
     yield "tenant", job.tenant
     yield "queue", f"{job.queue}, priority {job.spec.priority}"
+    if job.spec.group:
+        yield "group", job.spec.group
+    if job.spec.tags:
+        yield "tags", ", ".join(job.spec.tags)
+    for number, line in enumerate(job.spec.notes.splitlines()):
+        yield "" if number else "notes", line
     if job.cloned_from:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
@@ -205,8 +211,10 @@ def line_of(event: JobEvent) -> str:
 
 
 def _value(value: object) -> str:
-    if value is None:
+    if value is None or value in ("", []):
         return "none"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
     return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import access, checkpoints, cluster, jobs, local, plan
+from service.cli.commands import access, checkpoints, cluster, comparison, jobs, local, plan
 from service.cli.console import ReadableErrors
 
 _JOBS = "Jobs"
@@ -27,6 +27,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "plan": plan.plan,
         "ls": jobs.list_jobs,
         "show": jobs.show,
+        "diff": comparison.diff,
         "watch": jobs.watch,
         "events": jobs.events,
         "logs": jobs.logs,

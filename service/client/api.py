@@ -54,6 +54,7 @@ from service.models.jobs import (
     MetricsHistory,
     PlanAnswer,
     QueueSettings,
+    SpecDiff,
     TenantSettings,
     TrackerList,
 )
@@ -136,6 +137,9 @@ class Api:
         name: str | None = None,
         tenant: str | None = None,
         submitted_by: str | None = None,
+        group: str | None = None,
+        tags: Collection[str] = (),
+        search: str | None = None,
     ) -> Call[JobPage]:
         """Return one page of jobs, newest first.
 
@@ -147,9 +151,13 @@ class Api:
             name: Only jobs whose name contains this.
             tenant: Only this tenant's jobs; for operators.
             submitted_by: Only jobs submitted with the key of this name.
+            group: Only jobs of this group.
+            tags: Only jobs with all of these tags.
+            search: Only jobs with this in their name, group, tags or notes.
         """
-        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
-        return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
+        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by, "group": group}
+        lists = {"state": [*states], "tag": [*tags]}
+        return get(path_of("jobs"), JobPage, limit=limit, cursor=cursor, search=search, **filters, **lists)
 
     get = request("GET", _job, "", JobRecord, "Return one job.")
     job_plan = request(
@@ -161,11 +169,11 @@ class Api:
     def patch(
         self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
     ) -> Call[JobRecord]:
-        """Change a job's name, priority, or limits of replicas or GPUs; a mapping is validated by the service.
+        """Change a job's name, priority, limits of replicas or GPUs, group, tags or notes.
 
         Args:
             job_id: The job.
-            changes: The changes.
+            changes: The changes; a mapping is validated by the service.
             if_match: The ``etag`` of the record that the changes apply to; refused if it has changed since.
         """
         headers = {"If-Match": if_match} if if_match else {}
@@ -234,6 +242,11 @@ class Api:
         """Return a job's metrics over its steps, downsampled to about ``points`` points."""
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+
+    @operation
+    def diff(self, job_id: str, other_id: str) -> Call[SpecDiff]:
+        """Return the fields in which the specs of two jobs differ."""
+        return get(path_of("jobs", job_id, "diff", other_id), SpecDiff)
 
     trackers = request(
         "GET", _job, "trackers", TrackerList,

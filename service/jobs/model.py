@@ -213,6 +213,9 @@ class JobFilter:
         queue: Of this queue.
         name: With this in their name, in whichever case.
         submitted_by: Submitted with the key of this name.
+        group: Of this group.
+        tags: With all of these tags, in whichever case.
+        text: With this in their name, group, tags or notes, in whichever case.
     """
 
     states: Collection[JobState] | None = None
@@ -220,6 +223,9 @@ class JobFilter:
     queue: str | None = None
     name: str | None = None
     submitted_by: str | None = None
+    group: str | None = None
+    tags: Collection[str] = ()
+    text: str | None = None
 
 
 class JobPage(BaseModel):

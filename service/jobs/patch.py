@@ -1,4 +1,4 @@
-"""What a user may change about a job until it ends."""
+"""What a user may change about a job: until it ends, and its group, tags and notes at any time."""
 
 from typing import Any
 
@@ -36,6 +36,15 @@ class JobPatch(Config):
     gpus: GpusPatch | None = Field(
         None, description="Of elasticity, with layouts=auto; the layouts are chosen anew then."
     )
+    group: str | None = Field(None, description="May be changed after the job has ended, too; an empty one removes it.")
+    tags: tuple[str, ...] | None = Field(None, description="All of them; likewise.")
+    notes: str | None = Field(None, description="Likewise.")
+
+    @property
+    def only_describes(self) -> bool:
+        """Whether nothing but the job's description changes, which does not affect its training."""
+        changed = self.model_dump(exclude_none=True).keys()
+        return bool(changed) and changed <= {"group", "tags", "notes"}
 
 
 def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
@@ -52,6 +61,8 @@ def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
     if gpus and not spec.leaves_layouts:
         problem = "only goes with layouts=auto, which this job does not use; change data_parallel_size instead"
         raise_problems("JobSpec", [FieldProblem(("elasticity", "gpus"), gpus, problem)])
+    if fields.get("group") == "":
+        fields["group"] = None
     job = spec.model_dump(mode="json") | fields
     if replicas:
         own = spec.parallelism.data_parallel_size
@@ -85,7 +96,7 @@ def apply(
         limits = changes.data_parallel_size.model_dump(exclude_none=True)
         raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), limits, problem)])
     before, after = (
-        {"name": each.name, "priority": each.priority}
+        {field: getattr(each, field) for field in ("name", "priority", "group", "tags", "notes")}
         | {field: limits.get(field) for field in ("data_parallel_size", "gpus")}
         for each in (spec, changed)
         for limits in [each.elasticity.model_dump() if each.elasticity else {}]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
@@ -53,6 +53,7 @@ _CONDITIONS = {
     "tenant": JobRow.tenant == bindparam("tenant"),
     "queue": JobRow.queue == bindparam("queue"),
     "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
+    "group": JobRow.group == bindparam("group"),
     "cursor": JobRow.id < bindparam("cursor"),
 }
 
@@ -224,13 +225,18 @@ def load(session: Session, job_id: str) -> JobRecord:
 
 def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
     """The query for jobs, newest first, and its parameters."""
-    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by")} | {"cursor": cursor}
+    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")} | {"cursor": cursor}
     parameters: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if jobs.states is not None:
         parameters["states"] = list(jobs.states)
     query = _listed(frozenset(parameters))
     if jobs.name is not None:
         query = query.where(JobRow.name.icontains(jobs.name, autoescape=True))
+    for tag in jobs.tags:
+        query = query.where(JobRow.tags.icontains(f" {tag} ", autoescape=True))
+    if jobs.text is not None:
+        columns = (JobRow.name, JobRow.group, JobRow.tags, JobRow.notes)
+        query = query.where(or_(*(column.icontains(jobs.text, autoescape=True) for column in columns)))
     return query, parameters | {"limit": limit}
 
 

@@ -46,7 +46,7 @@ from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, n
 from service.jobs.patch import JobPatch
 from service.jobs.queries import Backlog, EventFilter, JobCache, JobCounts, JobNotFound, Position
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow, searched
 from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
 from service.models.cluster import StoredProfile
 
@@ -218,7 +218,7 @@ class JobStore:
             checkpoint=None, profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes,
             goodput=Goodput.begin(now), traceparent=traceparent, version=1,
         )  # fmt: skip
-        job = {name: getattr(record, name) for name in record.model_fields_set}
+        job = {name: getattr(record, name) for name in record.model_fields_set} | searched(spec)
         about = {"job_id": job_id, "attempt": 0, "time": now}
         state = {"state": record.state, "reason": record.reason, "message": record.message}
         events = [{**about, "kind": "state", "data": state}]
@@ -423,7 +423,7 @@ class JobStore:
 
         Raises:
             JobNotFound: There is no such job.
-            AlreadyFinished: The job has come to its end.
+            AlreadyFinished: The job has come to its end, and more than its group, tags and notes would change.
             Outdated: The job has another tag.
             pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
         """

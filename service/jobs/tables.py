@@ -21,6 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from boost_core.config import JobSpec
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """A point in time, in UTC. SQLite drops the time zone, and PostgreSQL returns its session's."""
@@ -44,7 +46,7 @@ class Table(DeclarativeBase):
 
 
 class JobRow(Table):
-    """A job; the columns are the fields of ``service.jobs.model.JobRecord``."""
+    """A job; the columns are the fields of ``service.jobs.model.JobRecord``, and what of its spec is searched."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -54,6 +56,7 @@ class JobRow(Table):
         Index("ix_jobs_state_finished_at", "state", "finished_at"),  # for jobs that have just failed
         Index("ix_jobs_backlog", "state", "queue", "tenant", "waiting_since"),  # for how many wait, and since when
         Index("ix_jobs_state_arrival", "state", "arrival"),  # for the first of those that wait
+        Index("ix_jobs_group_id", "group", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -62,6 +65,9 @@ class JobRow(Table):
     submitted_by: Mapped[str] = mapped_column(String(100))
     cloned_from: Mapped[str | None] = mapped_column(String(32))
     name: Mapped[str] = mapped_column(String(100))
+    group: Mapped[str | None] = mapped_column(String(63))
+    tags: Mapped[str | None] = mapped_column(Text)
+    notes: Mapped[str | None] = mapped_column(Text)
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16), index=True)
     reason: Mapped[str] = mapped_column(String(32))
@@ -98,6 +104,11 @@ class JobRow(Table):
     goodput: Mapped[dict[str, Any]] = mapped_column(JSON)
     traceparent: Mapped[str | None] = mapped_column(String(64))
     version: Mapped[int] = mapped_column(default=1)
+
+
+def searched(spec: JobSpec) -> dict[str, str | None]:
+    """The columns that are copied from a job's spec, by which jobs are found; tags stand between blanks."""
+    return {"name": spec.name, "group": spec.group, "tags": f" {' '.join(spec.tags)} ", "notes": spec.notes}
 
 
 _Earlier = aliased(JobRow)

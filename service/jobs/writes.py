@@ -17,7 +17,7 @@ from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table, searched
 
 _REPEATED = frozenset(  # repeated in every pass
     {
@@ -196,18 +196,18 @@ def patched(
         chosen: Layouts chosen for the changed job, and why.
 
     Raises:
-        AlreadyFinished: The job has ended.
+        AlreadyFinished: The job has ended, and more than its group, tags and notes would change.
         Outdated: It has another tag.
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """
-    if record.finished:
-        raise AlreadyFinished(record, "changed")
+    if record.finished and not changes.only_describes:
+        raise AlreadyFinished(record, "changed, except for its group, tags and notes")
     if expected is not None and expected != record.etag:
         raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag}")
     spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None
-    values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
+    values = {"spec": spec.model_dump(mode="json"), **searched(spec)}
     layouts = [event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
     return Write(values, [event(record, "patch", differences), *layouts])
 

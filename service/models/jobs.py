@@ -135,6 +135,26 @@ class EvaluationList(BaseModel):
     evaluations: list[JobEvaluation] = Field(description="The newest 50, newest first.")
 
 
+class DifferingField(BaseModel):
+    """A field in which jobs' specs differ."""
+
+    field: str = Field(description="Its path, for example training.steps or data.mixture[0].weight.")
+    values: list[Any] = Field(
+        description="Its value in each job, with defaults, presets and chosen layouts filled in; null if it has none."
+    )
+    submitted: bool = Field(
+        description="Whether the jobs differ in it as submitted. Otherwise it follows from fields in which they do, as "
+        "a model's width follows from its preset, or the service has chosen it."
+    )
+
+
+class SpecDiff(BaseModel):
+    """The fields in which the specs of two jobs differ."""
+
+    jobs: list[str] = Field(description="The two jobs.")
+    fields: list[DifferingField] = Field(description="In the order of the job file.")
+
+
 class Checkpoint(BaseModel):
     """One committed checkpoint of a job."""
 

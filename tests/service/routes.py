@@ -52,7 +52,15 @@ class Route:
 
     def call(self, job_id: str = "job-0") -> dict[str, Any]:
         """How httpx calls it, with this job where it takes one."""
-        places = {"job_id": job_id, "step": "10", "name": "other", "kind": "H100", "key_id": "absent1", "path": "x"}
+        places = {
+            "job_id": job_id,
+            "other_id": job_id,
+            "step": "10",
+            "name": "other",
+            "kind": "H100",
+            "key_id": "absent1",
+            "path": "x",
+        }
         url = self.path.format_map(places)
         body = {"json": BODIES[self.method, self.path]} if self.takes_body else {}
         return {"method": self.method, "url": url} | body

@@ -123,7 +123,7 @@ BAD_PATCHES = [
     ({"priority": 2000}, "priority", "less than or equal to 1000, not 2000"),
     ({"priority": "high"}, "priority", "not 'high'"),
     ({"prioritty": 2}, "prioritty", "did you mean priority?"),
-    ({"steps": 2}, "steps", "known here: name, priority, data_parallel_size, gpus"),
+    ({"credentials": "mine"}, "credentials", "known here: name, priority, data_parallel_size, gpus, group, tags"),
     ({"data_parallel_size": {"most": 2}}, "data_parallel_size.most", "known here: min, max"),
     ({"data_parallel_size": {"max": 0}}, "elasticity.data_parallel_size.max", "not 0"),
     ({"gpus": {"max": 9}}, "elasticity.gpus", "change data_parallel_size instead"),

@@ -96,11 +96,11 @@ def test_jobs_are_found_by_what_is_known_of_them(
     visitor.page.get_by_label("Queue", exact=True).select_option("night")
     expect(names).to_have_text(["owl"])
     visitor.page.get_by_label("Queue", exact=True).select_option("")
-    visitor.page.get_by_label("Part of a name").fill("TIN")
+    visitor.page.get_by_label("Part of a name, group, tag or note").fill("TIN")
     expect(names).to_have_text(["tiny"])
     visitor.page.reload()  # the address keeps what was asked for
     expect(names).to_have_text(["tiny"])
-    visitor.page.get_by_label("Part of a name").fill("nothing like it")
+    visitor.page.get_by_label("Part of a name, group, tag or note").fill("nothing like it")
     expect(visitor.page.get_by_text("No jobs here")).to_be_visible()
     assert owl.record.state is JobState.QUEUED
 
@@ -432,6 +432,46 @@ def test_a_clone_starts_from_a_checkpoint_as_its_user_says(visitor: Visit, job: 
     expect(page.get_by_role("dialog")).to_have_count(0)
     (clone, _) = job.store.list()
     assert clone.spec.checkpoint.origin == ("weights_from", job.record.checkpoint_url)
+
+
+def test_a_job_is_described_and_found_by_that(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+    SampleJob(store, Path("/checkpoints"), name="other")
+    visitor.refused = {422}
+    page = visitor.open(f"/jobs/{job.id}")
+    page.get_by_role("button", name="Describe").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Group").fill("my sweep")
+    dialog.get_by_label("Tags").fill(" baseline  350m ")
+    dialog.get_by_label("Notes").fill(f"As published.\n{MARKUP}")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("group: ")
+    dialog.get_by_label("Group").fill("sweep-1")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.locator(".notes")).to_have_text(f"As published.\n{MARKUP}")
+    assert job.record.spec.tags == ("baseline", "350m")
+    names = page.locator(".job-link")
+    page.get_by_role("link", name="350m").click()
+    expect(names).to_have_text(["tiny"])
+    expect(row(page, "tiny")).to_contain_text("sweep-1 · baseline · 350m")
+    page.get_by_role("button", name="tag 350m").click()
+    expect(names).to_have_text(["other", "tiny"])
+    page.get_by_label("Part of a name, group, tag or note").fill("PUBLISHED")
+    expect(names).to_have_text(["tiny"])
+
+
+def test_specs_are_compared(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+    other = SampleJob(store, Path("/checkpoints"), name="other", priority=7)
+    visitor.refused = {404}
+    page = visitor.open(f"/jobs/{job.id}")
+    which = page.get_by_label("ID of another job")
+    which.fill("job-0")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".spec-diff .refusal")).to_contain_text("there is no job 'job-0'")
+    which.fill(other.id)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".spec-diff tbody").first.get_by_role("row").filter(has_text="priority")).to_have_text(
+        "priority07"
+    )
 
 
 def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Moment
+from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, planned, with_layouts
@@ -30,6 +31,7 @@ from service.api.following import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
+from service.jobs.comparison import differing_fields
 from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec
 from service.jobs.queries import EventFilter, JobNotFound, history
@@ -46,6 +48,7 @@ from service.models.jobs import (
     JobEvaluation,
     MetricsHistory,
     PlanAnswer,
+    SpecDiff,
     TrackerList,
     TrackerState,
 )
@@ -67,6 +70,11 @@ class JobQuery(BaseModel):
     name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
     submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
     tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
+    group: Label | None = Field(None, description="Only jobs of this group.")
+    tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
+    search: str | None = Field(
+        None, max_length=100, description="Only jobs with this in their name, group, tags or notes, in whichever case."
+    )
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
@@ -78,7 +86,9 @@ class JobQuery(BaseModel):
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    filters = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
+    filters = JobFilter(
+        query.state or None, tenant, query.queue, query.name, query.submitted_by, query.group, query.tag, query.search
+    )
 
     def page(store: JobStore) -> bytes:
         if query.cursor is not None:
@@ -213,7 +223,7 @@ IfMatch = Annotated[
 def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
-    """Change a job's name, priority or limits; a running gang is resized to fit."""
+    """Change a job's name, priority, limits or description; a running gang is resized to fit."""
     expected, chosen = None if if_match == "*" else if_match, None
     with _illegal_fields(JobSpec):
         if changes.gpus and not job.finished:
@@ -304,6 +314,19 @@ def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Que
     last = newest if query.to_step is None else min(query.to_step, newest)
     with Session(context.store.engine) as session:
         return history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+
+
+# Jobs side by side.
+
+comparison_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
+def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> SpecDiff:
+    """Show in which fields of their specs two jobs differ."""
+    other = context.store.get(other_id)
+    refuse_others(other, who)
+    return SpecDiff(jobs=[job.id, other.id], fields=differing_fields([job.spec, other.spec]))
 
 
 # What else is recorded of a job: the progress of its trackers, and evaluations of its checkpoints on tasks.

@@ -55,6 +55,9 @@ def submit(
     name: Annotated[str | None, typer.Option(help="Override the job's name.")] = None,
     queue: Annotated[str | None, typer.Option(help="Override the job's queue.")] = None,
     priority: Annotated[int | None, typer.Option(help="Override the job's priority.")] = None,
+    group: Annotated[str | None, typer.Option(help="Override the job's group.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Override the job's tags; repeatable.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Override the job's notes.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan the job without submitting it.")] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,
@@ -62,7 +65,8 @@ def submit(
     url: Url = None,
 ) -> None:
     """Submit a job."""
-    spec = read_job(job, {"name": name, "queue": queue, "priority": priority})
+    described = {"group": group, "tags": tag or None, "notes": notes}
+    spec = read_job(job, {"name": name, "queue": queue, "priority": priority, **described})
     with open_client(url) as client:
         if dry_run:
             result = client.dry_run(spec)
@@ -157,17 +161,20 @@ def list_jobs(
     queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only jobs of this group.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; repeatable.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only jobs with this in their name, group, tags or notes.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     cursor: Annotated[str | None, typer.Option(help="Continue a previous list; its last line shows the value.")] = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """List jobs, newest first."""
-    filters = {"queue": queue, "name": name, "tenant": tenant}
+    filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
     jobs: list[JobRecord] = []
     with open_client(url) as client:
         while True:  # as many pages as needed
-            page = client.list(state or [], min(limit - len(jobs), _PAGE), cursor, **filters)
+            page = client.list(state or [], min(limit - len(jobs), _PAGE), cursor, tags=tag or [], **filters)
             jobs += page.jobs
             cursor = page.next_cursor
             if cursor is None or len(jobs) >= limit:
@@ -279,17 +286,31 @@ def patch(
     max_replicas: Annotated[int | None, typer.Option(help="Maximum number of data parallel replicas.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Minimum number of GPUs, with layouts: auto.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Maximum number of GPUs, with layouts: auto.")] = None,
+    group: Annotated[str | None, typer.Option(help='New group; "" for none.')] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag to add; repeatable.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(help="Tag to remove; repeatable.")] = None,
+    notes: Annotated[str | None, typer.Option(help="New notes.")] = None,
     url: Url = None,
 ) -> None:
-    """Change a job that has not ended."""
+    """Change a job that has not ended; its group, tags and notes also later."""
     replicas, gpus = _without_none(min=min_replicas, max=max_replicas), _without_none(min=min_gpus, max=max_gpus)
-    changes = _without_none(name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None)
-    if not changes:
+    changes = _without_none(
+        name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None, group=group, notes=notes
+    )
+    if not changes and not tag and not untag:
         raise BadInput(
-            "nothing to change; give --name, --priority, --min-replicas, --max-replicas, --min-gpus or --max-gpus"
+            "nothing to change; give --name, --priority, --min-replicas, --max-replicas, --min-gpus, --max-gpus, "
+            "--group, --tag, --untag or --notes"
         )
     with open_client(url) as client:
-        job = client.patch(job_id, changes)
+        etag = None
+        if tag or untag:  # the API takes all of a job's tags, so they must not change in between
+            before = client.get(job_id)
+            changes["tags"] = [
+                each for each in dict.fromkeys([*before.spec.tags, *(tag or [])]) if each not in (untag or [])
+            ]
+            etag = before.etag
+        job = client.patch(job_id, changes, if_match=etag)
     spec, elasticity = job.spec, job.spec.elasticity
     if elasticity and elasticity.gpus:
         ranks = "GPU(s)" if spec.resources.gpus_per_worker else "worker(s)"

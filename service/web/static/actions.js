@@ -53,6 +53,7 @@ export function actionButtons(changed, open) {
     const focused = element.contains(document.activeElement) && document.activeElement.textContent;
     element.replaceChildren(
       ...fitting.map((action) => button(action.label, action.danger, () => act(action, job))),
+      button("Describe", false, () => describe(job)),
       button("Clone", false, () => clone(job)),
     );
     if (focused) [...element.children].find((one) => one.textContent === focused)?.focus();
@@ -80,6 +81,28 @@ export function actionButtons(changed, open) {
       action: label,
       danger,
       act: () => call("POST", jobPath(job.id, verb)),
+    });
+    if (record) changed(record);
+  }
+
+  async function describe(job) {
+    const { group, tags, notes } = job.spec;
+    const [groupField, tagsField] = [group ?? "", tags.join(" ")].map((value) => h("input", { type: "text", value }));
+    const notesField = h("textarea", { maxlength: 4000 }, notes);
+    const record = await ask({
+      title: "Describe this job",
+      action: "Save",
+      fields: [
+        field("Group", groupField, "The runs that it belongs with."),
+        field("Tags", tagsField, "With blanks between them."),
+        field("Notes", notesField),
+      ],
+      act: () => {
+        const now = { group: groupField.value.trim(), tags: tagsField.value.split(/\s+/).filter(Boolean), notes: notesField.value };
+        const before = { group: group ?? "", tags, notes };
+        const changed = Object.entries(now).filter(([name, value]) => `${value}` !== `${before[name]}`);
+        return changed.length ? call("PATCH", jobPath(job.id), { body: Object.fromEntries(changed) }) : null;
+      },
     });
     if (record) changed(record);
   }

@@ -1,4 +1,4 @@
-// Which jobs the list shows: by state, queue and part of the name. The address keeps it.
+// Which jobs the list shows: by state, queue, group, tags and words in how they are described. The address keeps it.
 
 import { STATES } from "./badge.js";
 import { h, setText } from "./dom.js";
@@ -23,17 +23,21 @@ export function jobFilters(changed) {
       counts.get(state),
     ),
   );
-  const name = h("input", {
+  const search = h("input", {
     type: "search",
-    placeholder: "Part of a name",
-    "aria-label": "Part of a name",
-    value: chosen.get("name") ?? "",
+    placeholder: "Name, group, tag or note",
+    "aria-label": "Part of a name, group, tag or note",
+    maxlength: 100,
+    value: chosen.get("search") ?? "",
   });
+  let group = chosen.get("group") ?? "";
+  let tags = chosen.getAll("tag");
+  const labels = h("div", { class: "chips", role: "group", "aria-label": "Group and tags" });
   const queue = h("select", { "aria-label": "Queue" }, h("option", { value: "" }, "All queues"));
   let wantedQueue = chosen.get("queue") ?? "";
   let typing = null;
 
-  name.addEventListener("input", () => {
+  search.addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(told, TYPING_MS);
   });
@@ -48,7 +52,24 @@ export function jobFilters(changed) {
     told();
   }
 
+  /** The group and tags that links have led to, each to be let go of by a click. */
+  function showLabels() {
+    const chosenOnes = [...(group ? [[`group ${group}`, () => (group = "")]] : [])].concat(
+      tags.map((tag) => [`tag ${tag}`, () => (tags = tags.filter((other) => other !== tag))]),
+    );
+    labels.replaceChildren(
+      ...chosenOnes.map(([text, leave]) =>
+        h(
+          "button",
+          { type: "button", class: "chip label", title: `Show jobs without ${text}, too`, on: { click: () => (leave(), told()) } },
+          `${text} ×`,
+        ),
+      ),
+    );
+  }
+
   function told() {
+    showLabels();
     const address = new URLSearchParams();
     for (const [key, value] of Object.entries(query()))
       for (const item of [value].flat()) if (item) address.append(key, item);
@@ -58,7 +79,7 @@ export function jobFilters(changed) {
   }
 
   function query() {
-    return { state: [...states], queue: wantedQueue, name: name.value.trim() };
+    return { state: [...states], queue: wantedQueue, group, tag: tags, search: search.value.trim() };
   }
 
   /** Show the queues that there are, and how many jobs are in each state. */
@@ -83,7 +104,9 @@ export function jobFilters(changed) {
     "form",
     { class: "filters", role: "search", "aria-label": "Jobs", on: { submit: (event) => event.preventDefault() } },
     h("div", { class: "chips", role: "group", "aria-label": "State" }, chips),
-    h("div", { class: "fields" }, queue, name),
+    labels,
+    h("div", { class: "fields" }, queue, search),
   );
+  showLabels();
   return { element, query, update };
 }

@@ -14,6 +14,7 @@ import { logCard } from "./logs.js";
 import { planCard } from "./plan.js";
 import { samplesCard } from "./samples.js";
 import { scoresCard } from "./scores.js";
+import { specDiff } from "./specdiff.js";
 import { watch } from "./watch.js";
 import { ranks, restarts, TIMELINE_KINDS } from "./timeline.js";
 import { timelineCard } from "./timelineview.js";
@@ -66,7 +67,7 @@ export function showJob(main, id, open) {
         logs.element,
         parts.checkpoints.element,
         parts.plan.element,
-        card("Spec", { id: "spec" }, h("details", {}, h("summary", {}, "As it is now, defaults included"), spec)),
+        card("Spec", { id: "spec" }, h("details", {}, h("summary", {}, "As it is now, defaults included"), spec), specDiff(job)),
       ),
     );
 

@@ -42,10 +42,11 @@ function spare(job) {
 
 /** The head; `dashboard` is where Ray's is, if that is known. `update` takes the job. */
 export function jobHead(changed, open, dashboard) {
-  const [name, why, origin] = [
+  const [name, why, origin, notes] = [
     h("h1"),
     h("p", { class: "explanation", role: "status" }),
     h("p", { class: "muted origin" }),
+    h("p", { class: "notes" }),
   ];
   const state = badge();
   const bar = progressBar();
@@ -62,6 +63,7 @@ export function jobHead(changed, open, dashboard) {
     h("nav", { "aria-label": "Where you are" }, link("/", {}, "← Jobs")),
     h("div", { class: "job-title" }, h("div", {}, name, state.element), buttons.element),
     origin,
+    notes,
     why,
     bar.element,
     facts,
@@ -77,14 +79,21 @@ export function jobHead(changed, open, dashboard) {
     why.classList.toggle("failed", job.state === "FAILED");
     const known = [job.id, job.tenant, `queue ${job.queue}`, `priority ${job.spec.priority}`].join(" · ");
     const actor = dashboard && job.shape?.supervisor;
-    if (origin.dataset.known !== known || origin.dataset.actor !== `${actor}`) {
-      origin.dataset.known = known;
+    const labels = [...(job.spec.group ? [["group", job.spec.group]] : []), ...job.spec.tags.map((tag) => ["tag", tag])];
+    setText(notes, job.spec.notes);
+    notes.hidden = !job.spec.notes;
+    if (origin.dataset.known !== `${known} ${labels}` || origin.dataset.actor !== `${actor}`) {
+      origin.dataset.known = `${known} ${labels}`;
       origin.dataset.actor = `${actor}`;
       origin.replaceChildren(
         known,
         ...(job.cloned_from
           ? [" · clone of ", link(`/jobs/${encodeURIComponent(job.cloned_from)}`, {}, job.cloned_from)]
           : []),
+        ...labels.flatMap(([kind, label]) => [
+          ` · ${kind} `,
+          link(`/?${kind}=${encodeURIComponent(label)}`, { title: `All jobs of this ${kind}` }, label),
+        ]),
         ...(actor
           ? [" · ", h("a", { href: `${dashboard}/#/actors/${encodeURIComponent(actor)}` }, "Ray dashboard")]
           : []),

@@ -47,7 +47,9 @@ export function jobRow(job) {
     setText(name, now.name);
     setText(
       origin,
-      [now.tenant, now.queue, now.spec.priority && `priority ${now.spec.priority}`].filter(Boolean).join(" · "),
+      [now.tenant, now.queue, now.spec.priority && `priority ${now.spec.priority}`, now.spec.group, ...now.spec.tags]
+        .filter(Boolean)
+        .join(" · "),
     );
     state.update(now);
     setText(why, explanation(now));
