@@ -159,7 +159,8 @@ SCENES = {
     each.__name__: each
     for each in (
         copies_and_fills, replay, allocator, out_of_memory, synchronising_in_a_capture, pageable_copy_in_a_capture,
-        captured_event, unjoined_stream, joined_stream, triton_launch, cudnn, attention_left_to_torch, flash_attention, broken_device,
+        captured_event, unjoined_stream, joined_stream, triton_launch, cudnn, attention_left_to_torch, flash_attention,
+        broken_device,
     )
 }  # fmt: skip
 
