@@ -62,7 +62,7 @@ mock-gpu: setup debian-gcc .venv-cuda213/.installed .venv-cuda211/.installed
 
 # The mock is C, and Triton compiles its launcher against Python's headers.
 debian-gcc:
-	@{ command -v gcc && $(PYTHON) -c 'import sysconfig; open(sysconfig.get_path("include") + "/Python.h")'; } > /dev/null || \
+	@{ command -v gcc && $(PYTHON) -c 'import sysconfig; open(sysconfig.get_path("include") + "/Python.h")'; } > /dev/null 2>&1 || \
 		{ [ "$$(id -u)" = 0 ] && apt-get update --quiet && \
 		apt-get install --quiet --yes --no-install-recommends gcc libc6-dev python3-dev; } || \
 		{ echo 'gcc or Python.h is missing; run: sudo apt-get install gcc python3-dev' >&2; exit 1; }

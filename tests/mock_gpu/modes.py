@@ -6,8 +6,9 @@ Prints a line of JSON for each mode. It takes the names of those to run; without
 import gc
 import json
 import sys
-import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from boost_core.bench.rank import LoneCommunicator, alone, draw_weights
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
+from boost_core.parallel.communicator import Communicator
 from boost_core.plan.report import plan
 from boost_core.train.state import WARM_STEPS, TrainState
 from boost_core.train.step import training_step
@@ -58,8 +60,8 @@ REPLAYS = {name: STEPS - WARM_STEPS - (name == "documents apart") for name in [*
 UNCAPTURED = {"recompute offload": "what blocks keep goes to the host's memory and back"}
 
 
-def job(name: str) -> JobSpec:
-    """Return the job of a mode."""
+def job(name: str, tensor: int = 4, data: int = 1) -> JobSpec:
+    """Return the job of a mode, on tensor and data parallel ranks."""
     size = WHOLE.get(name, 2)
     change = MODES.get(name, {})
     model = {"preset": "7b", "family": "cola", "vocab_size": 32000}
@@ -68,7 +70,7 @@ def job(name: str) -> JobSpec:
     training = {
         "steps": 100,
         "sequence_length": 4096 if name in WHOLE else 2048,
-        "global_batch_size": size,
+        "global_batch_size": size * data,
         "micro_batch_size": size,
         "precision": "bf16",
     }
@@ -76,7 +78,11 @@ def job(name: str) -> JobSpec:
         {
             "name": "mock",
             "model": {**model, **change.get("model", {})},
-            "parallelism": {"tensor_parallel_size": 4, **change.get("parallelism", {})},
+            "parallelism": {
+                "tensor_parallel_size": tensor,
+                "data_parallel_size": data,
+                **change.get("parallelism", {}),
+            },
             "optimizer": change.get("optimizer", {}),
             "training": {**training, **change.get("training", {})},
             "data": change.get("data", {}),
@@ -85,42 +91,49 @@ def job(name: str) -> JobSpec:
     )
 
 
-def train(name: str) -> dict[str, object]:
-    """Do a mode's steps and return what was seen: the graph's obstacle, and the most memory of any step in bytes."""
-    spec = job(name)
-    length = (spec.training.global_batch_size + 1) * spec.training.sequence_length + 1
-    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
-    sampler = Sampler(Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0), spec.training.sequence_length, seed=0)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    with alone(spec.parallelism.tensor_parallel_size):
-        device = torch.device("cuda", 0)
-        state = TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator)
-        seconds = []
-        for step in range(STEPS):
-            control.mark(f"{name}, step {step}")
-            begin = time.perf_counter()
-            training_step(state, sampler)
-            seconds.append(time.perf_counter() - begin)
-        result = {
-            "mode": name,
-            "obstacle": state.graph.obstacle,
-            "allocated": torch.cuda.max_memory_allocated(),
-            "reserved": torch.cuda.max_memory_reserved(),
-            "planned": plan(spec).shapes[0].memory.total if name in WHOLE else None,
-            "seconds": [round(each, 3) for each in seconds],
-        }
-        state.graph.release("the mode is done")
-    return result
-
-
-def main(names: list[str]) -> None:
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Choose here as on a GPU that computes."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # not modelled; torch prefers it on an H100
     # The trial of adds_products compares numbers, which nothing computes here. A GPU has what it looks for.
     with patch("boost_core.optim.zero.adds_products", lambda device, dtype: dtype in (torch.bfloat16, torch.float16)):
+        yield
+
+
+def train(spec: JobSpec, name: str, communicator: type[Communicator] = Communicator) -> TrainState:
+    """Do a job's first steps as one rank of the default group, each marked in the log; return the state after them."""
+    length = (spec.training.global_batch_size + 1) * spec.training.sequence_length + 1
+    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
+    sampler = Sampler(Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0), spec.training.sequence_length, seed=0)
+    state = TrainState.initial(spec, torch.device("cuda", 0), draw_weights, communicator=communicator)
+    for step in range(STEPS):
+        control.mark(f"{name}, step {step}")
+        training_step(state, sampler)
+    return state
+
+
+def measured(name: str) -> dict[str, object]:
+    """Train in a mode and return what was seen: the graph's obstacle, and the most memory of any step in bytes."""
+    spec = job(name)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with alone(spec.parallelism.tensor_parallel_size):
+        state = train(spec, name, LoneCommunicator)
+        obstacle = state.graph.obstacle
+        state.graph.release("the mode is done")
+    return {
+        "mode": name,
+        "obstacle": obstacle,
+        "reserved": torch.cuda.max_memory_reserved(),
+        "planned": plan(spec).shapes[0].memory.total,
+    }
+
+
+def main(names: list[str]) -> None:
+    with as_on_a_gpu():
         for name in names or [*WHOLE, *MODES]:
             try:
-                result = train(name)
+                result = measured(name)
             except Exception:
                 result = {"mode": name, "error": traceback.format_exc()}
             gc.collect()

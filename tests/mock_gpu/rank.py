@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.mock_gpu import control
+from tests.mock_gpu.modes import as_on_a_gpu, job, train
 
 
 def numbers(rank: int, size: int) -> None:
@@ -137,7 +138,28 @@ def mismatch(rank: int, size: int) -> None:
     dist.distributed_c10d._abort_process_group()
 
 
-SCENARIOS = {each.__name__: each for each in (numbers, late, hang, abort_of_a_captured_communicator, mismatch)}
+def tensor_parallel_steps(rank: int, size: int) -> None:
+    """Steps of the trainer, captured and replayed with the collectives of their tensor parallel ranks."""
+    with as_on_a_gpu():
+        state = train(job("plain", tensor=size), "tensor parallel")
+    assert state.graph.obstacle is None, state.graph.obstacle
+    state.graph.release("the steps are done")
+
+
+def data_parallel_steps(rank: int, size: int) -> None:
+    """The same with replicas that share the optimizer's state."""
+    with as_on_a_gpu():
+        state = train(job("plain", tensor=1, data=size), "data parallel")
+    assert state.graph.obstacle is None, state.graph.obstacle
+    state.graph.release("the steps are done")
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (
+        numbers, late, hang, abort_of_a_captured_communicator, mismatch, tensor_parallel_steps, data_parallel_steps,
+    )
+}  # fmt: skip
 
 
 def main(scenario: str, rank: int, size: int, meeting: str) -> None:

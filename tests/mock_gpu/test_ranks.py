@@ -11,7 +11,7 @@ from tests.mock_gpu.rank import SCENARIOS
 RANKS = {"numbers": 3}
 ORDERED = {"hang": {"hang_at": 1}}  # of rank 1, by its environment
 WRONG = {"mismatch": "MISMATCH"}
-IN_MAKE_TEST = ("numbers", "hang", "abort_of_a_captured_communicator")
+IN_MAKE_TEST = ("numbers", "hang", "abort_of_a_captured_communicator", "tensor_parallel_steps")
 
 
 @pytest.mark.parametrize(

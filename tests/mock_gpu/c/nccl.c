@@ -49,7 +49,8 @@ struct ncclComm {
     unsigned long begun;                       /* collectives that have started here */
     unsigned long splits;
     unsigned long posted[MAX_RANKS], taken[MAX_RANKS]; /* messages to and from each rank */
-    int captured;                              /* ops of graphs that are alive */
+    int enqueued;                              /* collectives that are not done */
+    int captured;                              /* those of graphs that are alive */
     volatile bool aborted;
 };
 
@@ -256,6 +257,7 @@ bool mock_advance_collective(struct op *op)
         c->messages = done->next;
         free(done);
     }
+    c->comm->enqueued--;
     free(c);
     return true;
 }
@@ -264,12 +266,12 @@ struct collective *mock_copy_collective(const struct collective *collective)
 {
     struct collective *copy = malloc(sizeof *copy);
     *copy = *collective;
-    copy->messages = NULL;
+    copy->comm->enqueued++;
+    struct message **last = &copy->messages;
     for (const struct message *each = collective->messages; each; each = each->next) {
-        struct message *message = malloc(sizeof *message);
-        *message = *each;
-        message->next = copy->messages;
-        copy->messages = message;
+        *last = malloc(sizeof **last);
+        **last = *each;
+        last = &(*last)->next;
     }
     return copy;
 }
@@ -286,8 +288,7 @@ static ncclResult_t enqueue(struct collective described, cudaStream_t stream)
     struct collective *c = malloc(sizeof *c);
     *c = described;
     pthread_mutex_lock(&mock_lock);
-    if (mock_capturing(stream))
-        c->comm->captured++;
+    *(mock_capturing(stream) ? &c->comm->captured : &c->comm->enqueued) += 1;
     struct op op = {.advance = mock_advance_collective, .collective = c};
     if (c->messages)
         mock_enqueue(stream, op, "nccl messages %s", c->comm->name);
@@ -561,13 +562,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Collective: returns when all ranks are here. */
+/* Collective: returns when what was enqueued is done and all ranks are here. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
     mock_log("nccl finalize of %s", comm->name);
     struct collective finalize = {comm, FINALIZE};
     pthread_mutex_lock(&mock_lock);
-    while (!advance(&finalize)) {
+    while (!comm->aborted && (comm->enqueued || !advance(&finalize))) {
         pthread_mutex_unlock(&mock_lock);
         usleep(POLL_MICROSECONDS);
         pthread_mutex_lock(&mock_lock);

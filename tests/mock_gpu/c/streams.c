@@ -447,21 +447,19 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, un
 {
     ENTER();
     struct event *event = (struct event *)handle;
+    const char *timed = event->timed ? " timed" : "";
     pthread_mutex_lock(&mock_lock);
-    struct op op = {.advance = advance_record, .event = {event, 0}};
-    if (!mock_capturing(stream)) {
-        event->captured = 0;
-        op.event.version = ++event->recorded;
-    } else if (!(flags & cudaEventRecordExternal)) { /* orders what is captured, and no more */
-        event->captured = mock_stream(stream)->capture;
-        op.advance = NULL; /* no node, so nothing that would have to be joined */
+    bool captured = mock_capturing(stream);
+    if (captured && !(flags & cudaEventRecordExternal)) { /* no node of the graph: it orders what is captured */
+        struct stream *source = mock_stream(stream);
+        event->captured = source->capture;
+        memcpy(event->clock, source->clock, sizeof event->clock);
+        mock_log("record%s stream %d captured", timed, source->number);
+    } else {
+        struct op op = {.advance = advance_record, .event = {event, captured ? 0 : ++event->recorded}};
+        event->captured = captured ? event->captured : 0;
+        mock_enqueue(stream, op, "record%s%s", timed, captured ? " external" : "");
     }
-    bool external = flags & cudaEventRecordExternal;
-    if (op.advance)
-        mock_enqueue(stream, op, "record%s%s", event->timed ? " timed" : "", external ? " external" : "");
-    else
-        mock_log("record stream %d captured", mock_stream_number(stream));
-    memcpy(event->clock, mock_stream(stream)->clock, sizeof event->clock);
     pthread_mutex_unlock(&mock_lock);
     return cudaSuccess;
 }
