@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, false, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, select, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
@@ -235,7 +235,7 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict
 
 
 def _listed(conditions: frozenset[str], states: int | None, *more: ColumnElement[bool]) -> Heads:
-    newest, limit = JobRow.id.desc(), bindparam("limit")
+    newest, limit = JobRow.id.desc(), bindparam("limit", type_=Integer)
     query = _HEADS.where(*(_CONDITIONS[name] for name in conditions), *more)
     if states is None:
         return query.order_by(newest).limit(limit)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -40,7 +41,7 @@ REASONS = {
 
 def fill(store: JobStore, counts: Mapping[JobState, int]) -> None:
     """Record so many jobs in each state, of eight tenants; those that run have done a step."""
-    spec, now = tiny_job("corpus", "file:///c").model_dump(mode="json"), datetime.now(UTC)
+    spec, now = tiny_job(Path("corpus"), "file:///c").model_dump(mode="json"), datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for state, count in counts.items():
         for _ in range(count):
