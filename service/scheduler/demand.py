@@ -111,12 +111,8 @@ class Demand:
         if not self.any_kind:
             return self
         if layouts not in self._holding:
-            known = (
-                self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine)
-                for layout in layouts
-                if layout
-            )
-            needed = max(known, default=0)
+            of_each = (self._needed.get(one) or needed_bytes(self._spec, one, self._machine) for one in layouts if one)
+            needed = max(of_each, default=0)
             limit = min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf)
             self._holding[layouts] = self.within(limit)
         return self._holding[layouts]
