@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, or_, select, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
@@ -49,7 +49,6 @@ _ENDED = {
 }
 _MANY_ENDED, _ENDED_SECONDS = 10_000, 1.0  # from how many on, and for how long, their number is remembered
 _CONDITIONS = {
-    "states": JobRow.state.in_(bindparam("states", expanding=True)),
     "tenant": JobRow.tenant == bindparam("tenant"),
     "queue": JobRow.queue == bindparam("queue"),
     "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
@@ -227,23 +226,34 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict
     """The query for jobs, newest first, and its parameters."""
     fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")} | {"cursor": cursor}
     parameters: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    if jobs.states is not None:
-        parameters["states"] = list(jobs.states)
-    query = _listed(frozenset(parameters))
+    named, states = frozenset(parameters), None if jobs.states is None else len(set(jobs.states))
+    more = [JobRow.tags.icontains(f" {tag} ", autoescape=True) for tag in jobs.tags]
     if jobs.name is not None:
-        query = query.where(JobRow.name.icontains(jobs.name, autoescape=True))
-    for tag in jobs.tags:
-        query = query.where(JobRow.tags.icontains(f" {tag} ", autoescape=True))
+        more.append(JobRow.name.icontains(jobs.name, autoescape=True))
     if jobs.text is not None:
         columns = (JobRow.name, JobRow.group, JobRow.tags, JobRow.notes)
-        query = query.where(or_(*(column.icontains(jobs.text, autoescape=True) for column in columns)))
+        more.append(or_(*(column.icontains(jobs.text, autoescape=True) for column in columns)))
+    query = _listed(named, states, *more) if more else _composed(named, states)
+    parameters |= {f"state_{number}": state for number, state in enumerate(sorted(set(jobs.states or ())))}
     return query, parameters | {"limit": limit}
 
 
-@cache  # there are few, and composing one takes longer than running it
-def _listed(conditions: frozenset[str]) -> Heads:
-    query = _HEADS.where(*(_CONDITIONS[name] for name in conditions))
-    return query.order_by(JobRow.id.desc()).limit(bindparam("limit"))
+def _listed(conditions: frozenset[str], states: int | None, *more: ColumnElement[bool]) -> Heads:
+    newest, limit = JobRow.id.desc(), bindparam("limit", type_=Integer)
+    query = _HEADS.where(*(_CONDITIONS[name] for name in conditions), *more)
+    if states is None:
+        return query.order_by(newest).limit(limit)
+    # The newest of each state, each read from an index, and of these the newest: an index of several states is not in
+    # the order of ids.
+    each = [query.where(JobRow.state == bindparam(f"state_{number}")) for number in range(states)]
+    if states <= 1:
+        return (each or [query.where(false())])[0].order_by(newest).limit(limit)
+    of_each = union_all(*(select(one.order_by(newest).limit(limit).subquery()) for one in each)).subquery()
+    heads: Heads = select(of_each.c.id, of_each.c.version, of_each.c.waiting_for)
+    return heads.order_by(of_each.c.id.desc()).limit(limit)
+
+
+_composed = cache(_listed)  # there are few, and composing one takes longer than running it
 
 
 def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) -> Sequence[JobEvent]:

@@ -51,8 +51,12 @@ class JobRow(Table):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_tenant_id", "tenant", "id"),
-        Index("ix_jobs_tenant_state", "tenant", "state"),  # for counts, which then need not read the jobs
-        Index("ix_jobs_queue_state", "queue", "state"),
+        # For lists, the newest first, and for counts, which then need not read the jobs.
+        Index("ix_jobs_tenant_state_id", "tenant", "state", "id"),
+        Index("ix_jobs_queue_state_id", "queue", "state", "id"),
+        Index("ix_jobs_state_id", "state", "id"),
+        Index("ix_jobs_queue_id", "queue", "id"),
+        Index("ix_jobs_submitted_by_id", "submitted_by", "id"),
         Index("ix_jobs_state_finished_at", "state", "finished_at"),  # for jobs that have just failed
         Index("ix_jobs_backlog", "state", "queue", "tenant", "waiting_since"),  # for how many wait, and since when
         Index("ix_jobs_state_arrival", "state", "arrival"),  # for the first of those that wait
@@ -69,7 +73,7 @@ class JobRow(Table):
     tags: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[str | None] = mapped_column(Text)
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(32))
     message: Mapped[str] = mapped_column(Text)
     waiting_for: Mapped[str | None] = mapped_column(Text)

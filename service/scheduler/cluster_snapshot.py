@@ -102,7 +102,7 @@ class Gang:
         return Orders(self.target, allowed, cause, avoid, self.near)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Admit:
     """The job leaves the queue."""
 
@@ -120,7 +120,7 @@ class Launch:
     near: Labels = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     """The job stays SCHEDULING."""
 
@@ -128,7 +128,7 @@ class Wait:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Explain:
     """The job stays in the queue, for the reason that holds in this pass, whether or not it was given before."""
 

@@ -96,6 +96,7 @@ class Demand:
         self.kind = Kind(self.labels, self.avoid, tuple(self.each.items()))
         self._seconds: dict[Layout, float] = {}
         self._within: dict[float, Demand] = {}
+        self._holding: dict[tuple[Layout | None, ...], Demand] = {}
 
     def within(self, limit: float) -> "Demand":
         """The demand of a gang with a limit, if the job names no kind of GPU."""
@@ -109,11 +110,12 @@ class Demand:
         """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
         if not self.any_kind:
             return self
-        known = (
-            self._needed.get(layout) or needed_bytes(self._spec, layout, self._machine) for layout in layouts if layout
-        )
-        needed = max(known, default=0)
-        return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
+        if layouts not in self._holding:
+            of_each = (self._needed.get(one) or needed_bytes(self._spec, one, self._machine) for one in layouts if one)
+            needed = max(of_each, default=0)
+            limit = min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf)
+            self._holding[layouts] = self.within(limit)
+        return self._holding[layouts]
 
     def limits(self, nodes: Iterable[NodeCapacity]) -> list[float]:
         """The limits that a gang may have on some nodes, lowest first."""

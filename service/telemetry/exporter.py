@@ -199,7 +199,7 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
                     escaped[value] = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
                 words.append(f'{label}="{escaped[value]}"')
             labels = f"{{{','.join(words)}}}" if words else ""
-            parts.append(f"{sample.name}{labels} {floatToGoString(sample.value)}\n")
+            parts.append(f"{sample.name}{labels} {floatToGoString(sample.value)}\n")  # type: ignore[no-untyped-call]
     if media_type.startswith("application/openmetrics-text"):
         parts.append(_END)
     return "".join(parts).encode(), media_type

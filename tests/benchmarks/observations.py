@@ -8,6 +8,7 @@ import statistics
 import time
 import tracemalloc
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -31,7 +32,7 @@ class Trained:
     def __init__(self, ranks: int, tensor: int) -> None:
         data, self._seconds = ranks // tensor, 0.0
         spec = tiny_job(
-            "corpus", "checkpoints",
+            Path("corpus"), "checkpoints",
             parallelism={"tensor_parallel_size": tensor, "data_parallel_size": data},
             training={"steps": 1000, "global_batch_size": 2 * data},
         )  # fmt: skip
