@@ -30,6 +30,8 @@ from service.models.jobs import (
     Checkpoint,
     CheckpointList,
     CloneRequest,
+    ComparedJob,
+    Comparison,
     DifferingField,
     JobExample,
     JobExampleList,
@@ -132,6 +134,10 @@ def examples_of_models() -> list[Any]:
     )  # fmt: skip
     profile = StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=measured)
     difference = DifferingField(field="optimizer.learning_rate", values=[0.003, 0.001], submitted=True)
+    compared = ComparedJob(
+        id=job.id, name=job.name, state=job.state, final_loss=3.412, best_validation_loss=3.466, tokens=216_006_656,
+        tokens_per_second=655_000, seconds=331.0, gpu_hours=0.74,
+    )  # fmt: skip
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -147,6 +153,7 @@ def examples_of_models() -> list[Any]:
         example,
         JobExampleList(examples=[example]),
         SpecDiff(jobs=[job.id, "job-1k0skx0a2b3c4d5e"], fields=[difference]),
+        Comparison(jobs=[compared], fields=[difference.model_copy(update={"values": [0.003]})]),
         checkpoint,
         CheckpointList(checkpoints=[checkpoint]),
         TrackerList(trackers=[tracker]),

@@ -28,6 +28,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "ls": jobs.list_jobs,
         "show": jobs.show,
         "diff": comparison.diff,
+        "compare": comparison.compare,
         "watch": jobs.watch,
         "events": jobs.events,
         "logs": jobs.logs,

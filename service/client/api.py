@@ -47,6 +47,7 @@ from service.models.jobs import (
     CheckpointDetail,
     CheckpointList,
     CloneRequest,
+    Comparison,
     DryRun,
     EvaluationList,
     JobExampleList,
@@ -54,6 +55,7 @@ from service.models.jobs import (
     MetricsHistory,
     PlanAnswer,
     QueueSettings,
+    Result,
     SpecDiff,
     TenantSettings,
     TrackerList,
@@ -247,6 +249,28 @@ class Api:
     def diff(self, job_id: str, other_id: str) -> Call[SpecDiff]:
         """Return the fields in which the specs of two jobs differ."""
         return get(path_of("jobs", job_id, "diff", other_id), SpecDiff)
+
+    @operation
+    def compare(
+        self,
+        job_ids: Collection[str] = (),
+        *,
+        group: str | None = None,
+        tenant: str | None = None,
+        sort: Result | str | None = None,
+        descending: bool = False,
+    ) -> Call[Comparison]:
+        """Return jobs' results side by side, with the fields in which their specs differ.
+
+        Args:
+            job_ids: The jobs.
+            group: All jobs of this group.
+            tenant: Whose group; for operators.
+            sort: The result to sort by, the lowest first; if ``None``, as requested.
+            descending: The highest first.
+        """
+        params = {"job": [*job_ids], "group": group, "tenant": tenant, "sort": sort, "descending": descending}
+        return get(path_of("jobs", "compare"), Comparison, **params)
 
     trackers = request(
         "GET", _job, "trackers", TrackerList,

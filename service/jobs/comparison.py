@@ -1,10 +1,66 @@
-"""Jobs side by side: the fields in which their specs differ."""
+"""Jobs side by side: their results, and the fields in which their specs differ."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from boost_core.config import JobSpec
-from service.models.jobs import DifferingField
+from boost_core.config import JobSpec, Layout
+from boost_core.messages import ShapeReport
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
+from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
+
+MOST_COMPARED = 200
+_SHOWN_ANYWAY = ("name", "notes")
+
+
+def compared(
+    jobs: Sequence[JobRecord], losses: Mapping[str, float | None], events: Mapping[str, Sequence[JobEvent]],
+    now: datetime, sort: Result | None = None, descending: bool = False,
+) -> Comparison:  # fmt: skip
+    """Compare jobs.
+
+    Args:
+        jobs: The jobs.
+        losses: The lowest validation loss of each, in nats per token.
+        events: The events of kinds ``state`` and ``shape`` of each, in order.
+        now: Until when jobs that have not ended are counted.
+        sort: The result to sort them by, the lowest first; ``None`` leaves their order.
+        descending: Whether the highest comes first.
+    """
+    rows = []
+    for job in jobs:
+        end, newest = job.finished_at or now, job.progress
+        gpus, since, gpu_seconds = 0, job.submitted_at, 0.0
+        for event in events.get(job.id, ()):
+            if event.kind == "state" and event.data["state"] == JobState.RUNNING:
+                continue
+            gpu_seconds += gpus * max(0.0, (event.time - since).total_seconds())
+            gpus, since = 0, event.time
+            if event.kind == "shape" and not (shape := ShapeReport.model_validate(event.data)).keeps:
+                gpus = Layout.of(shape).world_size * job.spec.resources.gpus_per_worker
+        gpu_seconds += gpus * max(0.0, (end - since).total_seconds())
+        result = ComparedJob(
+            id=job.id,
+            name=job.name,
+            state=job.state,
+            final_loss=newest.loss if newest and math.isfinite(newest.loss) else None,
+            best_validation_loss=losses.get(job.id),
+            tokens_per_second=newest.tokens_per_second if newest else None,
+            tokens=newest.tokens if newest else None,
+            seconds=(end - job.started_at).total_seconds() if job.started_at else None,
+            gpu_hours=gpu_seconds / 3600,
+        )
+        rows.append((result, job.spec))
+    if sort is not None:
+        known = [row for row in rows if getattr(row[0], sort) is not None]
+        known.sort(key=lambda row: getattr(row[0], sort), reverse=descending)
+        rows = known + [row for row in rows if getattr(row[0], sort) is None]
+    fields = [each for each in differing_fields([spec for _, spec in rows]) if each.submitted]
+    return Comparison(
+        jobs=[result for result, _ in rows], fields=[each for each in fields if each.field not in _SHOWN_ANYWAY]
+    )
 
 
 def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:

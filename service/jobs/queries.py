@@ -22,7 +22,7 @@ from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
 from service.jobs.states import TERMINAL_STATES, JobState
-from service.jobs.tables import EventRow, JobRow, RequestRow
+from service.jobs.tables import RESULTS, EventRow, JobRow, RequestRow
 from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
@@ -344,10 +344,7 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     step = EventRow.data["step"].as_integer()
     bucket: ColumnElement[int] = (step - first) // width
     within = EventRow.job_id == job_id, step.between(first, last)
-    numbers = {
-        name: case((EventRow.data[name].as_string().in_(_NO_NUMBERS), None), else_=EventRow.data[name].as_float())
-        for name in _MEANS
-    }
+    numbers = {name: _finite(name) for name in _MEANS}
     samples = (
         select(
             func.max(step).label("step"),
@@ -385,6 +382,22 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
             for data in newest["ranks"]
         ],
     )
+
+
+def results_of(session: Session, job_ids: Collection[str]) -> tuple[dict[str, float | None], dict[str, list[JobEvent]]]:
+    """The lowest validation loss of each of some jobs, and its events of kinds ``state`` and ``shape`` in order."""
+    of_jobs, is_loss = (EventRow.job_id.in_(job_ids), RESULTS), EventRow.kind == "evaluation"
+    lowest = select(EventRow.job_id, func.min(_finite("loss"))).where(*of_jobs, is_loss).group_by(EventRow.job_id)
+    events: dict[str, list[JobEvent]] = defaultdict(list)
+    for row in session.scalars(select(EventRow).where(*of_jobs, ~is_loss).order_by(EventRow.id)):
+        events[row.job_id].append(JobEvent.model_validate(row, from_attributes=True))
+    return {row[0]: row[1] for row in session.execute(lowest)}, events
+
+
+def _finite(name: str) -> ColumnElement[float | None]:
+    """A number in an event's data; null where JSON has no such number."""
+    number = EventRow.data[name]
+    return case((number.as_string().in_(_NO_NUMBERS), None), else_=number.as_float())
 
 
 def _validation(data: Mapping[str, Any]) -> dict[str, float | None]:

@@ -119,6 +119,9 @@ _Earlier = aliased(JobRow)
 NEXT_ARRIVAL = select(func.coalesce(func.max(_Earlier.arrival), 0) + 1).scalar_subquery()  # of a job that queues now
 
 
+RESULTS = text("kind IN ('evaluation', 'shape', 'state')")  # the few events from which a job's results are read
+
+
 class EventRow(Table):
     """An event; ``sequence`` numbers a gang's reports and is null for events from elsewhere."""
 
@@ -126,6 +129,7 @@ class EventRow(Table):
     __table_args__ = (
         UniqueConstraint("job_id", "attempt", "sequence", name="uq_events_report"),
         Index("ix_events_job_id_id", "job_id", "id"),
+        Index("ix_events_results", "job_id", "id", sqlite_where=RESULTS, postgresql_where=RESULTS),
     )
 
     # SQLite counts up only in columns of exactly this type.

@@ -4,6 +4,7 @@ Also the requests for keys and for settings of queues and tenants.
 """
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -153,6 +154,42 @@ class SpecDiff(BaseModel):
 
     jobs: list[str] = Field(description="The two jobs.")
     fields: list[DifferingField] = Field(description="In the order of the job file.")
+
+
+class Result(StrEnum):
+    """What jobs are compared and sorted by; each is a field of ``ComparedJob``."""
+
+    FINAL_LOSS = "final_loss"
+    BEST_VALIDATION_LOSS = "best_validation_loss"
+    TOKENS_PER_SECOND = "tokens_per_second"
+    TOKENS = "tokens"
+    SECONDS = "seconds"
+    GPU_HOURS = "gpu_hours"
+
+
+class ComparedJob(BaseModel):
+    """A job's results. Null: there is none yet, or it is not finite."""
+
+    id: str
+    name: str
+    state: str
+    final_loss: float | None = Field(description="Loss of the newest step, in nats per token.")
+    best_validation_loss: float | None = Field(description="The lowest validation loss, in nats per token.")
+    tokens_per_second: float | None = Field(description="Throughput of the newest step.")
+    tokens: int | None = Field(description="Tokens trained on.")
+    seconds: float | None = Field(description="From the start of training to the end, or to now; pauses included.")
+    gpu_hours: float = Field(
+        description="GPUs of each of its gangs, times the hours from when it was formed until it ended or changed."
+    )
+
+
+class Comparison(BaseModel):
+    """Jobs beside each other."""
+
+    jobs: list[ComparedJob] = Field(description="As requested, or sorted; jobs without the result come last.")
+    fields: list[DifferingField] = Field(
+        description="The fields in which they differ as submitted, but for name and notes; values in the jobs' order."
+    )
 
 
 class Checkpoint(BaseModel):

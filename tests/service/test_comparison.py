@@ -1,20 +1,31 @@
-"""Jobs side by side: in what their specs differ."""
+"""Jobs side by side: their results, and in what their specs differ, on both databases."""
 
+import csv
 import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import pytest
+from sqlalchemy import event
 
 from boost_core.config import Layout
 from service.accounts.keys import KeyStore
 from service.client import Client
 from service.jobs.comparison import differing_fields
 from service.jobs.model import Owner
+from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.access import Scope
 from tests.service.command_line import boost_at, job_file
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, a_spec
+from tests.service.records import GOOD, a_shape, a_spec, a_step, an_evaluation, start
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 def test_only_what_differs_is_listed_by_its_path_and_what_only_follows_is_told_apart() -> None:
@@ -66,8 +77,97 @@ def test_two_jobs_and_job_files_are_compared(api: RunningApi, store: JobStore, t
 
 
 def test_other_tenants_jobs_are_not_compared_with(guarded: RunningApi, store: JobStore) -> None:
-    ours, theirs = (store.create(a_spec(name=name), "/checkpoints", Owner(name, "x")) for name in ("ours", "theirs"))
+    ours, theirs = (
+        store.create(a_spec(name=name, group="g"), "/checkpoints", Owner(name, "x")) for name in ("ours", "theirs")
+    )
     headers = {"Authorization": f"Bearer {KeyStore(store.engine).create('k', 'ours', [Scope.READ], None).key}"}
+    compare = httpx.get(f"{guarded.url}/v1/jobs/compare", params={"job": [ours.id, theirs.id]}, headers=headers)
+    assert (compare.status_code, compare.json()["code"]) == (404, "job-not-found")
+    of_group = httpx.get(f"{guarded.url}/v1/jobs/compare", params={"group": "g", "tenant": "theirs"}, headers=headers)
+    assert [job["name"] for job in of_group.json()["jobs"]] == ["ours"]
     for first, second in ((ours, theirs), (theirs, ours)):
         answer = httpx.get(f"{guarded.url}/v1/jobs/{first.id}/diff/{second.id}", headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (404, "job-not-found")
+
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def a_run(store: JobStore, name: str, rate: float, *losses: float) -> str:
+    """A job on two GPUs for an hour, then on four for half an hour, which from then on only keeps its state."""
+    optimizer = {"learning_rate": rate}
+    job = store.create(a_spec(name=name, group="rates", optimizer=optimizer, resources={"gpus_per_worker": 1}), "/c")
+    start(store, job.id)
+    reports = [
+        (0, a_shape()),
+        (60, a_shape().model_copy(update={"data_parallel_size": 2})),
+        *((61 + step, an_evaluation(step, loss)) for step, loss in enumerate(losses)),
+        (80, a_step(10, loss=losses[-1] if losses else float("nan"))),
+        (90, a_shape().model_copy(update={"keeps": True})),
+    ]
+    numbered = [(number + 1, T0 + timedelta(minutes=at), report) for number, (at, report) in enumerate(reports)]
+    store.append_reports(job.id, 1, numbered)
+    store.change(job.id, Reason.TRAINING_FINISHED, "done")
+    return job.id
+
+
+def test_jobs_are_compared_by_any_result(api: RunningApi, store: JobStore) -> None:
+    low, high = a_run(store, "low", 0.001, 3.0, 2.5, 2.75), a_run(store, "high", 0.01, float("nan"), 4.0)
+    waiting = store.create(a_spec(name="waiting", group="rates", resources={"gpus_per_worker": 1}), "/c").id
+    with Client(api.url) as client:
+        both = client.compare([low, high], sort="final_loss", descending=True)
+        assert [job.id for job in both.jobs] == [high, low]
+        assert [(job.final_loss, job.best_validation_loss) for job in both.jobs] == [(4.0, 4.0), (2.75, 2.5)]
+        assert [job.gpu_hours for job in both.jobs] == pytest.approx([4.0, 4.0])
+        assert [(each.field, each.values) for each in both.fields] == [("optimizer.learning_rate", [0.01, 0.001])]
+        for descending, first in ((False, [low, high]), (True, [high, low])):
+            sorted_ = client.compare(group="rates", sort="best_validation_loss", descending=descending)
+            assert [job.id for job in sorted_.jobs] == [*first, waiting]  # without the result: last
+        assert client.compare([waiting]).jobs[0].seconds is None
+        assert client.compare(group="others").jobs == []
+
+
+def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
+    ids = a_run(store, "low", 0.001, 2.5), a_run(store, "high", 0.01, 4.0)
+    boost = boost_at(api.url)
+    shown = boost("compare", *ids, "--sort", "best_validation_loss", "--descending", COLUMNS="160").stdout.splitlines()
+    assert shown[0].split() == [
+        "JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", "optimizer.learning_rate"
+    ]  # fmt: skip
+    assert (shown[1].split()[:6], shown[1].split()[-2:]) == (
+        ["high", "SUCCEEDED", "4.0000", "4.0000", "2,048", "10,240"], ["4.00", "0.01"]
+    )  # fmt: skip
+    table = [*csv.DictReader(boost("compare", "--group", "rates", "--csv").stdout.splitlines())]
+    assert [(row["id"], row["best_validation_loss"], row["optimizer.learning_rate"]) for row in table] == [
+        (ids[1], "4.0", "0.01"), (ids[0], "2.5", "0.001")
+    ]  # fmt: skip
+    assert json.loads(boost("compare", *ids, "--json").stdout)["jobs"][0]["id"] == ids[0]
+    assert "give the jobs' IDs" in boost("compare").stderr
+    assert boost("compare", *ids, "--sort", "luck").exit_code == 2
+
+
+@pytest.fixture
+def statements(store: JobStore) -> Iterator[list[tuple[str, object]]]:
+    seen: list[tuple[str, object]] = []
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: object, *_: object) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(store.engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(store.engine, "before_cursor_execute", note)
+
+
+def test_results_are_read_without_the_events_of_steps(
+    api: RunningApi, store: JobStore, statements: list[tuple[str, object]], database: str
+) -> None:
+    job = a_run(store, "low", 0.001, 2.5)
+    with Client(api.url) as client:
+        client.compare([job])
+    reads = [each for each in statements if "kind IN" in each[0] and each[0].startswith("SELECT")]
+    explain = "EXPLAIN QUERY PLAN " if database == "sqlite" else "EXPLAIN "
+    with store.engine.connect() as connection:
+        if database == "postgresql":
+            connection.exec_driver_sql("SET enable_seqscan = off")
+        plans = [str(connection.exec_driver_sql(explain + statement, values).all()) for statement, values in reads]
+    assert ["ix_events_results" in plan for plan in plans] == [True, True], plans

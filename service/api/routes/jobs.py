@@ -5,6 +5,7 @@ Routes that get the most requests come first (``service.api.app``), hence severa
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from service.api.following import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
-from service.jobs.comparison import differing_fields
+from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec
 from service.jobs.queries import EventFilter, JobNotFound, history
@@ -43,11 +44,13 @@ from service.models.access import Scope, TenantName
 from service.models.cluster import QueueName
 from service.models.jobs import (
     CloneRequest,
+    Comparison,
     DryRun,
     EvaluationList,
     JobEvaluation,
     MetricsHistory,
     PlanAnswer,
+    Result,
     SpecDiff,
     TrackerList,
     TrackerState,
@@ -121,6 +124,33 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
             fitted=job.fitted,
         ),
     )
+
+
+class ComparisonQuery(BaseModel):
+    """Which jobs to compare, and in which order."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: list[str] = Field([], max_length=MOST_COMPARED, description="The jobs.")
+    group: Label | None = Field(None, description=f"Also the newest {MOST_COMPARED} jobs of this group.")
+    tenant: TenantName | None = Field(None, description="Whose group; operators see all tenants' jobs.")
+    sort: Result | None = Field(None, description="Sort by this, the lowest first; default: as requested.")
+    descending: bool = Field(False, description="The highest first.")
+
+
+@router.get("/compare", responses=NOT_FOUND)  # before the next, for which it would be the id of a job
+def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> Comparison:
+    """Show jobs' results side by side, with the fields in which their specs differ."""
+    jobs = {job_id: context.store.get(job_id) for job_id in query.job}
+    for job in jobs.values():
+        refuse_others(job, who)
+    if query.group is not None:
+        tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
+        members = context.store.list(JobFilter(tenant=tenant, group=query.group), MOST_COMPARED)
+        jobs |= {job.id: job for job in members}
+    with Session(context.store.engine) as session:
+        losses, events = queries.results_of(session, jobs)
+    return compared([*jobs.values()], losses, events, datetime.now(UTC), query.sort, query.descending)
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)

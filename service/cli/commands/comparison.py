@@ -1,5 +1,7 @@
-"""Jobs side by side: ``boost diff`` shows in what the specs of two differ."""
+"""Jobs side by side: ``boost diff`` shows in what the specs of two differ, ``boost compare`` their results."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from boost_core.config import JobSpec
+from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import print_json, print_table, read_job, say
+from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids
 from service.jobs.comparison import differing_fields
-from service.models.jobs import SpecDiff
+from service.models.jobs import Result, SpecDiff
 
 JobOrFile = Annotated[str, typer.Argument(help="A job's ID, or a job file.", autocompletion=complete_job_ids)]
 
@@ -44,3 +47,52 @@ def value_in_words(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def compare(
+    job_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="The jobs.", autocompletion=complete_job_ids)
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose group; for operators.")] = None,
+    sort: Annotated[Result | None, typer.Option(help="Sort by this result, the lowest first.")] = None,
+    descending: Annotated[bool, typer.Option("--descending", help="The highest first.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Show jobs' results side by side, with the fields in which their specs differ."""
+    if not job_ids and group is None:
+        raise BadInput("nothing to compare; give the jobs' IDs, or --group")
+    if as_csv and as_json:
+        raise BadInput("give one of --csv and --json")
+    with open_client(url) as client:
+        result = client.compare(job_ids or [], group=group, tenant=tenant, sort=sort, descending=descending)
+    if as_json:
+        print_json(result)
+        return
+    fields = [each.field for each in result.fields]
+    if as_csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["id", "name", "state", *Result, *fields])
+        for place, job in enumerate(result.jobs):
+            values = (each.values[place] for each in result.fields)
+            written = ("" if value is None else value_in_words(value) for value in values)
+            writer.writerow([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *written])
+        say_unchanged(text.getvalue().removesuffix("\n"))
+        return
+    rows = [
+        (
+            f"{job.name}\n{job.id}",
+            job.state,
+            *("-" if loss is None else f"{loss:.4f}" for loss in (job.final_loss, job.best_validation_loss)),
+            "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}",
+            "-" if job.tokens is None else f"{job.tokens:,}",
+            "-" if job.seconds is None else duration(job.seconds),
+            f"{job.gpu_hours:,.2f}",
+            *(value_in_words(each.values[place]) for each in result.fields),
+        )
+        for place, job in enumerate(result.jobs)
+    ]
+    print_table(("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields), rows)
