@@ -14,6 +14,33 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"  # set by Ray on nodes with GPUs
 
 
 @dataclass(frozen=True)
+class Shares:
+    """What training reaches of a data sheet's peaks.
+
+    Attributes:
+        products: Share of the dense peak in large matrix products.
+        attention: The same in torch's flash attention, forward and backward, of the pairs that a causal mask leaves.
+        source: Where they come from.
+    """
+
+    products: float
+    attention: float
+    source: str
+
+
+# Products were fitted to every second of the runs in ``tests/benchmarks/published_runs.csv``, and on an A100 also to
+# BOOST's 1B and 3B rows (``tests/unit/test_published_times.py``). An H100's peak is further away as its power limit
+# lowers the clock in long products.
+_AMPERE = Shares(
+    0.80, 0.45, "fitted to published runs on A100s; FlashAttention-2 alone reaches 0.5 to 0.73 (arXiv 2307.08691)"
+)  # fmt: skip
+_HOPPER = Shares(
+    0.66, 0.30, "products fitted to published runs on H100s; FlashAttention-2's 262 to 335 TFLOP/s with a causal mask "
+    "(arXiv 2407.08608, figure 5), of 989"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Device:
     """A kind of GPU.
 
@@ -26,6 +53,7 @@ class Device:
         bandwidth: Memory bandwidth, in bytes per second.
         host_bandwidth: Bandwidth of the link to the host's memory in one direction, in bytes per second.
         fp8_speedup: Speed of products in fp8 relative to bf16.
+        shares: What training reaches of its peaks.
         memory: Bytes of memory by Ray's name of each variant, where known. Gigabytes as in NVIDIA's data sheets,
             which are some 6 % less than what drivers report.
     """
@@ -36,6 +64,7 @@ class Device:
     bandwidth: float
     host_bandwidth: float
     fp8_speedup: float
+    shares: Shares
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -61,7 +90,8 @@ _SHEETS: tuple[tuple[str, float, float, float, float, float, tuple[str, ...], di
 DEVICES = tuple(
     Device(
         words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32}, f"NVIDIA {sheet} data sheet",
-        terabytes * 1e12, host * 1e9, fp8 / bf16, {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
+        terabytes * 1e12, host * 1e9, fp8 / bf16, _AMPERE if sheet == "A100" else _HOPPER,
+        {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
     for sheet, fp8, bf16, fp32, terabytes, host, words, memory in _SHEETS
 )  # fmt: skip

@@ -373,14 +373,26 @@ class Cluster:
 #
 #     seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
 #
-# Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
-# terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
-# reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B
-# and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
-# (``tests/unit/test_published_times.py``).
+# A product is slower the narrower it is: reading and writing its operands is added rather than hidden, and a tile of
+# its result takes as long as ``TILE_DEPTH`` more of the inner width, in which its loop starts and its sums are written
+# (NVIDIA, "Matrix Multiplication Background User's Guide"; with the memory traffic it is what the width of r costs).
+# At 250 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 172, one with widths of 4,096
+# reaches 224. Nominal figures are shares of the data sheets' peaks by generation (``hardware.Shares``).
+#
+# Gradients, and keys of other context parallel ranks, are sent while the backward pass, or attention, goes on. They
+# take streaming multiprocessors from it, 20 of an H800's 132 (arXiv 2412.19437, section 3.2.2): 0.85 is hidden. Of the
+# short exchanges in a block nothing is taken to be hidden before it is measured.
+#
+# The host's time is taken from the trainer's counts (``docs/figures/host.md``): a block's forward and backward pass
+# makes 1,174 Python calls for 72 launches; at 4 µs a call, with what torch does in it, that is 4.7 ms, and published
+# pipelines of short micro-batches are bound by as much (nanotron, 1B on H100s: 4 to 6 ms a block).
 
-PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
-_ASSUMED_SPREAD = 0.2  # the nine published times are within 0.1, of one kind of GPU and one trainer
+BANDWIDTH_SHARE, TILE_DEPTH, LONG_OVERLAP = 0.7, 96, 0.85
+_CALLS_OF_A_BLOCK, _CALL_SECONDS = 724 + 450, 4e-6
+# Of a step, besides its work: the batch, the norm's and the loss's way to the host, and launching the update. Fitted to
+# the same runs as the shares; the shortest of them are 30 to 50 ms longer than their work.
+_STEP_SECONDS = 0.03
+_ASSUMED_SPREAD = 0.2  # within a factor of exp(1.28 · 0.2) are 38 of the 44 published runs
 _TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
 _UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
 
@@ -396,7 +408,8 @@ class Profile:
         start_seconds: Launch overhead of each product.
         block_seconds: Time to launch a block's kernels for a micro-batch; does not apply where steps are captured as
             CUDA graphs.
-        overlap: Share hidden of the shorter of an exchange and the work that may run meanwhile; 0 if not measured.
+        overlap: Share hidden of the shorter of a block's exchange and the work that may run meanwhile; 0 if not
+            measured.
         spread: Standard deviation of the logarithm of measured over predicted step time.
         measured: Whether it was measured on such a device, rather than assumed.
         description: The device and the source of its figures.
@@ -404,6 +417,10 @@ class Profile:
         host_bandwidth: Bytes per second to or from the host's memory.
         launches_in_turn: Whether each kernel is launched once the one before has ended, as on a CPU, rather than while
             it runs.
+        tile_depth: Inner width that takes as long as a product's tile takes besides; 0 where rates were fitted to
+            products without it.
+        step_seconds: Time of a step besides its work.
+        long_overlap: As ``overlap``, of gradients between replicas and of keys between context parallel ranks.
     """
 
     product_flops: float
@@ -418,19 +435,24 @@ class Profile:
     fp8_speedup: float = 1.0
     host_bandwidth: float = LINK_EFFICIENCY * 32e9  # of a device that is not known: PCIe 4
     launches_in_turn: bool = False
+    tile_depth: float = 0.0
+    step_seconds: float = 0.0
+    long_overlap: float = 0.0
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
         """Return the profile to expect from a data sheet."""
         precision = "bf16" if precision == "fp8" else precision
         peak = device.tflops[precision] * 1e12
-        shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
+        products, attention = device.shares.products, device.shares.attention
+        launching = _CALLS_OF_A_BLOCK * _CALL_SECONDS
         return cls(
-            PRODUCT_SHARE * peak, ATTENTION_SHARE * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, 5e-4, 0.0,
+            products * peak, attention * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, launching, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms per block; assumed",
-            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth,
+            f"products at {products:.0%}, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
+            f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
+            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
@@ -440,6 +462,7 @@ class Profile:
             + work.attention_flops / self.attention_flops
             + work.moved_bytes / self.bandwidth
             + work.starts * self.start_seconds
+            + 2 * self.tile_depth * work.outputs / self.product_flops
         )
 
     def of_a_block(self, work: Work, captured: bool = False) -> float:
@@ -452,13 +475,20 @@ class Profile:
         computing, launching = self.seconds(work), 0.0 if captured else self.block_seconds
         return computing + launching if self.launches_in_turn else max(computing, launching)
 
-    def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
-        """Return the time that an exchange adds to the work that runs meanwhile."""
-        return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
+    def exposed(self, exchange_seconds: float, work_seconds: float, long: bool = False) -> float:
+        """Return the time that an exchange adds to the work that runs meanwhile.
+
+        Args:
+            exchange_seconds: The exchange alone.
+            work_seconds: The work alone.
+            long: Whether it is of gradients between replicas, or of keys between context parallel ranks.
+        """
+        overlap = self.long_overlap if long else self.overlap
+        return exchange_seconds - overlap * min(exchange_seconds, work_seconds)
 
     def update_seconds(self, weights: float, element_bytes: int) -> float:
-        """Return the time of the optimizer's pass over this many weights of a rank."""
-        return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
+        """Return the time of the optimizer's pass over this many weights of a rank, and of what else a step does."""
+        return self.step_seconds + weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
 
 
 def range_of(seconds: float, spread: float) -> tuple[float, float]:
@@ -708,7 +738,8 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            host_bandwidth, otherwise.profile.launches_in_turn,
+            host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
+            self.link.overlap if self.link else otherwise.profile.long_overlap,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
         levels = list(otherwise.cluster.levels)

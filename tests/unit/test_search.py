@@ -134,7 +134,7 @@ def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None
         assert choices[0].seconds.total <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("seed", "uses"), [(6, False), (7, True), (16, False), (37, True)])
+@pytest.mark.parametrize(("seed", "uses"), [(6, False), (18, True), (16, False), (37, True)])
 def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses: bool) -> None:
     small = drawn(seed, layers=6, gpus=4, hosts=True)
     (found,) = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
@@ -147,7 +147,7 @@ def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses:
         assert not without.job.parallelism.keeps_on_host
 
 
-@pytest.mark.parametrize("seed", [7, 16, 25])  # without a cut of their own their plans take 5 to 13 % longer
+@pytest.mark.parametrize("seed", [7, 25, 48])  # without a cut of their own their plans take 5 to 13 % longer
 def test_stages_are_cut_as_brute_force_has_them(seed: int) -> None:
     small = drawn(seed)
     ours = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices[0]
