@@ -30,7 +30,10 @@ from boost_core.hardware import (
     LOOPBACK,
     Device,
     Link,
+    adapter,
     device_named,
+    memory_named,
+    unknown_device,
 )
 from boost_core.messages import Provenance
 from boost_core.plan.work import Work
@@ -510,8 +513,6 @@ CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
-_NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
-_NODE_DEVICES = {kind: device for kind in _NODE_LINKS if (device := device_named(kind))}
 
 LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
 
@@ -525,12 +526,22 @@ class Machine:
         cluster: Network between the ranks.
         fitted: Corrections from jobs that ran on such machines; ``None`` if none has run.
         node_memory_bytes: Memory of each node's host; ``None`` if unknown.
+        device_bytes: Memory of each GPU as people described it; ``None``: that of the kind that the job requests.
     """
 
     profile: Profile
     cluster: Cluster
     fitted: Fitted | None = None
     node_memory_bytes: int | None = None
+    device_bytes: int | None = None
+
+    def joined_at(self, gigabits: float | None) -> "Machine":
+        """Return it with so many Gb/s of each GPU between nodes; itself if ``None``."""
+        if gigabits is None or len(self.cluster.levels) == 1:
+            return self
+        node, *outer = self.cluster.levels
+        levels = (node, *(replace(level, link=adapter(gigabits)) for level in outer))
+        return replace(self, cluster=Cluster(levels))
 
     @property
     def provenance(self) -> Provenance:
@@ -571,10 +582,28 @@ def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
 
 
-def device_bytes(resources: ResourcesConfig) -> int | None:
-    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind."""
+def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> int | None:
+    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind.
+
+    Args:
+        resources: The job's resources.
+        machine: What it runs on, if people described that.
+    """
+    if machine is not None and machine.device_bytes is not None and resources.gpus_per_worker:
+        return machine.device_bytes
     kind = kind_of_gpu(resources)
-    return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
+    return memory_named(kind) if resources.gpus_per_worker and kind else None
+
+
+def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
+    """Check that a job's kind of GPU, if it names one, has figures to plan with.
+
+    Raises:
+        ValueError: It has none; names the nearest that do.
+    """
+    kind = kind_of_gpu(resources)
+    if resources.gpus_per_worker and kind is not None and device_named(kind) is None:
+        raise ValueError(unknown_device(kind))
 
 
 def kind_of_device(resources: ResourcesConfig) -> str | None:
@@ -591,8 +620,9 @@ def required_labels(resources: ResourcesConfig) -> dict[str, str]:
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """Return the machine that a job's workers run on.
 
-    An unknown or unspecified kind of GPU is treated as an A100: kinds differ less in how they rank layouts than a GPU
-    does from a CPU. A node is assumed to have ``NODE_GPUS`` GPUs, each with its own network adapter.
+    If no kind of GPU is named, it is an A100, but of unknown memory; so is one without figures for a gang that runs on
+    it, which plans refuse (``refuse_unknown_gpu``). A node is assumed to have ``NODE_GPUS`` GPUs, each with the network
+    that its kind usually has.
 
     Args:
         resources: The job's resources.
@@ -600,11 +630,11 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
-    requested = kind_of_gpu(resources)
-    kind = requested if requested in _NODE_LINKS else _UNKNOWN_GPU
-    nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
-    board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
-    return Machine(Profile.nominal(_NODE_DEVICES[kind], precision), Cluster((board, nodes)))
+    kind = kind_of_gpu(resources)
+    device = (device_named(kind) if kind else None) or device_named(_UNKNOWN_GPU)
+    assert device is not None
+    levels = Level("node", NODE_GPUS, LINKS[device.link]), Level("fabric", _MANY, adapter(device.network_gigabits))
+    return Machine(Profile.nominal(device, precision), Cluster(levels))
 
 
 def captures_steps(job: JobSpec) -> bool:
@@ -814,6 +844,27 @@ class LevelConfig(Config):
     meshed: bool = Field(False, description="Whether every pair has its own wires instead of a switch.")
 
 
+class DeviceConfig(Config):
+    """A kind of GPU that ``hardware.DEVICES`` does not list, by its data sheet."""
+
+    name: str = Field(min_length=1, max_length=63, description="Name shown to people.")
+    memory_gigabytes: float = Field(gt=0, le=1e6, description="Memory.")
+    teraflops: float = Field(gt=0, le=1e6, description="Dense products in the job's precision, in TFLOP/s.")
+    terabytes_per_second: float = Field(gt=0, le=1e6, description="The memory's bandwidth.")
+    host_gigabytes_per_second: float = Field(
+        32.0, gt=0, le=1e6, description="To the host's memory, in one direction; default: PCIe 4."
+    )
+
+    def device(self) -> Device:
+        """Return it like one that is listed; what training reaches of its rates is assumed to be as on an A100."""
+        like, rates = device_named(_UNKNOWN_GPU), dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
+        assert like is not None
+        return replace(
+            like, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
+            host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0,
+        )  # fmt: skip
+
+
 class NetworkConfig(Config):
     """Levels from the inside out; the innermost is a node."""
 
@@ -821,6 +872,7 @@ class NetworkConfig(Config):
     node_memory_gigabytes: float | None = Field(
         None, gt=0, le=1e6, description="Memory of each node's host; if omitted, it is unknown and not checked."
     )
+    device: DeviceConfig | None = Field(None, description="The GPUs; default: the job's kind, by its data sheet.")
 
     def cluster(self) -> Cluster:
         """Return the network as plans use it."""
@@ -842,6 +894,10 @@ class NetworkConfig(Config):
             ValueError: The profile is of another precision.
         """
         machine = machine_of(spec, profile, self.cluster())
+        if self.device is not None and spec.resources.gpus_per_worker:
+            machine = replace(machine, device_bytes=int(self.device.memory_gigabytes * 1e9))
+            if profile is None:
+                machine = replace(machine, profile=Profile.nominal(self.device.device(), spec.training.precision))
         if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
             return machine
         return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))

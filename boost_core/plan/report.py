@@ -27,6 +27,7 @@ from boost_core.plan.machine import (
     device_bytes,
     kind_of_gpu,
     machine_of,
+    refuse_unknown_gpu,
 )
 from boost_core.plan.memory import host_contents, host_remedies, lacking, node_bytes, rank_memory
 from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
@@ -130,7 +131,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             or each.world_size > machine.cluster.size
         ):
             continue
-        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources)
+        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources, machine)
         fits, seconds = None if device is None else needed <= device, step_seconds(spec, each, machine)
         sizes.append(
             PlannedSize(
@@ -427,7 +428,7 @@ def presets() -> PresetList:
 def _planned_shape(
     spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
 ) -> PlannedShape:
-    memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
+    memory, device = rank_memory(spec, layout), device_bytes(spec.resources, machine)
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
@@ -470,13 +471,25 @@ def _planned_shape(
     )
 
 
+def network_in_words(machine: Machine) -> str:
+    """Say how a machine's ranks are joined, and by which figures."""
+    links = []
+    for level, outermost in zip(
+        machine.cluster.levels, [*[False] * (len(machine.cluster.levels) - 1), True], strict=True
+    ):
+        joined = f"the {level.name}" if outermost else f"{level.fan_out:,} in a {level.name}"
+        source = level.link.description.partition(";")[0]
+        links.append(f"{joined} at {level.link.bytes_per_second / 1e9:.3g} GB/s a rank ({source})")
+    return f"network: {', '.join(links)}"
+
+
 def _notes(
     spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
 ) -> Iterator[str]:
     """Notes for people."""
-    levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
     yield "times are predictions meant for ranking layouts; a job's report has the measured times"
-    yield f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}"
+    yield f"they are for {machine.profile.description}"
+    yield network_in_words(machine)
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
@@ -484,7 +497,7 @@ def _notes(
             f"expected to take {factors.rest:.2f} times as long as these figures predict, and collectives in them that "
             f"nothing hides {factors.communication:.2f} times"
         )
-    device, on_gpu = device_bytes(spec.resources), spec.resources.gpus_per_worker > 0
+    device, on_gpu = device_bytes(spec.resources, machine), spec.resources.gpus_per_worker > 0
     if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
@@ -526,6 +539,13 @@ class PlanSearch(Config):
 
     gpus: int = Field(ge=1, le=65_536, description="Most GPUs to use.")
     cluster: NetworkConfig | None = Field(None, description="Network of the GPUs; default: nodes of node_gpus.")
+    network_gigabits: float | None = Field(
+        None,
+        gt=0,
+        le=1e5,
+        description="Gb/s that each GPU has to other nodes; default: what its kind usually has, or the network that "
+        "cluster describes.",
+    )
     node_gpus: int | None = Field(
         None,
         ge=1,
@@ -555,12 +575,14 @@ class PlanSearch(Config):
         """Return the machine that the job would run on.
 
         Raises:
-            ValueError: The profile is of another precision.
+            ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
+        if self.cluster is None or self.cluster.device is None:
+            refuse_unknown_gpu(spec.resources)
         if self.cluster is not None:
-            return self.cluster.machine(spec, self.profile)
+            return self.cluster.machine(spec, self.profile).joined_at(self.network_gigabits)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
-        return basis.machine(spec)
+        return basis.machine(spec).joined_at(self.network_gigabits)
 
 
 class PlannedChoice(Config):
@@ -612,7 +634,8 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     Raises:
         ValueError: The profile is of another precision.
     """
-    device, machine = device_bytes(spec.resources), replace(request.machine(spec), fitted=fitted)
+    machine = replace(request.machine(spec), fitted=fitted)
+    device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
     result = search(spec, request.gpus, machine, limit, request.top)
     first = result.choices[0] if result.choices else None
@@ -638,7 +661,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
         # With ``recompute: auto``, each size gets what it needs, as in the search.
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
-        why=tuple(reasons(result, limit, machine)),
+        why=(*reasons(result, limit, machine), network_in_words(machine)),
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
         other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
     )

@@ -40,6 +40,7 @@ from boost_core.plan.machine import (
     device_bytes,
     kind_of_gpu,
     machine_for,
+    refuse_unknown_gpu,
 )
 from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
@@ -87,7 +88,7 @@ class _Inputs:
 
     @classmethod
     def of(cls, spec: JobSpec, layout: Layout, machine: Machine | None) -> "_Inputs":
-        job, device = spec.at(layout), device_bytes(spec.resources) or inf
+        job, device = spec.at(layout), device_bytes(spec.resources, machine) or inf
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
         kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
         facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
@@ -193,7 +194,7 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
             machine.cluster.rows([largest.world_size])
         except ValueError as error:
             return f"{largest}: {error}"
-    device = device_bytes(spec.resources)
+    device = device_bytes(spec.resources, machine)
     if device is None and spec.parallelism.recompute == "auto" and spec.resources.gpus_per_worker:
         return (
             "recompute=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
@@ -445,6 +446,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
         raise ValueError("the job lists its layouts; they are only chosen with layouts=auto")
+    refuse_unknown_gpu(spec.resources)
     device, machine = device_bytes(spec.resources), basis.machine(spec)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(

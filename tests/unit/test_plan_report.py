@@ -114,7 +114,8 @@ def test_what_is_done_already_is_not_advised() -> None:
         ({"accelerator_type": "H100"}, 80e9),
         ({"accelerator_type": "H200"}, 141e9),
         ({"accelerator_type": None, "node_labels": {"ray.io/accelerator-type": "H200"}}, 141e9),
-        ({"accelerator_type": "L4"}, None),
+        ({"accelerator_type": "L4"}, 24e9),
+        ({"accelerator_type": "P40"}, None),
         ({"accelerator_type": None}, None),
         ({"gpus_per_worker": 0, "accelerator_type": "H100"}, None),
     ],
@@ -231,7 +232,7 @@ def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> Non
         received[sent.receiver][sent.sender // 2 != sent.receiver // 2] += dealing.chunk
     size = attention_layer(spec).key_bytes
     assert [size * max(rank[level] for rank in received) for level in (0, 1)] == [keys["node"], keys["fabric"]]
-    assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 20e9, rel=0.02)
+    assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 40e9, rel=0.02)
 
 
 def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None:

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from boost_core.config.reading import read_yaml
 from boost_core.messages import Drill, Profile, duration, numbers_of
-from boost_core.plan.machine import Basis, NetworkConfig, machine_of
+from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
 from boost_core.plan.report import Plan, PlanSearch, SearchReport, search_report
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import choose_layouts
@@ -129,6 +129,15 @@ def plan(
             help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
         ),
     ] = None,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GBITS",
+            min=0.001,
+            max=100_000,
+            help="Gb/s of each GPU to other nodes (default: what its kind usually has, as the notes show).",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
@@ -136,16 +145,16 @@ def plan(
 ) -> None:
     """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
     spec = read_job(job)
-    network, measured = (
-        read_yaml_as(NetworkConfig, cluster) if cluster else None,
-        read_profile(profile) if profile else None,
-    )
+    described = read_yaml_as(NetworkConfig, cluster) if cluster else None
+    measured = read_profile(profile) if profile else None
+    search = None
+    if gpus is not None:
+        search = PlanSearch(
+            gpus=gpus, cluster=described, network_gigabits=network, profile=measured, top=top, explain=explain
+        )
     if service:
-        if gpus is None and (network or measured):
-            raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
-        search = None
-        if gpus is not None:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+        if gpus is None and (described or network or measured):
+            raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
         with open_client(url) as client:
             answer = client.plan(spec, search)
         if as_json:
@@ -165,14 +174,15 @@ def plan(
     result: Plan | SearchReport
     chosen = None
     try:
-        if gpus is None:
+        if search is None:
             if spec.leaves_layouts:
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
-            machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
-            result = plan_of(spec, machine)
+            if described is None or described.device is None:
+                refuse_unknown_gpu(spec.resources)
+            machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
+            result = plan_of(spec, machine.joined_at(network))
         else:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
             result = search_report(spec, search)
     except ValueError as error:
         raise BadInput(str(error)) from error
