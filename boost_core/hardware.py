@@ -147,7 +147,7 @@ def device_named(name: str) -> Device | None:
 def memory_named(name: str) -> int | None:
     """Return the bytes of memory of a device by its name, as in ``device_named``; ``None`` if it is not listed."""
     device = device_named(name)
-    return device and device.memory.get(name.upper(), min(device.memory.values()))
+    return None if device is None else device.memory.get(name.upper(), min(device.memory.values()))
 
 
 def unknown_device(name: str) -> str:

@@ -863,6 +863,9 @@ def room_of_a_rank(copies: int, machine: Machine) -> float:
     return machine.node_memory_bytes // machine.cluster.levels[0].fan_out - copies
 
 
+GIB = 1 << 30  # as memory is shown to people
+
+
 def lacking(needed: int, machine: Machine) -> int:
     """Return the bytes that a node is short of; 0 if it has enough or if its memory is unknown."""
     return 0 if machine.node_memory_bytes is None else max(0, needed - machine.node_memory_bytes)
@@ -871,8 +874,8 @@ def lacking(needed: int, machine: Machine) -> int:
 def lack_in_words(needed: int, machine: Machine) -> str:
     """Describe a lack of host memory."""
     has = machine.node_memory_bytes or 0
-    lacks = ceil((needed - has) / 1e8) / 10
-    return f"lacks {lacks:.1f} GB of host memory: a node has {has / 1e9:.1f} GB for workers"
+    lacks = ceil((needed - has) / GIB * 10) / 10
+    return f"lacks {lacks:.1f} GiB of host memory: a node has {has / GIB:.1f} GiB for workers"
 
 
 def host_contents(spec: JobSpec) -> str:

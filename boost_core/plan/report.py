@@ -29,7 +29,7 @@ from boost_core.plan.machine import (
     machine_of,
     refuse_unknown_gpu,
 )
-from boost_core.plan.memory import host_contents, host_remedies, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import GIB, host_contents, host_remedies, lacking, node_bytes, rank_memory
 from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
 from boost_core.plan.search import other_orders, reasons, search, sensitivities
 from boost_core.plan.throughput import StepSeconds
@@ -141,7 +141,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         )  # fmt: skip
         lacks = ", more than it has" if fits is False else ""
         needs.append(
-            f"{needed / _GIGA:.1f} GB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
+            f"{needed / GIB:.1f} GiB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
         )
     text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
     would = (
@@ -515,19 +515,20 @@ def _notes(
     layout = Layout.of(most)
     if most.memory.host > 0:
         yield (
-            f"{layout}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and activations, "
+            f"{layout}: the host's memory holds {most.memory.host / GIB:.1f} GiB of each rank's state and activations, "
             f"which costs {most.offload_seconds:.2g} s per step"
         )
     if not on_gpu:
         return
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(jobs[layout])}"
+    needs = f"{most.node_host_bytes / GIB:.1f} GiB of host memory for {host_contents(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in planned)
     if most.node_memory_bytes is None:
         yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"
     elif too_many:
         yield (
-            f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
-            f"that a node has; {layout} needs the most, {needs}; {', '.join(host_remedies(jobs[layout], layout))}"
+            f"{too_many} of {len(planned)} layouts need more host memory than a node has, "
+            f"{most.node_memory_bytes / GIB:.1f} GiB; {layout} needs the most, {needs}; "
+            f"{', '.join(host_remedies(jobs[layout], layout))}"
         )
 
 
@@ -599,6 +600,7 @@ class PlannedChoice(Config):
     step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
+    total_seconds: float = Field(0, description="Predicted seconds of all steps.")
 
 
 class SearchReport(Config):
@@ -623,6 +625,17 @@ class SearchReport(Config):
     )
 
 
+_MOST_GPUS = 4096  # at which a job for which nothing fits is still tried
+
+
+def _more_gpus(spec: JobSpec, gpus: int, machine: Machine, limit: float) -> Iterator[str]:
+    """Say how many GPUs would do for a job that does not fit, by doubling their number."""
+    while (gpus := 2 * gpus) <= min(_MOST_GPUS, machine.cluster.size):
+        if choices := search(spec, gpus, machine, limit, 1).choices:
+            yield f"{gpus:,} GPUs would do: {choices[0]}, {choices[0].seconds.total:.3g} s"
+            return
+
+
 def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
     """Search and report.
 
@@ -640,6 +653,17 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     result = search(spec, request.gpus, machine, limit, request.top)
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
+    steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size
+    why = [*reasons(result, limit, machine)]
+    if first is None:
+        why.extend(_more_gpus(spec, request.gpus, machine, limit))
+    elif (used := first.layout.world_size) < request.gpus:
+        batch, most = spec.training.global_batch_size, request.gpus // (used // first.layout.dp)
+        divides = batch % most == 0
+        reason = (
+            "more take longer" if divides else f"{batch:,} sequences per step do not divide among {most:,} replicas"
+        )
+        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
     return SearchReport(
         choices=tuple(
             PlannedChoice(
@@ -652,6 +676,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
                 step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
                 step_parts=StepParts(**asdict(choice.seconds)),
                 tokens_per_second=tokens / choice.seconds.total,
+                total_seconds=choice.seconds.total * steps,
             )
             for choice in result.choices
         ),
@@ -661,7 +686,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
         # With ``recompute: auto``, each size gets what it needs, as in the search.
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
-        why=(*reasons(result, limit, machine), network_in_words(machine)),
+        why=(*why, network_in_words(machine)),
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
         other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
     )

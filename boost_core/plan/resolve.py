@@ -42,7 +42,7 @@ from boost_core.plan.machine import (
     machine_for,
     refuse_unknown_gpu,
 )
-from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step, StepSeconds
@@ -226,7 +226,7 @@ def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
         device: Bytes that a GPU has.
     """
     layout = min(needed, key=lambda layout: needed[layout])
-    sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
+    sizes = f"{needed[layout] / GIB:.1f} GiB of {device / GIB:.1f} GiB"
     return f"no layout fits: {layout} needs the least, {sizes}; {', '.join(device_remedies(spec, layout))}"
 
 
@@ -240,7 +240,7 @@ def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Ma
     """
     layout = min(needed, key=lambda layout: (needed[layout], layout))
     return (
-        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / 1e9:.1f} GB per node for "
+        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / GIB:.1f} GiB per node for "
         f"{host_contents(spec)}, and "
         f"{lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
     )
@@ -483,8 +483,8 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
         least = min(timed, key=lambda choice: (choice.needed, choice.layout))
         raise NothingFits(
             f"no layout of {gpus.min} to {gpus.max} GPUs fits: {least.layout} needs the least, "
-            f"{least.needed / 1e9:.1f} GB, {(least.needed - limit) / 1e9:.1f} GB more than a GPU of "
-            f"{device / 1e9:g} GB has ({SPARE:.0%} is kept free); {', '.join(device_remedies(spec, least.layout))}"
+            f"{least.needed / GIB:.1f} GiB, {(least.needed - limit) / GIB:.1f} GiB more than a GPU of "
+            f"{device / GIB:.1f} GiB has ({SPARE:.0%} is kept free); {', '.join(device_remedies(spec, least.layout))}"
         )
     if not fitting:
         raise NothingFits(too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
@@ -574,11 +574,11 @@ def _reasons(
         lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
         yield (
             f"the optimizer's state is in the host's memory, which takes {choice.copies.state:.3g} s of the bus; "
-            f"without that it lacks {lacks / 1e9:.1f} GB per GPU"
+            f"without that it lacks {lacks / GIB:.1f} GiB per GPU"
         )
     yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
     faster = [each for each in unfit if each.layout.world_size <= ranks and _speed_order(each) < _speed_order(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
-        lacks = (misfit.needed - limit) / 1e9
-        what = f"lacks {lacks:.1f} GB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
+        lacks = (misfit.needed - limit) / GIB
+        what = f"lacks {lacks:.1f} GiB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
         yield f"{misfit.layout} would take {misfit.seconds.total:.3g} s, but {what}"

@@ -33,7 +33,7 @@ from boost_core.config.legality import layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import SPARE, Machine
-from boost_core.plan.memory import RankMemory, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
@@ -428,7 +428,7 @@ def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iter
     if result.misfit is not None:
         lacks = result.misfit.needed - device_bytes * (1 - SPARE)
         if lacks > 0:
-            what = f"lacks {lacks / 1e9:.1f} GB of {device_bytes / 1e9:g} GB per GPU ({SPARE:.0%} is kept free)"
+            what = f"lacks {lacks / GIB:.1f} GiB of {device_bytes / GIB:.1f} GiB per GPU ({SPARE:.0%} is kept free)"
         else:
             what = lack_in_words(result.misfit.host, machine)
         yield f"{result.misfit} would take {result.misfit.seconds.total:.3g} s, but {what}"
@@ -451,7 +451,7 @@ def because_of_hosts(
     otherwise = RecomputeMixes(choice.job, layout, without).least_costly(limit)
     needed = rank_memory(otherwise, layout).total
     if needed > limit:
-        instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"
+        instead = f"with all of it on the GPU, {(needed - limit) / GIB:.1f} GiB per GPU are lacking"
     else:
         takes = seconds(Step(otherwise, layout, machine))
         instead = (

@@ -155,7 +155,7 @@ def test_each_says_why_and_what_it_recomputes() -> None:
     assert any(why.endswith(" free GPUs on one node at a time, not 1") for why in said)
     kept = left("30b", "A100", 2, 16, parallelism={"recompute": "none"}, training=spec.training.model_dump(mode="json"))
     said = [why for layout in choose_layouts(kept).layouts for why in layout.why]
-    assert any(" would take " in why and why.endswith(" GB per GPU") for why in said)
+    assert any(" would take " in why and why.endswith(" GiB per GPU") for why in said)
 
 
 @pytest.mark.parametrize(

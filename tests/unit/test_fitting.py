@@ -156,9 +156,9 @@ def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:
 def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
     greedy = large().training.model_dump() | {"micro_batch_size": 64}
     *_, wait = decide([record(large(None, training=greedy))], gpus(("A100-40G", 8)))
-    assert "GB of memory per rank; the GPUs that it may use have 40 GB" in wait.message
+    assert "GiB of memory per rank; the GPUs that it may use have 37.3 GiB" in wait.message
     *_, wait = decide([record(large("A100", training=greedy))], gpus(("A100", 8)))  # of a time before this was refused
-    assert "the GPUs that it may use have 80 GB" in wait.message
+    assert "the GPUs that it may use have 74.5 GiB" in wait.message
 
 
 def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
@@ -245,7 +245,7 @@ def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
     assert nothing_fits(large(None)) is None
     problem = nothing_fits(large("A100-40G", preset="40b"))
     assert problem is not None
-    for words in ("no layout fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
+    for words in ("no layout fits", "of 37.3 GiB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
         assert words in problem
 
 

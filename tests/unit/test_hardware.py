@@ -117,3 +117,22 @@ def test_vanilla_computes_the_attention_of_all_heads_on_every_rank() -> None:
     attention = 12 * spec.model.num_hidden_layers * spec.model.hidden_size * spec.training.sequence_length
     assert of("vanilla").model == of("btp").model == of("btp").hardware
     assert of("vanilla").hardware - of("vanilla").model == attention
+
+
+def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> None:
+    training = {"sequence_length": 4096, "micro_batch_size": 1, "steps": 1000, "precision": "bf16"}
+    large = a_spec(
+        model={"preset": "7b", "vocab_size": 32_000, "family": "dense"}, training=training | {"global_batch_size": 64},
+        resources={"gpus_per_worker": 1, "accelerator_type": "RTX-4090"},
+    )  # fmt: skip
+    report = search_report(large, PlanSearch(gpus=2))
+    assert not report.choices
+    assert any(" GPUs would do: tp " in why for why in report.why)
+    odd = a_spec(
+        model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | {"global_batch_size": 15},
+        resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
+    )  # fmt: skip
+    report = search_report(odd, PlanSearch(gpus=4))
+    assert report.choices[0].world_size == 3
+    assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
+    assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)

@@ -377,10 +377,13 @@ def print_stored(profile: StoredProfile | None) -> None:
 def print_search(report: SearchReport) -> None:
     """Print the best ways to train a job."""
     rows = (
-        (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
+        (
+            each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}",
+            duration(each.total_seconds),
+        )
         for each in report.choices
-    )
-    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S"), rows)
+    )  # fmt: skip
+    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
     if not report.choices:
         say("nothing fits")
     elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
@@ -397,7 +400,13 @@ def print_search(report: SearchReport) -> None:
 
 
 def _step(planned: PlannedShape | PlannedChoice) -> str:
-    return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
+    seconds, (low, high) = planned.step_seconds, planned.step_seconds_range
+    return f"{_rounded(seconds, 3)} s ({_rounded(low, 2)} – {_rounded(high, 2)})"
+
+
+def _rounded(number: float, digits: int) -> str:
+    """A number with so many digits that count, and never with an exponent."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}"
 
 
 def _size(count: float) -> str:
