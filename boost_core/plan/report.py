@@ -31,7 +31,7 @@ from boost_core.plan.machine import (
 )
 from boost_core.plan.memory import GIB, host_contents, host_remedies, lacking, node_bytes, rank_memory
 from boost_core.plan.resolve import at, fastest, offload_seconds, step_parts, step_seconds, too_large
-from boost_core.plan.search import other_orders, reasons, search, sensitivities
+from boost_core.plan.search import other_orders, reasons, search, sensitivities, simplest_first
 from boost_core.plan.throughput import StepSeconds
 from boost_core.plan.work import (
     Work,
@@ -606,7 +606,10 @@ class PlannedChoice(Config):
 class SearchReport(Config):
     """The best ways to train a job on some GPUs."""
 
-    choices: tuple[PlannedChoice, ...] = Field(description="The best choices, fastest first; empty if nothing fits.")
+    choices: tuple[PlannedChoice, ...] = Field(
+        description="The best choices, fastest first, but for the simplest of those that "
+        "are about as fast, which is the first; empty if nothing fits."
+    )
     combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
     node_memory_bytes: int | None = Field(
@@ -651,6 +654,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
     result = search(spec, request.gpus, machine, limit, request.top)
+    result = replace(result, choices=simplest_first(result.choices))
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size

@@ -128,6 +128,31 @@ class SearchResult:
     timed: int
 
 
+NEAR_TIE = 0.05  # of a step: layouts that are closer cannot be told apart, by the errors for published runs
+
+
+def simplest_first(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """Move the simplest of the choices that are about as fast as the fastest to the front.
+
+    Simple is what does without, in this order: the host, stages, a schedule of several stages and a cut of its own,
+    several modes of recomputation, context and tensor parallel ranks.
+    """
+    near = [each for each in choices if each.seconds.total <= choices[0].seconds.total * (1 + NEAR_TIE)]
+
+    def effort(choice: Choice) -> tuple[float, ...]:
+        parallelism = choice.job.parallelism
+        modes = parallelism.modes_of_all(choice.job.model.num_hidden_layers)
+        on_host = parallelism.keeps_on_host or parallelism.optimizer_offload > 0
+        own_cut = parallelism.pipeline_layers_per_stage is not None
+        stages = choice.layout.pp if choice.layout.pp == 1 else parallelism.stages
+        return on_host, stages, own_cut, len(modes), choice.layout.cp, choice.layout.tp
+
+    if not near:
+        return choices
+    simplest = min(near, key=effort)
+    return [simplest, *(each for each in choices if each is not simplest)]
+
+
 def search(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER
 ) -> SearchResult:
@@ -476,6 +501,8 @@ def longer(other: Choice, first: Choice) -> str:
     more = {name: there - parts[name] for name, there in other.parts.items()}
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
+    if ratio < 0:
+        return f"{-ratio:.1%} less, within what predictions can tell apart, and is less simple"
     return f"{ratio:.1%} longer: {more[name]:.3g} s more of {name}" if more[name] > 0 else "as long"
 
 

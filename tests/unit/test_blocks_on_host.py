@@ -175,7 +175,7 @@ def test_chosen_layouts_use_hosts_and_are_no_slower_for_it() -> None:
         assert after <= before
     replicas = next(each for each in found.layouts if each.layout == "tp 1 × pp 1 × dp 8")
     assert replicas.recompute == "offload 30 + none 2"
-    assert any("crosses the bus in" in why and "on the GPU, 7.7 GB per GPU are lacking" in why for why in replicas.why)
+    assert any("crosses the bus in" in why and "on the GPU, 7.2 GiB per GPU are lacking" in why for why in replicas.why)
     on_cpus = left(resources={"gpus_per_worker": 0})
     assert {each.recompute for each in choose_layouts(on_cpus, HOSTS).layouts} == {"none"}
     with pytest.raises(NothingFits):

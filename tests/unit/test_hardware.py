@@ -81,6 +81,11 @@ def test_a_large_model_does_not_fit_cards_for_desks() -> None:
     )  # fmt: skip
     choices = search_report(spec, PlanSearch(gpus=8)).choices
     assert all(choice.memory_bytes <= 24e9 for choice in choices)
+    # Near-ties go to the simplest layout: here the fastest has a schedule of two stages a rank, and a cut of its own.
+    fastest = min(choices, key=lambda choice: choice.step_seconds)
+    assert ", layers " in fastest.text
+    assert ", layers " not in choices[0].text
+    assert fastest.step_seconds < choices[0].step_seconds <= 1.05 * fastest.step_seconds
 
 
 def test_the_network_is_what_the_kind_usually_has_or_what_is_asked_for() -> None:
