@@ -3,14 +3,43 @@
 Rates are the data sheets' peaks; the plan estimates what fraction of them is reached.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import MappingProxyType
 
 # Bytes of an element that is stored or sent at each precision; in fp8 only the operands of products are in 8 bits.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"  # set by Ray on nodes with GPUs
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What training reaches of a data sheet's peaks.
+
+    Attributes:
+        products: Share of the dense peak in large matrix products.
+        attention: The same in torch's flash attention, forward and backward, of the pairs that a causal mask leaves.
+        source: Where they come from.
+    """
+
+    products: float
+    attention: float
+    source: str
+
+
+# Products were fitted to every second of the runs in ``tests/benchmarks/published_runs.csv``, and on an A100 also to
+# BOOST's 1B and 3B rows (``tests/unit/test_published_times.py``). An H100's peak is further away as its power limit
+# lowers the clock in long products.
+_AMPERE = Shares(
+    0.80, 0.45, "fitted to published runs on A100s; FlashAttention-2 alone reaches 0.5 to 0.73 (arXiv 2307.08691)"
+)  # fmt: skip
+_HOPPER = Shares(
+    0.66, 0.30, "products fitted to published runs on H100s; FlashAttention-2's 262 to 335 TFLOP/s with a causal mask "
+    "(arXiv 2407.08608, figure 5), of 989"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -21,13 +50,16 @@ class Device:
         words: Words that occur in the names that CUDA or Ray gives to such devices.
         tflops: TFLOP/s of dense products at each precision. Data sheets give bf16 with sparsity; dense is half of it.
             fp32 is the rate without TF32, which the trainer leaves off. Devices without fp8 have bf16's rate,
-            since the trainer then computes in bf16.
+            since the trainer then computes in bf16; those whose tensor cores lack bf16 have fp32's.
         source: The data sheet.
         bandwidth: Memory bandwidth, in bytes per second.
         host_bandwidth: Bandwidth of the link to the host's memory in one direction, in bytes per second.
         fp8_speedup: Speed of products in fp8 relative to bf16.
-        memory: Bytes of memory by Ray's name of each variant, where known. Gigabytes as in NVIDIA's data sheets,
-            which are some 6 % less than what drivers report.
+        shares: What training reaches of its peaks.
+        link: Name in ``LINKS`` of what joins such devices in a node.
+        network_gigabits: Gb/s that each device usually has to other nodes.
+        memory: Bytes of memory by the name of each variant, Ray's where it has one. Gigabytes as in NVIDIA's data
+            sheets, which are some 6 % less than what drivers report.
     """
 
     words: tuple[str, ...]
@@ -36,49 +68,98 @@ class Device:
     bandwidth: float
     host_bandwidth: float
     fp8_speedup: float
+    shares: Shares
+    link: str
+    network_gigabits: float
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# GB/s in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
-_PCIE_4, _PCIE_5, _C2C = 32, 64, 450
+# GB/s to the host in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
+_TO_HOST = {"pcie 3": 16, "pcie 4": 32, "pcie 5": 64, "c2c": 450}
 
-
-# NVIDIA's, by data sheet: TFLOP/s in fp8, bf16 and fp32, TB/s of memory, GB/s to the host, words if not the first of
-# the sheet's name, and GB of memory by Ray's names.
-_SHEETS: tuple[tuple[str, float, float, float, float, float, tuple[str, ...], dict[str, int]], ...] = (
-    ("GB200 NVL72", 5000, 2500, 80, 8.0, _C2C, (), {}),
-    ("HGX B200", 4500, 2250, 75, 8.0, _PCIE_5, ("B200",), {}),
-    ("H200 NVL", 1671, 835.5, 60, 4.8, _PCIE_5, ("H200", "NVL"), {}),
-    ("H200", 1979, 989, 67, 4.8, _PCIE_5, (), {"H200": 141}),
-    ("H100 NVL", 1671, 835.5, 60, 3.9, _PCIE_5, ("H100", "NVL"), {}),
-    ("H100 PCIe", 1513, 756.5, 51, 2.0, _PCIE_5, ("H100", "PCIe"), {}),
-    ("H100 SXM", 1979, 989, 67, 3.35, _PCIE_5, (), {"H100": 80}),
-    ("L40S", 733, 362, 91.6, 0.864, _PCIE_4, (), {}),
-    ("A100", 312, 312, 19.5, 2.039, _PCIE_4, (), {"A100": 80, "A100-40G": 40, "A100-80G": 80}),
-)
+# NVIDIA's data sheets: TFLOP/s in fp8, bf16 and fp32, TB/s of memory, the link to the host, the link in a node, Gb/s to
+# other nodes, words if not the first of the sheet's name, and GB of memory by name.
+#
+# GeForce cards' products in 16 bits are summed in fp32, at half of the rate that is advertised. The network is that of
+# NVIDIA's own systems (DGX-1 V100: 4 × 100 Gb/s for 8; DGX A100: 8 × 200; DGX H100 and B200: 8 × 400), or of clouds'
+# nodes of eight (AWS g4dn.metal, g5.48xlarge and g6.48xlarge: 100 Gb/s; g6e.48xlarge: 400); of cards for workstations
+# one adapter of 100 Gb/s for eight is assumed.
+_Sheet = tuple[str, Shares, float, float, float, float, str, str, float, tuple[str, ...], dict[str, int]]
+_SHEETS: tuple[_Sheet, ...] = (
+    ("GB200 NVL72", _HOPPER, 5000, 2500, 80, 8.0, "c2c", "nvlink-b200", 400, (), {"GB200": 186}),
+    ("HGX B200", _HOPPER, 4500, 2250, 75, 8.0, "pcie 5", "nvlink-b200", 400, ("B200",), {"B200": 180}),
+    ("H200 NVL", _HOPPER, 1671, 835.5, 60, 4.8, "pcie 5", "pcie-5", 200, ("H200", "NVL"), {"H200-NVL": 141}),
+    ("H200", _HOPPER, 1979, 989, 67, 4.8, "pcie 5", "nvlink-h200", 400, (), {"H200": 141}),
+    ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),
+    ("H100 PCIe", _HOPPER, 1513, 756.5, 51, 2.0, "pcie 5", "pcie-5", 200, ("H100", "PCIe"), {"H100-PCIE": 80}),
+    ("H100 SXM", _HOPPER, 1979, 989, 67, 3.35, "pcie 5", "nvlink-h200", 400, (), {"H100": 80}),
+    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, "pcie 4", "pcie-4", 50, (), {"L40S": 48}),
+    ("L40", _AMPERE, 362, 181, 90.5, 0.864, "pcie 4", "pcie-4", 50, (), {"L40": 48}),
+    ("L4", _AMPERE, 242, 121, 30.3, 0.3, "pcie 4", "pcie-4", 12.5, (), {"L4": 24}),
+    ("RTX 6000 Ada", _AMPERE, 728, 364, 91.1, 0.96, "pcie 4", "pcie-4", 12.5, ("6000", "Ada"), {"RTX-6000-ADA": 48}),
+    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, "pcie 5", "pcie-5-host", 12.5, ("5090",), {"RTX-5090": 32}),
+    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, "pcie 4", "pcie-4-host", 12.5, ("4090",), {"RTX-4090": 24}),
+    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"RTX-3090": 24}),
+    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, "pcie 4", "pcie-4", 12.5, ("A6000",), {"A6000": 48}),
+    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, "pcie 4", "pcie-4", 12.5, (), {"A40": 48}),
+    ("A10G", _AMPERE, 70, 70, 35, 0.6, "pcie 4", "pcie-4", 12.5, (), {"A10G": 24}),
+    ("A10", _AMPERE, 125, 125, 31.2, 0.6, "pcie 4", "pcie-4", 12.5, (), {"A10": 24}),
+    ("A100 PCIe 40 GB", _AMPERE, 312, 312, 19.5, 1.555, "pcie 4", "pcie-4", 100, ("A100", "PCIe", "40GB"),
+     {"A100-PCIE-40G": 40}),
+    ("A100 PCIe 80 GB", _AMPERE, 312, 312, 19.5, 1.935, "pcie 4", "pcie-4", 100, ("A100", "PCIe"),
+     {"A100-PCIE-80G": 80}),
+    ("A100 SXM 40 GB", _AMPERE, 312, 312, 19.5, 1.555, "pcie 4", "nvlink-a100", 200, ("A100", "40GB"),
+     {"A100-40G": 40}),
+    ("A100 SXM 80 GB", _AMPERE, 312, 312, 19.5, 2.039, "pcie 4", "nvlink-a100", 200, (),
+     {"A100": 80, "A100-80G": 80}),
+    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, "pcie 3", "nvlink-v100", 50, ("V100", "32GB"),
+     {"V100-32G": 32}),
+    ("V100 SXM2", _AMPERE, 15.7, 15.7, 15.7, 0.9, "pcie 3", "nvlink-v100", 50, (), {"V100": 16, "V100-16G": 16}),
+    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, "pcie 3", "pcie-3", 12.5, (), {"T4": 16}),
+)  # fmt: skip
 
 # The first match for a name wins, so variants come before the general kind.
 DEVICES = tuple(
     Device(
         words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32}, f"NVIDIA {sheet} data sheet",
-        terabytes * 1e12, host * 1e9, fp8 / bf16, {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
+        terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network,
+        {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
-    for sheet, fp8, bf16, fp32, terabytes, host, words, memory in _SHEETS
+    for sheet, shares, fp8, bf16, fp32, terabytes, host, link, network, words, memory in _SHEETS
 )  # fmt: skip
 
-# Memory in bytes, where known, by Ray's names.
+# Memory in bytes by the names of ``Device.memory``.
 DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in device.memory.items()))
 
 
 def device_named(name: str) -> Device | None:
     """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed.
 
-    A part of a GPU, such as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates.
+    Names of ``Device.memory`` are known, too, and so are those that Kubernetes makes of CUDA's. A part of a GPU, such
+    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates.
     """
-    upper = name.upper()
-    if " MIG " in upper:
+    for device in DEVICES:
+        if name.upper() in device.memory:
+            return device
+    there = re.findall(r"[A-Z0-9]+", name.upper())
+    if "MIG" in there:
         return None
-    return next((device for device in DEVICES if all(word.upper() in upper for word in device.words)), None)
+    return next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
+
+
+def memory_named(name: str) -> int | None:
+    """Return the bytes of memory of a device by its name, as in ``device_named``; ``None`` if it is not listed."""
+    device = device_named(name)
+    return None if device is None else device.memory.get(name.upper(), min(device.memory.values()))
+
+
+def unknown_device(name: str) -> str:
+    """Say that nothing is known of a device, and which names are nearest to its own."""
+    nearest = get_close_matches(name.upper(), DEVICE_BYTES, n=3, cutoff=0.4) or list(DEVICE_BYTES)
+    return (
+        f"no figures are known of GPUs named {name!r}; name one of {', '.join(nearest)} in resources.accelerator_type, "
+        "or describe it as device in the file of --cluster"
+    )
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
@@ -105,15 +186,34 @@ class Link:
 
 
 LINK_EFFICIENCY = 0.8  # fraction of the nominal rate that large messages reach: assumed until fitted to a live group
-_NCCL = "NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop} µs a step)"
-_NVLINK = "{rate} GB/s a direction (NVIDIA's data sheet) at 80 %; " + _NCCL.format(hop=3.4)
 
+
+def _ring(name: str, gigabytes: float, hop_microseconds: float) -> Link:
+    """A link at 80 % of GB/s in one direction, with NCCL's latencies."""
+    tuned = f"NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop_microseconds} µs a step)"
+    description = f"{name} at 80 %; {tuned}"
+    return Link(8.4e-6, hop_microseconds * 1e-6, LINK_EFFICIENCY * gigabytes * 1e9, description)
+
+
+def adapter(gigabits: float) -> Link:
+    """Return the link between nodes through which each GPU has so many Gb/s."""
+    return _ring(f"a {gigabits:g} Gb/s adapter a GPU", gigabits / 8, 14)
+
+
+_SHEET = "{rate} GB/s a direction (NVIDIA's data sheet)"
 LINKS = {
-    "nvlink-a100": Link(8.4e-6, 3.4e-6, LINK_EFFICIENCY * 300e9, "NVLink 3, " + _NVLINK.format(rate=300)),
-    "nvlink-h200": Link(8.4e-6, 3.4e-6, LINK_EFFICIENCY * 450e9, "NVLink 4, " + _NVLINK.format(rate=450)),
-    "fabric-200g": Link(
-        8.4e-6, 14e-6, LINK_EFFICIENCY * 25e9, "a 200 Gb/s adapter a GPU at 80 %; " + _NCCL.format(hop=14)
-    ),
+    "nvlink-v100": _ring("NVLink 2, " + _SHEET.format(rate=150), 150, 3.4),
+    "nvlink-a100": _ring("NVLink 3, " + _SHEET.format(rate=300), 300, 3.4),
+    "nvlink-h200": _ring("NVLink 4, " + _SHEET.format(rate=450), 450, 3.4),
+    "nvlink-b200": _ring("NVLink 5, " + _SHEET.format(rate=900), 900, 3.4),
+    "pcie-3": _ring("PCIe 3, 16 GB/s a direction", 16, 5.7),
+    "pcie-4": _ring("PCIe 4, 32 GB/s a direction", 32, 5.7),
+    "pcie-5": _ring("PCIe 5, 64 GB/s a direction", 64, 5.7),
+    # GeForce drivers have no transfers between cards: all goes into the host's memory and out of it.
+    "pcie-4-host": _ring("PCIe 4 through the host, 16 GB/s a direction", 16, 5.7),
+    "pcie-5-host": _ring("PCIe 5 through the host, 32 GB/s a direction", 32, 5.7),
+    "fabric-200g": adapter(200),
+    "fabric-400g": adapter(400),
 }
 # 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
 LOOPBACK = Link(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")

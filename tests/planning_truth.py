@@ -64,6 +64,8 @@ def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> In
     ]
     network = NetworkConfig.model_validate({"levels": levels}).cluster()
     machine, number = machine_of(job, cluster=network), random.randint(2, gpus)
+    # Blocks this small would be bound by the host, whatever the network is.
+    machine = replace(machine, profile=replace(machine.profile, block_seconds=5e-4, step_seconds=0.0))
     device_bytes = 10 ** random.uniform(9.3, 10.8)
     if hosts:
         machine = replace(machine, node_memory_bytes=int(10 ** random.uniform(10.5, 12)))

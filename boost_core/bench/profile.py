@@ -121,7 +121,7 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
             inputs, weights, outputs = (torch.randn(batch, *shape, device=device).to(dtype) for shape in shapes)
             for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
                 seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
-                yield replace(product, starts=1).work(dtype.itemsize), seconds
+                yield replace(product, starts=1).passes(dtype.itemsize).forward, seconds
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:

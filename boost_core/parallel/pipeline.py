@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -138,14 +139,55 @@ class _CountedStage(PipelineStage):
             group=group, dw_builder=weight_gradients,
         )  # fmt: skip
         self._ledger, self._clock = ledger, clock
+        self._inputs, self._outputs = (
+            [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes] for shapes in (inputs, outputs)
+        )
+
+    # torch gives a stage a buffer for the input, and one for the output's gradient, of every micro-batch of a step.
+    # Here each has memory only from when its transfer is posted until its backward pass is done.
+
+    def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **named: Any) -> Any:
+        result = super()._prepare_forward_infra(1, *arguments, **named)
+        self._describe(self.args_recv_info, [] if self.is_first else self._inputs, num_microbatches)
+        return result
+
+    def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **named: Any) -> Any:
+        result = super()._prepare_backward_infra(1, *arguments, **named)
+        self.chunks = num_microbatches
+        self._describe(self.grad_recv_info, [] if self.is_last else self._outputs, num_microbatches)
+        return result
+
+    @staticmethod
+    def _describe(received: dict[int, tuple[Any, ...]], like: Sequence[torch.Tensor], micro_batches: int) -> None:
+        """Let all micro-batches be received as the first, into nothing yet."""
+        for info, tensor in zip(received[0], like, strict=False):  # none of what comes from outside
+            info.buffer = tensor
+        received.update((number, tuple(map(copy, received[0]))) for number in range(1, micro_batches))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.is_first:
+            for info, like in zip(self.args_recv_info[fwd_chunk_id], self._inputs, strict=True):
+                info.buffer = torch.empty_like(like, device=self.device, requires_grad=self.has_backward)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.has_backward and not self.is_last:
+            for info, like in zip(self.grad_recv_info[bwd_chunk_id], self._outputs, strict=True):
+                info.buffer = torch.empty_like(like, device=self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         with self._clock.during(Part.FORWARD):
             return super().forward_one_chunk(*arguments, **named)
 
-    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
         with self._clock.during(Part.BACKWARD):
-            return super().backward_one_chunk(*arguments, **named)
+            result = super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        received = () if self.is_first else zip(self.args_recv_info[bwd_chunk_id], self._inputs, strict=True)
+        returned = () if self.is_last else zip(self.grad_recv_info[bwd_chunk_id], self._outputs, strict=True)
+        for info, like in (*received, *returned):
+            info.buffer = like
+        return result
 
     def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         with self._clock.during(Part.BACKWARD):

@@ -28,7 +28,10 @@ from boost_core.hardware import (
     LOOPBACK,
     Device,
     Link,
+    adapter,
     device_named,
+    memory_named,
+    unknown_device,
 )
 from boost_core.messages import Provenance
 from boost_core.plan.work import Work
@@ -371,14 +374,26 @@ class Cluster:
 #
 #     seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
 #
-# Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
-# terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
-# reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B
-# and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
-# (``tests/unit/test_published_times.py``).
+# A product is slower the narrower it is: reading and writing its operands is added rather than hidden, and a tile of
+# its result takes as long as ``TILE_DEPTH`` more of the inner width, in which its loop starts and its sums are written
+# (NVIDIA, "Matrix Multiplication Background User's Guide"; with the memory traffic it is what the width of r costs).
+# At 250 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 172, one with widths of 4,096
+# reaches 224. Nominal figures are shares of the data sheets' peaks by generation (``hardware.Shares``).
+#
+# Gradients, and keys of other context parallel ranks, are sent while the backward pass, or attention, goes on. They
+# take streaming multiprocessors from it, 20 of an H800's 132 (arXiv 2412.19437, section 3.2.2): 0.85 is hidden. Of the
+# short exchanges in a block nothing is taken to be hidden before it is measured.
+#
+# The host's time is taken from the trainer's counts (``docs/figures/host.md``): a block's forward and backward pass
+# makes 1,174 Python calls for 72 launches; at 4 µs a call, with what torch does in it, that is 4.7 ms, and published
+# pipelines of short micro-batches are bound by as much (nanotron, 1B on H100s: 4 to 6 ms a block).
 
-PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
-_ASSUMED_SPREAD = 0.2  # the nine published times are within 0.1, of one kind of GPU and one trainer
+BANDWIDTH_SHARE, TILE_DEPTH, LONG_OVERLAP = 0.7, 96, 0.85
+_CALLS_OF_A_BLOCK, _CALL_SECONDS = 724 + 450, 4e-6
+# Of a step, besides its work: the batch, the norm's and the loss's way to the host, and launching the update. Fitted to
+# the same runs as the shares; the shortest of them are 30 to 50 ms longer than their work.
+_STEP_SECONDS = 0.03
+_ASSUMED_SPREAD = 0.2  # within a factor of exp(1.28 · 0.2) are 38 of the 44 published runs
 _TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
 _UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
 
@@ -394,7 +409,8 @@ class Profile:
         start_seconds: Launch overhead of each product.
         block_seconds: Time to launch a block's kernels for a micro-batch; does not apply where steps are captured as
             CUDA graphs.
-        overlap: Share hidden of the shorter of an exchange and the work that may run meanwhile; 0 if not measured.
+        overlap: Share hidden of the shorter of a block's exchange and the work that may run meanwhile; 0 if not
+            measured.
         spread: Standard deviation of the logarithm of measured over predicted step time.
         measured: Whether it was measured on such a device, rather than assumed.
         description: The device and the source of its figures.
@@ -402,6 +418,10 @@ class Profile:
         host_bandwidth: Bytes per second to or from the host's memory.
         launches_in_turn: Whether each kernel is launched once the one before has ended, as on a CPU, rather than while
             it runs.
+        tile_depth: Inner width that takes as long as a product's tile takes besides; 0 where rates were fitted to
+            products without it.
+        step_seconds: Time of a step besides its work.
+        long_overlap: As ``overlap``, of gradients between replicas and of keys between context parallel ranks.
     """
 
     product_flops: float
@@ -416,19 +436,24 @@ class Profile:
     fp8_speedup: float = 1.0
     host_bandwidth: float = LINK_EFFICIENCY * 32e9  # of a device that is not known: PCIe 4
     launches_in_turn: bool = False
+    tile_depth: float = 0.0
+    step_seconds: float = 0.0
+    long_overlap: float = 0.0
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
         """Return the profile to expect from a data sheet."""
         precision = "bf16" if precision == "fp8" else precision
         peak = device.tflops[precision] * 1e12
-        shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
+        products, attention = device.shares.products, device.shares.attention
+        launching = _CALLS_OF_A_BLOCK * _CALL_SECONDS
         return cls(
-            PRODUCT_SHARE * peak, ATTENTION_SHARE * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, 5e-4, 0.0,
+            products * peak, attention * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, launching, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms per block; assumed",
-            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth,
+            f"products at {products:.0%}, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
+            f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
+            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
@@ -438,6 +463,7 @@ class Profile:
             + work.attention_flops / self.attention_flops
             + work.moved_bytes / self.bandwidth
             + work.starts * self.start_seconds
+            + 2 * self.tile_depth * work.outputs / self.product_flops
         )
 
     def of_a_block(self, work: Work, captured: bool = False) -> float:
@@ -450,13 +476,20 @@ class Profile:
         computing, launching = self.seconds(work), 0.0 if captured else self.block_seconds
         return computing + launching if self.launches_in_turn else max(computing, launching)
 
-    def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
-        """Return the time that an exchange adds to the work that runs meanwhile."""
-        return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
+    def exposed(self, exchange_seconds: float, work_seconds: float, long: bool = False) -> float:
+        """Return the time that an exchange adds to the work that runs meanwhile.
+
+        Args:
+            exchange_seconds: The exchange alone.
+            work_seconds: The work alone.
+            long: Whether it is of gradients between replicas, or of keys between context parallel ranks.
+        """
+        overlap = self.long_overlap if long else self.overlap
+        return exchange_seconds - overlap * min(exchange_seconds, work_seconds)
 
     def update_seconds(self, weights: float, element_bytes: int) -> float:
-        """Return the time of the optimizer's pass over this many weights of a rank."""
-        return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
+        """Return the time of the optimizer's pass over this many weights of a rank, and of what else a step does."""
+        return self.step_seconds + weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
 
 
 def range_of(seconds: float, spread: float) -> tuple[float, float]:
@@ -478,8 +511,6 @@ CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
-_NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
-_NODE_DEVICES = {kind: device for kind in _NODE_LINKS if (device := device_named(kind))}
 
 LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
 
@@ -493,12 +524,22 @@ class Machine:
         cluster: Network between the ranks.
         fitted: Corrections from jobs that ran on such machines; ``None`` if none has run.
         node_memory_bytes: Memory of each node's host; ``None`` if unknown.
+        device_bytes: Memory of each GPU as people described it; ``None``: that of the kind that the job requests.
     """
 
     profile: Profile
     cluster: Cluster
     fitted: Fitted | None = None
     node_memory_bytes: int | None = None
+    device_bytes: int | None = None
+
+    def joined_at(self, gigabits: float | None) -> "Machine":
+        """Return it with so many Gb/s of each GPU between nodes; itself if ``None``."""
+        if gigabits is None or len(self.cluster.levels) == 1:
+            return self
+        node, *outer = self.cluster.levels
+        levels = (node, *(replace(level, link=adapter(gigabits)) for level in outer))
+        return replace(self, cluster=Cluster(levels))
 
     @property
     def provenance(self) -> Provenance:
@@ -539,10 +580,28 @@ def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
 
 
-def device_bytes(resources: ResourcesConfig) -> int | None:
-    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind."""
+def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> int | None:
+    """Return the memory of the GPU that a job requests; ``None`` if it requests none, or an unknown kind.
+
+    Args:
+        resources: The job's resources.
+        machine: What it runs on, if people described that.
+    """
+    if machine is not None and machine.device_bytes is not None and resources.gpus_per_worker:
+        return machine.device_bytes
     kind = kind_of_gpu(resources)
-    return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
+    return memory_named(kind) if resources.gpus_per_worker and kind else None
+
+
+def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
+    """Check that a job's kind of GPU, if it names one, has figures to plan with.
+
+    Raises:
+        ValueError: It has none; names the nearest that do.
+    """
+    kind = kind_of_gpu(resources)
+    if resources.gpus_per_worker and kind is not None and device_named(kind) is None:
+        raise ValueError(unknown_device(kind))
 
 
 def kind_of_device(resources: ResourcesConfig) -> str | None:
@@ -559,8 +618,9 @@ def required_labels(resources: ResourcesConfig) -> dict[str, str]:
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """Return the machine that a job's workers run on.
 
-    An unknown or unspecified kind of GPU is treated as an A100: kinds differ less in how they rank layouts than a GPU
-    does from a CPU. A node is assumed to have ``NODE_GPUS`` GPUs, each with its own network adapter.
+    If no kind of GPU is named, it is an A100, but of unknown memory; so is one without figures for a gang that runs on
+    it, which plans refuse (``refuse_unknown_gpu``). A node is assumed to have ``NODE_GPUS`` GPUs, each with the network
+    that its kind usually has.
 
     Args:
         resources: The job's resources.
@@ -568,11 +628,11 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
-    requested = kind_of_gpu(resources)
-    kind = requested if requested in _NODE_LINKS else _UNKNOWN_GPU
-    nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
-    board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
-    return Machine(Profile.nominal(_NODE_DEVICES[kind], precision), Cluster((board, nodes)))
+    kind = kind_of_gpu(resources)
+    device = (device_named(kind) if kind else None) or device_named(_UNKNOWN_GPU)
+    assert device is not None
+    levels = Level("node", NODE_GPUS, LINKS[device.link]), Level("fabric", _MANY, adapter(device.network_gigabits))
+    return Machine(Profile.nominal(device, precision), Cluster(levels))
 
 
 def captures_steps(job: JobSpec) -> bool:
@@ -706,7 +766,8 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            host_bandwidth, otherwise.profile.launches_in_turn,
+            host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
+            self.link.overlap if self.link else otherwise.profile.long_overlap,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
         levels = list(otherwise.cluster.levels)
@@ -781,6 +842,27 @@ class LevelConfig(Config):
     meshed: bool = Field(False, description="Whether every pair has its own wires instead of a switch.")
 
 
+class DeviceConfig(Config):
+    """A kind of GPU that ``hardware.DEVICES`` does not list, by its data sheet."""
+
+    name: str = Field(min_length=1, max_length=63, description="Name shown to people.")
+    memory_gigabytes: float = Field(gt=0, le=1e6, description="Memory.")
+    teraflops: float = Field(gt=0, le=1e6, description="Dense products in the job's precision, in TFLOP/s.")
+    terabytes_per_second: float = Field(gt=0, le=1e6, description="The memory's bandwidth.")
+    host_gigabytes_per_second: float = Field(
+        32.0, gt=0, le=1e6, description="To the host's memory, in one direction; default: PCIe 4."
+    )
+
+    def device(self) -> Device:
+        """Return it like one that is listed; what training reaches of its rates is assumed to be as on an A100."""
+        like, rates = device_named(_UNKNOWN_GPU), dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
+        assert like is not None
+        return replace(
+            like, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
+            host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0,
+        )  # fmt: skip
+
+
 class NetworkConfig(Config):
     """Levels from the inside out; the innermost is a node."""
 
@@ -788,6 +870,7 @@ class NetworkConfig(Config):
     node_memory_gigabytes: float | None = Field(
         None, gt=0, le=1e6, description="Memory of each node's host; if omitted, it is unknown and not checked."
     )
+    device: DeviceConfig | None = Field(None, description="The GPUs; default: the job's kind, by its data sheet.")
 
     def cluster(self) -> Cluster:
         """Return the network as plans use it."""
@@ -809,6 +892,10 @@ class NetworkConfig(Config):
             ValueError: The profile is of another precision.
         """
         machine = machine_of(spec, profile, self.cluster())
+        if self.device is not None and spec.resources.gpus_per_worker:
+            machine = replace(machine, device_bytes=int(self.device.memory_gigabytes * 1e9))
+            if profile is None:
+                machine = replace(machine, profile=Profile.nominal(self.device.device(), spec.training.precision))
         if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
             return machine
         return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))

@@ -520,21 +520,23 @@ class PipelineRank:
         if job.fault_tolerance.memory_copy_every_steps:
             copies = _OWN_COPIES if parallelism.world_size == 1 else 2 * _OWN_COPIES
 
-        # Buffers of torch's pipeline stages for what neighbours send. The schedules of several stages wait for what
-        # they have sent at the end of a step, and keep it until then.
+        # What neighbours send: the input of each micro-batch in flight, and the gradient of the output for a backward
+        # pass. The schedules of several stages post a transfer of each ahead, and wait for what they have sent at the
+        # end of a step, and keep it until then.
         width = each.residual * element
-        buffered, besides_blocks, index = 0, [], index_bytes(job, each.query // model.head_size)
+        received_ahead, sent_before = (0, 0) if one_stage else (1, micro_batches)
+        buffers, besides_blocks, index = 0, [], index_bytes(job, each.query // model.head_size)
         for stage in self._stages:
             # Bytes per token that come into a stage and leave it, with the latents of LaX.
             received, sent = (
                 width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
             )
-            buffered += (0 if stage.first else received) + (0 if stage.last else sent)
-            a_token = each.embedding() if stage.first else -width  # its input is in a buffer
+            received, returned = (0 if stage.first else received), (0 if stage.last else sent)
+            buffers += tokens * (returned + (received_ahead + sent_before) * (received + returned))
+            a_token = each.embedding() if stage.first else received - width  # latents of LaX besides the stream
             if not stage.last and one_stage:  # otherwise among what was sent
                 a_token += sent
             besides_blocks.append(a_token * tokens + len(stage.layers) * index)
-        buffers = buffered * tokens * micro_batches * (1 if one_stage else 2)
 
         # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
         sequences = training.micro_batch_size * micro_batches
@@ -861,6 +863,9 @@ def room_of_a_rank(copies: int, machine: Machine) -> float:
     return machine.node_memory_bytes // machine.cluster.levels[0].fan_out - copies
 
 
+GIB = 1 << 30  # as memory is shown to people
+
+
 def lacking(needed: int, machine: Machine) -> int:
     """Return the bytes that a node is short of; 0 if it has enough or if its memory is unknown."""
     return 0 if machine.node_memory_bytes is None else max(0, needed - machine.node_memory_bytes)
@@ -869,8 +874,8 @@ def lacking(needed: int, machine: Machine) -> int:
 def lack_in_words(needed: int, machine: Machine) -> str:
     """Describe a lack of host memory."""
     has = machine.node_memory_bytes or 0
-    lacks = ceil((needed - has) / 1e8) / 10
-    return f"lacks {lacks:.1f} GB of host memory: a node has {has / 1e9:.1f} GB for workers"
+    lacks = ceil((needed - has) / GIB * 10) / 10
+    return f"lacks {lacks:.1f} GiB of host memory: a node has {has / GIB:.1f} GiB for workers"
 
 
 def host_contents(spec: JobSpec) -> str:

@@ -34,7 +34,7 @@ from boost_core.plan.machine import (
     machine_for,
     machine_of,
 )
-from boost_core.plan.memory import host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.throughput import Step, StepSeconds
 from boost_core.plan.work import (
@@ -89,7 +89,7 @@ class _Inputs:
 
     @classmethod
     def of(cls, spec: JobSpec, layout: Layout, machine: Machine | None) -> "_Inputs":
-        job, device = spec.at(layout), device_bytes(spec.resources) or inf
+        job, device = spec.at(layout), device_bytes(spec.resources, machine) or inf
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
         kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
         facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
@@ -195,7 +195,7 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
             machine.cluster.rows([largest.world_size])
         except ValueError as error:
             return f"{largest}: {error}"
-    device = device_bytes(spec.resources)
+    device = device_bytes(spec.resources, machine)
     if device is None and spec.parallelism.recompute == "auto" and spec.resources.gpus_per_worker:
         return (
             "recompute=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
@@ -227,7 +227,7 @@ def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
         device: Bytes that a GPU has.
     """
     layout = min(needed, key=lambda layout: needed[layout])
-    sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
+    sizes = f"{needed[layout] / GIB:.1f} GiB of {device / GIB:.1f} GiB"
     return f"no layout fits: {layout} needs the least, {sizes}; {', '.join(device_remedies(spec, layout))}"
 
 
@@ -241,7 +241,7 @@ def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Ma
     """
     layout = min(needed, key=lambda layout: (needed[layout], layout))
     return (
-        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / 1e9:.1f} GB per node for "
+        f"no layout fits the nodes: {layout} needs the least, {needed[layout] / GIB:.1f} GiB per node for "
         f"{host_contents(spec)}, and "
         f"{lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
     )
@@ -374,7 +374,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             or each.world_size > machine.cluster.size
         ):
             continue
-        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources)
+        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources, machine)
         fits, seconds = None if device is None else needed <= device, step_seconds(spec, each, machine)
         sizes.append(
             PlannedSize(
@@ -384,7 +384,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         )  # fmt: skip
         lacks = ", more than it has" if fits is False else ""
         needs.append(
-            f"{needed / _GIGA:.1f} GB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
+            f"{needed / GIB:.1f} GiB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
         )
     text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
     would = (
@@ -671,7 +671,7 @@ def presets() -> PresetList:
 def _planned_shape(
     spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
 ) -> PlannedShape:
-    memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
+    memory, device = rank_memory(spec, layout), device_bytes(spec.resources, machine)
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
@@ -714,6 +714,18 @@ def _planned_shape(
     )
 
 
+def network_in_words(machine: Machine) -> str:
+    """Say how a machine's ranks are joined, and by which figures."""
+    links = []
+    for level, outermost in zip(
+        machine.cluster.levels, [*[False] * (len(machine.cluster.levels) - 1), True], strict=True
+    ):
+        joined = f"the {level.name}" if outermost else f"{level.fan_out:,} in a {level.name}"
+        source = level.link.description.partition(";")[0]
+        links.append(f"{joined} at {level.link.bytes_per_second / 1e9:.3g} GB/s a rank ({source})")
+    return f"network: {', '.join(links)}"
+
+
 _ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor cores want rows to be multiples of
 
 
@@ -721,9 +733,9 @@ def _notes(
     spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
 ) -> Iterator[str]:
     """Notes for people."""
-    levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
     yield "times are predictions meant for ranking layouts; a job's report has the measured times"
-    yield f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}"
+    yield f"they are for {machine.profile.description}"
+    yield network_in_words(machine)
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
@@ -731,7 +743,7 @@ def _notes(
             f"expected to take {factors.rest:.2f} times as long as these figures predict, and collectives in them that "
             f"nothing hides {factors.communication:.2f} times"
         )
-    device, on_gpu = device_bytes(spec.resources), spec.resources.gpus_per_worker > 0
+    device, on_gpu = device_bytes(spec.resources, machine), spec.resources.gpus_per_worker > 0
     if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
@@ -749,7 +761,7 @@ def _notes(
     layout = Layout.of(most)
     if most.memory.host > 0:
         yield (
-            f"{layout}: the host's memory holds {most.memory.host / 1e9:.1f} GB of each rank's state and activations, "
+            f"{layout}: the host's memory holds {most.memory.host / GIB:.1f} GiB of each rank's state and activations, "
             f"which costs {most.offload_seconds:.2g} s per step"
         )
     if not on_gpu:
@@ -766,12 +778,13 @@ def _notes(
                 f"model.{name}={size} leaves rows on a GPU that are no multiple of {_ACCESS_BYTES} bytes, which makes "
                 f"products and all that reads them slower; the nearest size without that is {nearest}"
             )
-    needs = f"{most.node_host_bytes / 1e9:.1f} GB of host memory for {host_contents(jobs[layout])}"
+    needs = f"{most.node_host_bytes / GIB:.1f} GiB of host memory for {host_contents(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in planned)
     if most.node_memory_bytes is None:
         yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"
     elif too_many:
         yield (
-            f"{too_many} of {len(planned)} layouts need more host memory than the {most.node_memory_bytes / 1e9:g} GB "
-            f"that a node has; {layout} needs the most, {needs}; {', '.join(host_remedies(jobs[layout], layout))}"
+            f"{too_many} of {len(planned)} layouts need more host memory than a node has, "
+            f"{most.node_memory_bytes / GIB:.1f} GiB; {layout} needs the most, {needs}; "
+            f"{', '.join(host_remedies(jobs[layout], layout))}"
         )

@@ -20,8 +20,8 @@ from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes
-from boost_core.plan.memory import lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unknown_gpu
+from boost_core.plan.memory import GIB, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import legal_modes
 from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
@@ -233,6 +233,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
         raise ValueError("the job lists its layouts; they are only chosen with layouts=auto")
+    refuse_unknown_gpu(spec.resources)
     device, machine = device_bytes(spec.resources), basis.machine(spec)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
@@ -269,8 +270,8 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
         least = min(timed, key=lambda choice: (choice.needed, choice.layout))
         raise NothingFits(
             f"no layout of {gpus.min} to {gpus.max} GPUs fits: {least.layout} needs the least, "
-            f"{least.needed / 1e9:.1f} GB, {(least.needed - limit) / 1e9:.1f} GB more than a GPU of "
-            f"{device / 1e9:g} GB has ({SPARE:.0%} is kept free); {', '.join(device_remedies(spec, least.layout))}"
+            f"{least.needed / GIB:.1f} GiB, {(least.needed - limit) / GIB:.1f} GiB more than a GPU of "
+            f"{device / GIB:.1f} GiB has ({SPARE:.0%} is kept free); {', '.join(device_remedies(spec, least.layout))}"
         )
     if not fitting:
         raise NothingFits(too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
@@ -360,11 +361,11 @@ def _reasons(
         lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
         yield (
             f"the optimizer's state is in the host's memory, which takes {choice.copies.state:.3g} s of the bus; "
-            f"without that it lacks {lacks / 1e9:.1f} GB per GPU"
+            f"without that it lacks {lacks / GIB:.1f} GiB per GPU"
         )
     yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
     faster = [each for each in unfit if each.layout.world_size <= ranks and _speed_order(each) < _speed_order(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
-        lacks = (misfit.needed - limit) / 1e9
-        what = f"lacks {lacks:.1f} GB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
+        lacks = (misfit.needed - limit) / GIB
+        what = f"lacks {lacks:.1f} GiB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
         yield f"{misfit.layout} would take {misfit.seconds.total:.3g} s, but {what}"

@@ -35,10 +35,19 @@ from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import SPARE, Basis, Fitted, Machine, MeasuredProfile, NetworkConfig, device_bytes
-from boost_core.plan.memory import RankMemory, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.machine import (
+    SPARE,
+    Basis,
+    Fitted,
+    Machine,
+    MeasuredProfile,
+    NetworkConfig,
+    device_bytes,
+    refuse_unknown_gpu,
+)
+from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
-from boost_core.plan.report import PlannedContext, StepParts, context_report
+from boost_core.plan.report import PlannedContext, StepParts, context_report, network_in_words
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -421,6 +430,31 @@ def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
     return memory.weights + sums + memory.activations
 
 
+NEAR_TIE = 0.05  # of a step: layouts that are closer cannot be told apart, by the errors for published runs
+
+
+def simplest_first(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """Move the simplest of the choices that are about as fast as the fastest to the front.
+
+    Simple is what does without, in this order: the host, stages, a schedule of several stages and a cut of its own,
+    several modes of recomputation, context and tensor parallel ranks.
+    """
+    near = [each for each in choices if each.seconds.total <= choices[0].seconds.total * (1 + NEAR_TIE)]
+
+    def effort(choice: Choice) -> tuple[float, ...]:
+        parallelism = choice.job.parallelism
+        modes = parallelism.modes_of_all(choice.job.model.num_hidden_layers)
+        on_host = parallelism.keeps_on_host or parallelism.optimizer_offload > 0
+        own_cut = parallelism.pipeline_layers_per_stage is not None
+        stages = choice.layout.pp if choice.layout.pp == 1 else parallelism.stages
+        return on_host, stages, own_cut, len(modes), choice.layout.cp, choice.layout.tp
+
+    if not near:
+        return choices
+    simplest = min(near, key=effort)
+    return [simplest, *(each for each in choices if each is not simplest)]
+
+
 def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:
     """Explain why the first choice is the best."""
     if result.choices:
@@ -432,7 +466,7 @@ def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iter
     if result.misfit is not None:
         lacks = result.misfit.needed - device_bytes * (1 - SPARE)
         if lacks > 0:
-            what = f"lacks {lacks / 1e9:.1f} GB of {device_bytes / 1e9:g} GB per GPU ({SPARE:.0%} is kept free)"
+            what = f"lacks {lacks / GIB:.1f} GiB of {device_bytes / GIB:.1f} GiB per GPU ({SPARE:.0%} is kept free)"
         else:
             what = lack_in_words(result.misfit.host, machine)
         yield f"{result.misfit} would take {result.misfit.seconds.total:.3g} s, but {what}"
@@ -455,7 +489,7 @@ def because_of_hosts(
     otherwise = RecomputeMixes(choice.job, layout, without).least_costly(limit)
     needed = rank_memory(otherwise, layout).total
     if needed > limit:
-        instead = f"with all of it on the GPU, {(needed - limit) / 1e9:.1f} GB per GPU are lacking"
+        instead = f"with all of it on the GPU, {(needed - limit) / GIB:.1f} GiB per GPU are lacking"
     else:
         takes = seconds(Step(otherwise, layout, machine))
         instead = (
@@ -480,6 +514,8 @@ def longer(other: Choice, first: Choice) -> str:
     more = {name: there - parts[name] for name, there in other.parts.items()}
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
+    if ratio < 0:
+        return f"{-ratio:.1%} less, within what predictions can tell apart, and is less simple"
     return f"{ratio:.1%} longer: {more[name]:.3g} s more of {name}" if more[name] > 0 else "as long"
 
 
@@ -540,6 +576,13 @@ class PlanSearch(Config):
 
     gpus: int = Field(ge=1, le=65_536, description="Most GPUs to use.")
     cluster: NetworkConfig | None = Field(None, description="Network of the GPUs; default: nodes of node_gpus.")
+    network_gigabits: float | None = Field(
+        None,
+        gt=0,
+        le=1e5,
+        description="Gb/s that each GPU has to other nodes; default: what its kind usually has, or the network that "
+        "cluster describes.",
+    )
     node_gpus: int | None = Field(
         None,
         ge=1,
@@ -569,12 +612,14 @@ class PlanSearch(Config):
         """Return the machine that the job would run on.
 
         Raises:
-            ValueError: The profile is of another precision.
+            ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
+        if self.cluster is None or self.cluster.device is None:
+            refuse_unknown_gpu(spec.resources)
         if self.cluster is not None:
-            return self.cluster.machine(spec, self.profile)
+            return self.cluster.machine(spec, self.profile).joined_at(self.network_gigabits)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
-        return basis.machine(spec)
+        return basis.machine(spec).joined_at(self.network_gigabits)
 
 
 class PlannedChoice(Config):
@@ -591,12 +636,16 @@ class PlannedChoice(Config):
     step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
+    total_seconds: float = Field(0, description="Predicted seconds of all steps.")
 
 
 class SearchReport(Config):
     """The best ways to train a job on some GPUs."""
 
-    choices: tuple[PlannedChoice, ...] = Field(description="The best choices, fastest first; empty if nothing fits.")
+    choices: tuple[PlannedChoice, ...] = Field(
+        description="The best choices, fastest first, but for the simplest of those that "
+        "are about as fast, which is the first; empty if nothing fits."
+    )
     combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
     node_memory_bytes: int | None = Field(
@@ -615,6 +664,9 @@ class SearchReport(Config):
     )
 
 
+_MOST_GPUS = 4096  # at which a job for which nothing fits is still tried
+
+
 def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
     """Search and report.
 
@@ -626,11 +678,24 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     Raises:
         ValueError: The profile is of another precision.
     """
-    device, machine = device_bytes(spec.resources), replace(request.machine(spec), fitted=fitted)
+    machine = replace(request.machine(spec), fitted=fitted)
+    device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
     result = search(spec, request.gpus, machine, limit, request.top)
+    result = replace(result, choices=simplest_first(result.choices))
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
+    steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size
+    why = [*reasons(result, limit, machine)]
+    if first is None:
+        why.extend(_more_gpus(spec, request.gpus, machine, limit))
+    elif (used := first.layout.world_size) < request.gpus:
+        batch, most = spec.training.global_batch_size, request.gpus // (used // first.layout.dp)
+        divides = batch % most == 0
+        reason = (
+            "more take longer" if divides else f"{batch:,} sequences per step do not divide among {most:,} replicas"
+        )
+        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
     return SearchReport(
         choices=tuple(
             PlannedChoice(
@@ -643,6 +708,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
                 step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
                 step_parts=StepParts(**asdict(choice.seconds)),
                 tokens_per_second=tokens / choice.seconds.total,
+                total_seconds=choice.seconds.total * steps,
             )
             for choice in result.choices
         ),
@@ -652,7 +718,15 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
         # With ``recompute: auto``, each size gets what it needs, as in the search.
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
-        why=tuple(reasons(result, limit, machine)),
+        why=(*why, network_in_words(machine)),
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
         other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
     )
+
+
+def _more_gpus(spec: JobSpec, gpus: int, machine: Machine, limit: float) -> Iterator[str]:
+    """Say how many GPUs would do for a job that does not fit, by doubling their number."""
+    while (gpus := 2 * gpus) <= min(_MOST_GPUS, machine.cluster.size):
+        if choices := search(spec, gpus, machine, limit, 1).choices:
+            yield f"{gpus:,} GPUs would do: {choices[0]}, {choices[0].seconds.total:.3g} s"
+            return

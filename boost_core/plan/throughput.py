@@ -19,8 +19,8 @@ weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
 
 The reduction is of gradients in fp32 over the ranks with the same weights, under ZeRO's second stage for each
-micro-batch, and the gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked
-at.
+micro-batch, and the gathering of weights; both bucket by bucket. Buckets are sent while the last micro-batch's backward
+pass goes on, or each one's: exposed is what outlasts it, and the last bucket. Memory is not looked at.
 
 Corrections (``machine.Fitted``) multiply exchange and reduction by one factor and everything else by another, and idle
 time follows.
@@ -172,6 +172,7 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = BYTES["fp32"]
+BUCKET_ELEMENTS = 1 << 25  # of gradients that are reduced together (``optim.zero``)
 
 ORDER = ("tp", "cp", "pp", "dp")  # of ranks, the innermost first, as ``Layout.coordinates`` has it
 
@@ -658,7 +659,7 @@ class Step:
             meanwhile = self._profile.seconds(Work(attention_flops=each.attention_flops))
             if self._job.parallelism.split_micro_batch:
                 meanwhile += (self._profile.seconds(each) - meanwhile) / 2
-            exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile))
+            exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile, long=True))
         return exposed[0], exposed[1]
 
     @cached_property
@@ -689,11 +690,13 @@ class Step:
         zero, ranks = self._job.parallelism.zero_stage, self._layout.same_weights
         rounds = self._micro_batches if zero == 2 else 1
         kind = "all_reduce" if zero == 0 else "reduce_scatter"
-        one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES)
-        reduced = rounds * self._profile.exposed(one_round, backward)
+        buckets = max(1, round(weights / BUCKET_ELEMENTS))
+        one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES, buckets)
+        last = one_round / buckets
+        reduced = rounds * (last + self._profile.exposed(one_round - last, backward, long=True))
         if zero == 0:
             return reduced
-        return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element)
+        return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element, buckets)
 
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""

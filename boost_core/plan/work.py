@@ -19,7 +19,7 @@ head        logits, and backward those again, with two passes over them each; ga
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -52,10 +52,11 @@ class Work:
 
     Attributes:
         product_flops: FLOPs of matrix products.
-        fp8_flops: FLOPs of products in 8 bits, not included in ``product_flops``.
         attention_flops: FLOPs of attention.
         moved_bytes: Bytes that products and passes read and write.
         starts: Number of product kernels launched.
+        fp8_flops: FLOPs of products in 8 bits, not included in ``product_flops``.
+        outputs: Elements of the results of products, of which each tile costs the same at any inner width.
     """
 
     product_flops: float = 0.0
@@ -63,6 +64,7 @@ class Work:
     moved_bytes: float = 0.0
     starts: int = 0
     fp8_flops: float = 0.0
+    outputs: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -71,6 +73,7 @@ class Work:
             self.moved_bytes + other.moved_bytes,
             self.starts + other.starts,
             self.fp8_flops + other.fp8_flops,
+            self.outputs + other.outputs,
         )
 
 
@@ -101,11 +104,15 @@ class Product:
         """Number of elements of the matrices."""
         return self.matrices * self.inner * self.outer
 
-    def work(self, element: int, fp8: bool = False) -> Work:
-        """Return the work of one pass, given the bytes per element."""
-        moved = self.rows * (self.inputs * self.inner + self.matrices * self.outer) + self.weights
-        flops = 2 * self.rows * self.weights
-        return Work(0.0 if fp8 else flops, 0.0, moved * element, self.starts, flops if fp8 else 0.0)
+    def passes(self, element: int, fp8: bool = False) -> "Passes":
+        """Return the work of the product, and of the gradients of its input and weight, given the bytes per element."""
+        read, written = self.rows * self.inputs * self.inner, self.rows * self.matrices * self.outer
+        moved, flops = (read + written + self.weights) * element, 2 * self.rows * self.weights
+        in_16_bits = Work(flops, 0.0, moved, self.starts)
+        each = replace(in_16_bits, product_flops=0.0, fp8_flops=flops) if fp8 else in_16_bits
+        return Passes(
+            replace(each, outputs=written), replace(each, outputs=read), replace(in_16_bits, outputs=self.weights)
+        )
 
 
 @dataclass(frozen=True)
@@ -170,9 +177,10 @@ def _block_work(
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)
-    works = [(each.role, each.work(element, fp8 and each.role is not Role.LATENT)) for each in products]
-    down = sum((work for role, work in works if role is Role.DOWN_PROJECTION), Work())
-    up = sum((work for role, work in works if role is not Role.DOWN_PROJECTION), Work())
+    works = [(each.role, each.passes(element, fp8 and each.role is not Role.LATENT)) for each in products]
+    down = sum((work.forward for role, work in works if role is Role.DOWN_PROJECTION), Work())
+    up = sum((work.forward for role, work in works if role is not Role.DOWN_PROJECTION), Work())
+    of_inputs = sum((work.backward for _, work in works), Work())
     weights = sum(each.weights for each in products)
     width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
     attention_forward = Work(attention_flops=4 * width * tokens * pairs)
@@ -201,10 +209,10 @@ def _block_work(
         backward_passes += 3 * crossings * latents
 
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
-    backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
+    backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
+    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=2 * _PRECISE * weights))
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
@@ -235,11 +243,11 @@ def head_work(job: JobSpec) -> Passes:
     tokens, element = rank_tokens(job), BYTES[job.training.precision]
     vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
     hidden = job.model.hidden_size
-    moved = element * (tokens * (hidden + vocabulary) + hidden * vocabulary)
-    logits = Work(2 * tokens * hidden * vocabulary, 0.0, moved, 1)
+    logits = Product(Role.HEAD, tokens, hidden, vocabulary, 1, 1, 1).passes(element)
     pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
     weight = Work(moved_bytes=2 * _PRECISE * hidden * vocabulary)
-    return Passes(logits + pass_over, logits + logits + pass_over, logits + weight)
+    again = logits.forward + pass_over
+    return Passes(again, again + logits.backward, logits.weight_gradients + weight)
 
 
 # Parameter counts of a model.

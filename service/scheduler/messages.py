@@ -5,6 +5,7 @@ They are for the job's tenant, to whom jobs of other tenants are not named.
 
 from collections.abc import Iterable
 
+from boost_core.plan.memory import GIB
 from boost_core.plan.resolve import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.cluster_snapshot import ClusterSnapshot
@@ -23,9 +24,9 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
             "had when the job was submitted; clone it to plan for the nodes there are now"
         )
     if not demand.layouts:
-        needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
-        message = f"needs {demand.in_words}, and {needed:.1f} GB of memory per rank; the GPUs that it may use have"
-        return f"{message} {there:g} GB; waits for nodes to join"
+        needed, there = demand.least_bytes / GIB, demand.limit / GIB
+        message = f"needs {demand.in_words}, and {needed:.1f} GiB of memory per rank; the GPUs that it may use have"
+        return f"{message} {there:.1f} GiB; waits for nodes to join"
     total = cluster.whole.total(cluster.whole.nodes_for(demand))
     has = ", ".join(f"{total.get(name, 0):g} {name}" for name in demand.each)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels))

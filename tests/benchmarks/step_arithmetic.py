@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from boost_core.hardware import LINK_EFFICIENCY, LINKS, Device, device_named
-from boost_core.plan.machine import ATTENTION_SHARE, BANDWIDTH_SHARE, PRODUCT_SHARE, Profile
+from boost_core.plan.machine import BANDWIDTH_SHARE, Profile
 from boost_core.plan.throughput import collective_seconds, link_bytes
 from boost_core.plan.work import Work
 from tests.benchmarks.figures import FIGURES, table
@@ -364,19 +364,24 @@ class Arithmetic:
         return whole
 
 
-ASSUMED = (
-    ("products", f"{PRODUCT_SHARE:.0%} of {GPU}'s peak, and their operands read and written at the rate of passes",
-     "`plan.machine`, fitted to the paper's times on A100"),
-    ("attention", f"{ATTENTION_SHARE:.0%} of the peak", "likewise"),
-    ("passes", f"{BANDWIDTH_SHARE:.0%} of the memory's bandwidth", "likewise"),
-    ("exchange", f"{LINKS[LINK].description}", "`hardware.LINKS`"),
-    ("beside an exchange", f"what is computed is {COLLECTIVE_SHARE:.0%} slower: 20 of 132 multiprocessors", "assumed"),
-    ("launch gaps", f"{GAP_SECONDS * 1e6:g} µs for each node of a graph", "assumed"),
-)  # fmt: skip
 PARTS = ("products", "attention", "passes", "optimizer", "exchange", "events", "launch gaps")
 
 
-def write(steps: dict[str, Arithmetic], folder: Path) -> None:
+def assumed(device: Device) -> list[list[str]]:
+    """What the arithmetic takes from elsewhere: of what, which figure, and its source."""
+    shares = device.shares
+    return [
+        ["products", f"{shares.products:.0%} of {GPU}'s peak, and their operands read and written at the rate of passes",
+         f"`hardware.Shares`: {shares.source}"],
+        ["attention", f"{shares.attention:.0%} of the peak", "likewise"],
+        ["passes", f"{BANDWIDTH_SHARE:.0%} of the memory's bandwidth", "`plan.machine`"],
+        ["exchange", f"{LINKS[LINK].description}", "`hardware.LINKS`"],
+        ["beside an exchange", f"what is computed is {COLLECTIVE_SHARE:.0%} slower: 20 of 132 multiprocessors", "assumed"],
+        ["launch gaps", f"{GAP_SECONDS * 1e6:g} µs for each node of a graph", "assumed"],
+    ]  # fmt: skip
+
+
+def write(steps: dict[str, Arithmetic], device: Device, folder: Path) -> None:
     """The table of parts of all steps and that of kernels of our own, and every kernel as data."""
     with (folder / "step.csv").open("w", newline="") as file:
         data = csv.writer(file, lineterminator="\n")
@@ -404,7 +409,7 @@ def write(steps: dict[str, Arithmetic], folder: Path) -> None:
             for (part, name), each in largest
         ],
     )  # fmt: skip
-    lines += ["", "What is assumed:", "", *table(["", "rate", "source"], ASSUMED), ""]
+    lines += ["", "What is assumed:", "", *table(["", "rate", "source"], assumed(device)), ""]
     lines += [f"Counted with torch {version('torch')}, Triton {version('triton')}.", ""]
     (folder / "step.md").write_text("\n".join(lines))
 
@@ -443,7 +448,7 @@ def main() -> None:
                 lines.append(line)
     device = device_named(f"{GPU} SXM")
     assert device is not None
-    write({name: Arithmetic.of(entries(each), device) for name, each in steps.items()}, arguments.folder)
+    write({name: Arithmetic.of(entries(each), device) for name, each in steps.items()}, device, arguments.folder)
 
 
 if __name__ == "__main__":

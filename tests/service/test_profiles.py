@@ -264,7 +264,7 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
     assert (shown["profile"]["stored_by"], shown["provenance"]) == ("anonymous", "measured")
     (tmp_path / "own.json").write_text(given.model_dump_json())
     refused = boost("plan", file, "--service", "--profile", tmp_path / "own.json")
-    assert (refused.exit_code, "takes neither --profile nor --cluster" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "takes neither --profile, --cluster nor" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])

@@ -180,7 +180,7 @@ def test_what_fits_no_gpu_is_refused_at_every_door(http: httpx.Client, store: Jo
         (error,) = answer.json()["errors"]
         assert error["field"] == field
         assert error["message"].startswith("no layout fits: tp")
-        assert "of 40 GB; raise parallelism.tensor_parallel_size" in error["message"]
+        assert "of 37.3 GiB; raise parallelism.tensor_parallel_size" in error["message"]
     assert http.patch(path, json={"name": "larger"}).status_code == 200
     planned = http.post("/plans", json=too_large).json()
     assert planned["fastest"] is None

@@ -60,7 +60,7 @@ def test_a_block_of_7b_on_four_gpus_is_hidden_by_its_forward_pass_in_slices_but_
     slower = replace(on, profile=replace(on.profile, host_bandwidth=125_960_192 / whole))
     forward = whole - offload_seconds(spec, layout, slower) / BLOCKS
     assert copy < forward < whole
-    assert forward == pytest.approx(5.17e-3, rel=0.01)  # of the published step's 7.5 ms, exchanges are the rest
+    assert forward == pytest.approx(5.32e-3, rel=0.01)  # of the published step's 7.5 ms, exchanges are the rest
 
 
 def test_the_host_spares_recomputation() -> None:
@@ -84,7 +84,7 @@ def test_a_job_that_fits_no_gpu_otherwise_trains() -> None:
     spec, layout = job(4, 8), Layout(4, 1, 1)
     refused = nothing_fits(spec, Basis().machine(spec))
     assert refused is not None
-    assert "44.3 GB of 40 GB" in refused
+    assert "41.3 GiB of 37.3 GiB" in refused
     assert nothing_fits(spec, HOSTS.machine(spec)) is None
     assert at(spec, layout, HOSTS.machine(spec)).parallelism.recompute_text == "offload 29 + latent 2 + none 1"
     copies = rank_memory(job(4, 8, recompute="full"), layout).copies
@@ -167,7 +167,7 @@ def test_chosen_layouts_use_hosts_and_are_no_slower_for_it() -> None:
         assert after <= before
     replicas = next(each for each in found.layouts if each.layout == "tp 1 × pp 1 × dp 8")
     assert replicas.recompute == "offload 30 + none 2"
-    assert any("crosses the bus in" in why and "on the GPU, 7.7 GB per GPU are lacking" in why for why in replicas.why)
+    assert any("crosses the bus in" in why and "on the GPU, 7.2 GiB per GPU are lacking" in why for why in replicas.why)
     on_cpus = left(resources={"gpus_per_worker": 0})
     assert {each.recompute for each in choose_layouts(on_cpus, HOSTS).layouts} == {"none"}
     with pytest.raises(NothingFits):

@@ -75,7 +75,8 @@ def test_the_fastest_layout_that_fits_is_launched() -> None:
     [
         ([("A100", 8)], Layout(4, 1, 2)),
         ([("H200", 8)], Layout(2, 1, 4)),
-        ([("L4", 8)], Layout(1, 1, 8)),
+        ([("P40", 8)], Layout(1, 1, 8)),  # of which nothing is known
+        ([("L4", 8)], None),
         ([(None, 8)], Layout(1, 1, 8)),
         ([("A100-40G", 8)], None),
         ([("A100-40G", 8), ("A100", 8)], Layout(4, 1, 2)),
@@ -155,9 +156,9 @@ def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:
 def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
     greedy = large().training.model_dump() | {"micro_batch_size": 64}
     *_, wait = decide([record(large(None, training=greedy))], gpus(("A100-40G", 8)))
-    assert "GB of memory per rank; the GPUs that it may use have 40 GB" in wait.message
+    assert "GiB of memory per rank; the GPUs that it may use have 37.3 GiB" in wait.message
     *_, wait = decide([record(large("A100", training=greedy))], gpus(("A100", 8)))  # of a time before this was refused
-    assert "the GPUs that it may use have 80 GB" in wait.message
+    assert "the GPUs that it may use have 74.5 GiB" in wait.message
 
 
 def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
@@ -189,14 +190,17 @@ def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
 def test_a_gang_keeps_off_kinds_that_are_too_small_for_it() -> None:
     spec = large(None)
     orders = Gang(None, Layout(2, 1, 4), limit=141e9).orders(spec)
-    assert set(orders.avoid) == {"A100", "A100-40G", "A100-80G", "H100"}
-    assert node_selector(spec, (), orders.avoid) == {ACCELERATOR_LABEL: "!in(A100,A100-40G,A100-80G,H100)"}
+    too_small = sorted(kind for kind, size in DEVICE_BYTES.items() if size < 100e9)
+    assert {"A100", "A100-40G", "H100", "L4", "RTX-4090"} < set(too_small)
+    assert sorted(orders.avoid) == too_small
+    assert node_selector(spec, (), orders.avoid) == {ACCELERATOR_LABEL: f"!in({','.join(too_small)})"}
     named = large("H200")
     assert Gang(None, Layout(2, 1, 4), limit=141e9).orders(named).avoid == ()
     assert node_selector(named, ()) == {ACCELERATOR_LABEL: "H200"}
     # The service has been started anew, and knows the gang's layout alone.
     assert Gang(None, Layout(2, 1, 4)).orders(spec).avoid == orders.avoid
-    assert Gang(None, Layout(4, 1, 2)).orders(spec).avoid == ("A100-40G",)
+    smaller = {kind for kind, size in DEVICE_BYTES.items() if size <= 48e9}
+    assert set(Gang(None, Layout(4, 1, 2)).orders(spec).avoid) == smaller
 
 
 def test_a_gang_without_workers_goes_to_other_gpus_when_its_own_are_gone() -> None:
@@ -241,7 +245,7 @@ def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
     assert nothing_fits(large(None)) is None
     problem = nothing_fits(large("A100-40G", preset="40b"))
     assert problem is not None
-    for words in ("no layout fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
+    for words in ("no layout fits", "of 37.3 GiB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
         assert words in problem
 
 

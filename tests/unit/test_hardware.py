@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.hardware import device_named, peak_flops_per_second
+from boost_core.hardware import DEVICES, LINKS, device_named, memory_named, peak_flops_per_second
 from boost_core.kernels.launch import lacks_compiler
+from boost_core.plan.report import network_in_words
+from boost_core.plan.search import PlanSearch, search_report
 from boost_core.plan.work import FlopRates, block_flops_per_token
 from tests.service.records import a_spec
 
@@ -21,13 +23,83 @@ from tests.service.records import a_spec
     ("NVIDIA H200 NVL", 835.5, 60),
     ("NVIDIA B200", 2250, 75),
     ("NVIDIA GB200", 2500, 80),
+    ("NVIDIA A10", 125, 31.2),
+    ("NVIDIA L4", 121, 30.3),
+    ("NVIDIA L40", 181, 90.5),
+    ("NVIDIA RTX A6000", 154.8, 38.7),
+    ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+    ("Tesla V100-SXM2-32GB", 15.7, 15.7),
 ])  # fmt: skip
 def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: float) -> None:
     assert peak_flops_per_second(device, "bf16") == bf16 * 1e12
     assert peak_flops_per_second(device, "fp32") == fp32 * 1e12
     # Tensor cores are twice as fast in 8 bits as in 16, where they have them; sheets round each to whole numbers.
     fp8 = peak_flops_per_second(device, "fp8")
-    assert fp8 == pytest.approx((1 if "A100" in device else 2) * bf16 * 1e12, rel=2e-3)
+    has_fp8 = not any(each in device for each in ("A100", "A10", "A6000", "V100"))
+    assert fp8 == pytest.approx((2 if has_fp8 else 1) * bf16 * 1e12, rel=2e-3)
+
+
+@pytest.mark.parametrize(("kind", "gigabytes", "terabytes", "link"), [
+    ("A100-40G", 40, 1.555, "nvlink-a100"), ("A100", 80, 2.039, "nvlink-a100"), ("A100-PCIE-80G", 80, 1.935, "pcie-4"),
+    ("H100-NVL", 94, 3.9, "pcie-5"), ("H100-PCIE", 80, 2.0, "pcie-5"),
+    ("NVIDIA-H100-80GB-HBM3", 80, 3.35, "nvlink-h200"), ("B200", 180, 8.0, "nvlink-b200"),
+    ("L40S", 48, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"),
+    ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 16, 0.32, "pcie-3"),
+])  # fmt: skip
+def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
+    device = device_named(kind)
+    assert device is not None
+    assert memory_named(kind) == gigabytes * 10**9
+    assert (device.bandwidth, device.link) == (terabytes * 1e12, link)
+
+
+def test_every_name_leads_to_its_device() -> None:
+    for device in DEVICES:
+        assert device.link in LINKS
+        assert device.memory
+        for name, size in device.memory.items():
+            assert device_named(name) is device
+            assert memory_named(name) == size
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest_names() -> None:
+    small = {"accelerator_type": "H10", "gpus_per_worker": 1}
+    spec = a_spec(resources=small)
+    with pytest.raises(ValueError, match=r"'H10'; name one of .*H100.* or describe it"):
+        search_report(spec, PlanSearch(gpus=8))
+    described = {
+        "levels": [{"name": "node", "fan_out": 8, "gigabytes_per_second": 50}],
+        "device": {"name": "mine", "memory_gigabytes": 48, "teraflops": 200, "terabytes_per_second": 1},
+    }
+    request = PlanSearch.model_validate({"gpus": 8, "cluster": described})
+    report = search_report(spec, request)
+    assert report.device_memory_bytes == 48 * 10**9
+    machine = request.machine(spec)
+    assert 100e12 < machine.profile.product_flops < 200e12
+
+
+def test_a_large_model_does_not_fit_cards_for_desks() -> None:
+    training = {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 4, "steps": 10}
+    spec = a_spec(
+        model={"preset": "3b", "vocab_size": 32_000, "family": "cola"}, training=training | {"precision": "bf16"},
+        resources={"gpus_per_worker": 1, "accelerator_type": "RTX-4090"},
+    )  # fmt: skip
+    choices = search_report(spec, PlanSearch(gpus=8)).choices
+    assert all(choice.memory_bytes <= 24e9 for choice in choices)
+    # Near-ties go to the simplest layout: here the fastest has a schedule of two stages a rank, and a cut of its own.
+    fastest = min(choices, key=lambda choice: choice.step_seconds)
+    assert ", layers " in fastest.text
+    assert ", layers " not in choices[0].text
+    assert fastest.step_seconds < choices[0].step_seconds <= 1.05 * fastest.step_seconds
+
+
+def test_the_network_is_what_the_kind_usually_has_or_what_is_asked_for() -> None:
+    spec = a_spec(resources={"gpus_per_worker": 1, "accelerator_type": "H100"})
+    by_default, asked = PlanSearch(gpus=16).machine(spec), PlanSearch(gpus=16, network_gigabits=100).machine(spec)
+    assert by_default.cluster.levels[1].link == LINKS["fabric-400g"]
+    assert asked.cluster.levels[1].link.bytes_per_second == 0.8 * 12.5e9
+    assert "400 Gb/s adapter" in network_in_words(by_default)
+    assert "100 Gb/s adapter" in network_in_words(asked)
 
 
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""])
@@ -77,3 +149,22 @@ def test_vanilla_computes_the_attention_of_all_heads_on_every_rank() -> None:
     attention = 12 * spec.model.num_hidden_layers * spec.model.hidden_size * spec.training.sequence_length
     assert of("vanilla").model == of("btp").model == of("btp").hardware
     assert of("vanilla").hardware - of("vanilla").model == attention
+
+
+def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> None:
+    training = {"sequence_length": 4096, "micro_batch_size": 1, "steps": 1000, "precision": "bf16"}
+    large = a_spec(
+        model={"preset": "7b", "vocab_size": 32_000, "family": "dense"}, training=training | {"global_batch_size": 64},
+        resources={"gpus_per_worker": 1, "accelerator_type": "RTX-4090"},
+    )  # fmt: skip
+    report = search_report(large, PlanSearch(gpus=2))
+    assert not report.choices
+    assert any(" GPUs would do: tp " in why for why in report.why)
+    odd = a_spec(
+        model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | {"global_batch_size": 15},
+        resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
+    )  # fmt: skip
+    report = search_report(odd, PlanSearch(gpus=4))
+    assert report.choices[0].world_size == 3
+    assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
+    assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)

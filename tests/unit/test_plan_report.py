@@ -129,7 +129,8 @@ def test_what_is_done_already_is_not_advised() -> None:
         ({"accelerator_type": "H100"}, 80e9),
         ({"accelerator_type": "H200"}, 141e9),
         ({"accelerator_type": None, "node_labels": {"ray.io/accelerator-type": "H200"}}, 141e9),
-        ({"accelerator_type": "L4"}, None),
+        ({"accelerator_type": "L4"}, 24e9),
+        ({"accelerator_type": "P40"}, None),
         ({"accelerator_type": None}, None),
         ({"gpus_per_worker": 0, "accelerator_type": "H100"}, None),
     ],
@@ -210,7 +211,7 @@ def test_a_long_job_is_planned_with_what_other_sizes_chunks_and_exchanges_would_
     chunks = {each.chunk_tokens: each for each in context.chunk_sizes}
     assert set(chunks) == {2048, 4096, 8192}
     # Two nodes' worth of the attention of 32K tokens, of half of the sequence in the mean: 14 FLOPs a pair and element.
-    least = 14 * 1024 * 32768 * 524288 / 2 / (989e12 / 2)
+    least = 14 * 1024 * 32768 * 524288 / 2 / (0.30 * 989e12)
     assert all(1 <= each.imbalance < 1.05 and least < each.seconds < 1.2 * least for each in chunks.values())
 
 
@@ -246,7 +247,7 @@ def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> Non
         received[sent.receiver][sent.sender // 2 != sent.receiver // 2] += dealing.chunk
     size = attention_layer(spec).key_bytes
     assert [size * max(rank[level] for rank in received) for level in (0, 1)] == [keys["node"], keys["fabric"]]
-    assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 20e9, rel=0.02)
+    assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 40e9, rel=0.02)
 
 
 def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None:
@@ -292,9 +293,11 @@ def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> N
     whole = job(**sections)
     halves = job(**sections | {"parallelism": sections["parallelism"] | {"split_micro_batch": True}})
     machine, layout = machine_for(whole.resources, "bf16"), Layout.of(whole.parallelism)
-    hiding = replace(machine, profile=replace(machine.profile, overlap=1.0))
+    nothing, hiding = (
+        replace(machine, profile=replace(machine.profile, overlap=share, long_overlap=share)) for share in (0.0, 1.0)
+    )
     (apart, longer), (alone, hidden) = (
-        [step_seconds(each, layout, on) for each in (whole, halves)] for on in (machine, hiding)
+        [step_seconds(each, layout, on) for each in (whole, halves)] for on in (nothing, hiding)
     )
     assert apart < longer
     assert hidden < alone

@@ -2,12 +2,13 @@
 
 The paper does not say how its GPUs are wired. Its times at tp 2 follow from boards of four where every two have
 100 GB/s a direction to each other (NVIDIA's HGX A100 of four GPUs), and not from a switch, at which two have 300 GB/s
-as four do: vanilla at 3B would be 27 % below its time. The shares that ``plan.machine`` takes of data sheets were
-chosen by the rows of 1B and 3B; those of 7B were held out.
+as four do: vanilla at 3B would be 22 % below its time. What ``plan.machine`` takes of an A100's data sheet was chosen
+by the rows of 1B and 3B, and by other published runs (``published_runs``); those of 7B were held out.
 """
 
 from dataclasses import dataclass, replace
 from math import log, sqrt
+from statistics import median
 
 import pytest
 
@@ -38,18 +39,18 @@ class Published:
 
 FITTED = (Published("1b", 1, 1, 0.85, 0.56, 0.59), Published("3b", 2, 1, 1.14, 1.41, 0.78))
 HELD_OUT = Published("7b", 4, 1, 1.06, 1.64, 0.72)
-# How many micro-batches a step had there is not said, so that only ratios compare.
+# How many micro-batches a step had there is not said: eight of one sequence come nearest to all six times.
 PIPELINES = (Published("13b", 4, 2, 2.07, 2.42, 1.30), Published("30b", 4, 4, 2.43, 2.58, 1.27))
 
 
-def parts(run: Published, strategy: str) -> StepSeconds:
+def parts(run: Published, strategy: str, network: Cluster | None = BOARDS_OF_FOUR) -> StepSeconds:
     # Putting projections of one input together is BOOST's, as is its form of the norm; its vanilla has a pair of
     # collectives for each projection.
     choices = {"group_projections": strategy != "vanilla"} | ({"norm": "online_paper"} if strategy == "btp" else {})
     model = {"preset": run.preset, "family": "dense" if strategy == "fullrank" else "svd", "vocab_size": 32_000}
     training = {
-        "steps": 1, "sequence_length": 4096, "micro_batch_size": 4, "precision": "bf16",
-        "global_batch_size": 4 * 2 * run.pipeline if run.pipeline > 1 else 4,
+        "steps": 1, "sequence_length": 4096, "micro_batch_size": 1 if run.pipeline > 1 else 4, "precision": "bf16",
+        "global_batch_size": 8 if run.pipeline > 1 else 4,
     }  # fmt: skip
     spec = JobSpec.model_validate(
         {
@@ -63,12 +64,14 @@ def parts(run: Published, strategy: str) -> StepSeconds:
             "resources": {"gpus_per_worker": 1, "accelerator_type": "A100"},
         }
     )  # fmt: skip
-    machine = replace(machine_for(spec.resources, "bf16"), cluster=BOARDS_OF_FOUR)
+    machine = machine_for(spec.resources, "bf16")
+    if network is not None:
+        machine = replace(machine, cluster=network)
     return step_parts(spec, Layout.of(spec.parallelism), machine)
 
 
-def seconds(run: Published, strategy: str) -> float:
-    return parts(run, strategy).total
+def seconds(run: Published, strategy: str, network: Cluster | None = BOARDS_OF_FOUR) -> float:
+    return parts(run, strategy, network).total
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -82,11 +85,25 @@ def test_times_that_the_profile_was_chosen_by() -> None:
     assert max(map(abs, errors)) < 0.1
 
 
+NETWORKS = pytest.mark.parametrize("network", [BOARDS_OF_FOUR, None], ids=["boards", "switch, as assumed"])
+
+
+@NETWORKS
+def test_all_rows_come_near(network: Cluster | None) -> None:
+    errors = [
+        abs(seconds(run, strategy, network) / getattr(run, strategy) - 1)
+        for run in (*FITTED, HELD_OUT, *PIPELINES) for strategy in STRATEGIES
+    ]  # fmt: skip
+    assert median(errors) < 0.09
+
+
+@NETWORKS
 @pytest.mark.parametrize("run", [*FITTED, HELD_OUT, *PIPELINES], ids=lambda run: run.preset)
-def test_strategies_come_in_the_order_in_which_they_did(run: Published) -> None:
-    by_plan, by_clock = (sorted(STRATEGIES, key=key) for key in (lambda name: seconds(run, name), run.__getattribute__))
+def test_strategies_come_in_the_order_in_which_they_did(run: Published, network: Cluster | None) -> None:
+    by_plan = sorted(STRATEGIES, key=lambda strategy: seconds(run, strategy, network))
+    by_clock = sorted(STRATEGIES, key=run.__getattribute__)
     if run.tensor == 1:  # BOOST's was 5 % behind vanilla, which is the same without tensor parallelism
-        assert seconds(run, "btp") == pytest.approx(seconds(run, "vanilla"), rel=0.01)
+        assert seconds(run, "btp", network) == pytest.approx(seconds(run, "vanilla", network), rel=0.01)
         assert by_plan[-1] == by_clock[-1]
     else:
         assert by_plan == by_clock

@@ -133,7 +133,7 @@ def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None
         assert choices[0].seconds.total <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("seed", "uses"), [(6, False), (7, True), (16, False), (37, True)])
+@pytest.mark.parametrize(("seed", "uses"), [(6, False), (18, True), (16, False), (37, True)])
 def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses: bool) -> None:
     small = drawn(seed, layers=6, gpus=4, hosts=True)
     (found,) = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
@@ -146,7 +146,7 @@ def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses:
         assert not without.job.parallelism.keeps_on_host
 
 
-@pytest.mark.parametrize("seed", [7, 16, 25])  # without a cut of their own their plans take 5 to 13 % longer
+@pytest.mark.parametrize("seed", [7, 25, 48])  # without a cut of their own their plans take 5 to 13 % longer
 def test_stages_are_cut_as_brute_force_has_them(seed: int) -> None:
     small = drawn(seed)
     ours = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices[0]
@@ -324,7 +324,7 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert found.misfit is not None
     assert found.misfit.needed > 80e9 * (1 - SPARE)
     assert found.misfit.seconds.total < found.choices[0].seconds.total
-    assert f"lacks {(found.misfit.needed - 76.8e9) / 1e9:.1f} GB of 80 GB per GPU" in misfit
+    assert f"lacks {(found.misfit.needed - 76.8e9) / 2**30:.1f} GiB of 74.5 GiB per GPU" in misfit
     on = replace(on, node_memory_bytes=int(280e9))
     short = search(spec, 16, on, 80e9)
     assert not short.choices
@@ -332,7 +332,7 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert short.misfit.host > 280e9
     (misfit,) = reasons(short, 80e9, on)
     assert "lacks " in misfit
-    assert "of host memory: a node has 280.0 GB for workers" in misfit
+    assert "of host memory: a node has 260.8 GiB for workers" in misfit
     nothing = search(spec, 1, on, 10e9)
     assert not nothing.choices
     assert nothing.misfit is not None
@@ -393,7 +393,7 @@ def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() 
     report = search_report(spec, PlanSearch(gpus=8, top=2))
     assert type(report).model_validate_json(report.model_dump_json()) == report
     assert report.device_memory_bytes == 80e9
-    unknown = job(resources={"gpus_per_worker": 1, "accelerator_type": "L4"})
+    unknown = job(resources={"gpus_per_worker": 1})
     assert search_report(unknown, PlanSearch(gpus=8, top=2)).device_memory_bytes is None
     assert search(spec, 8, machine(spec), inf, 1).choices
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 
 from boost_core import __version__
 from boost_core.config.job import JobSpec, load_job
-from boost_core.plan.machine import Basis
+from boost_core.plan.machine import Basis, refuse_unknown_gpu
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
 from service.api.auth import Reader
@@ -64,6 +64,11 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     node_memory = (search.node_memory_bytes if search else None) or seen.memory_bytes
     fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if sent is None else None
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
+    if search is None or search.cluster is None or search.cluster.device is None:
+        try:
+            refuse_unknown_gpu(job.resources)
+        except ValueError as error:
+            raise InvalidJob([FieldError(field="resources.accelerator_type", message=str(error))]) from error
     try:
         machine = basis.machine(job)
     except ValueError as error:

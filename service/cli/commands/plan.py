@@ -8,7 +8,7 @@ import typer
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
-from boost_core.plan.machine import Basis, NetworkConfig, machine_of
+from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
@@ -47,6 +47,15 @@ def plan(
             help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
         ),
     ] = None,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GBITS",
+            min=0.001,
+            max=100_000,
+            help="Gb/s of each GPU to other nodes (default: what its kind usually has, as the notes show).",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
@@ -54,16 +63,16 @@ def plan(
 ) -> None:
     """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
     spec = read_job(job)
-    network, measured = (
-        read_yaml_as(NetworkConfig, cluster) if cluster else None,
-        read_profile(profile) if profile else None,
-    )
+    described = read_yaml_as(NetworkConfig, cluster) if cluster else None
+    measured = read_profile(profile) if profile else None
+    search = None
+    if gpus is not None:
+        search = PlanSearch(
+            gpus=gpus, cluster=described, network_gigabits=network, profile=measured, top=top, explain=explain
+        )
     if service:
-        if gpus is None and (network or measured):
-            raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
-        search = None
-        if gpus is not None:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+        if gpus is None and (described or network or measured):
+            raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
         with open_client(url) as client:
             answer = client.plan(spec, search)
         if as_json:
@@ -83,14 +92,15 @@ def plan(
     result: Plan | SearchReport
     chosen = None
     try:
-        if gpus is None:
+        if search is None:
             if spec.leaves_layouts:
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
-            machine = machine_of(spec, measured) if network is None else network.machine(spec, measured)
-            result = plan_of(spec, machine)
+            if described is None or described.device is None:
+                refuse_unknown_gpu(spec.resources)
+            machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
+            result = plan_of(spec, machine.joined_at(network))
         else:
-            search = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
             result = search_report(spec, search)
     except ValueError as error:
         raise BadInput(str(error)) from error
@@ -189,10 +199,13 @@ def print_stored(profile: StoredProfile | None) -> None:
 def print_search(report: SearchReport) -> None:
     """Print the best ways to train a job."""
     rows = (
-        (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
+        (
+            each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}",
+            duration(each.total_seconds),
+        )
         for each in report.choices
-    )
-    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S"), rows)
+    )  # fmt: skip
+    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
     if not report.choices:
         say("nothing fits")
     elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
@@ -208,8 +221,14 @@ def print_search(report: SearchReport) -> None:
     say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
 
 
+def _rounded(number: float, digits: int) -> str:
+    """A number with so many digits that count, and never with an exponent."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}"
+
+
 def _step(planned: PlannedShape | PlannedChoice) -> str:
-    return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
+    seconds, (low, high) = planned.step_seconds, planned.step_seconds_range
+    return f"{_rounded(seconds, 3)} s ({_rounded(low, 2)} – {_rounded(high, 2)})"
 
 
 def _size(count: float) -> str:
