@@ -371,12 +371,14 @@ def assumed(device: Device) -> list[list[str]]:
     """What the arithmetic takes from elsewhere: of what, which figure, and its source."""
     shares = device.shares
     return [
-        ["products", f"{shares.products:.0%} of {GPU}'s peak, and their operands read and written at the rate of passes",
+        ["products",
+         f"{shares.products:.0%} of {GPU}'s peak, and their operands read and written at the rate of passes",
          f"`hardware.Shares`: {shares.source}"],
         ["attention", f"{shares.attention:.0%} of the peak", "likewise"],
         ["passes", f"{BANDWIDTH_SHARE:.0%} of the memory's bandwidth", "`plan.machine`"],
         ["exchange", f"{LINKS[LINK].description}", "`hardware.LINKS`"],
-        ["beside an exchange", f"what is computed is {COLLECTIVE_SHARE:.0%} slower: 20 of 132 multiprocessors", "assumed"],
+        ["beside an exchange",
+         f"what is computed is {COLLECTIVE_SHARE:.0%} slower: 20 of 132 multiprocessors", "assumed"],
         ["launch gaps", f"{GAP_SECONDS * 1e6:g} µs for each node of a graph", "assumed"],
     ]  # fmt: skip
 
