@@ -23,7 +23,7 @@ from service.logs import write_logs
 from service.scheduler.cluster_snapshot import ResizePolicy
 from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.security.access import AccessRules
 from service.security.network import UnsafeExposure, check_exposure

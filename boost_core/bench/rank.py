@@ -38,8 +38,9 @@ from boost_core.parallel.communicator import CommunicationLedger, Communicator, 
 from boost_core.parallel.shard import replace_weights, shard_shape
 from boost_core.plan.throughput import collective_seconds
 from boost_core.plan.work import model_flops_per_token
-from boost_core.train.state import StepGraph, TrainState, attention_backend
+from boost_core.train.state import TrainState, attention_backend
 from boost_core.train.step import training_step
+from boost_core.train.step_graph import StepGraph
 
 # Where the time of a profiled step went.
 

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from boost_core.checkpoint.shards import Chunk, LoadChunks, of_all_ranks
+from boost_core.checkpoint.resharding import LoadChunks
+from boost_core.checkpoint.shards import Chunk, of_all_ranks
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, TensorSlice
 
 HOLD_SECONDS = 60.0  # time without a read after which a held snapshot is released, as its reader must be gone

@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from boost_core.architecture import is_dense, is_low_rank
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.shards import LoadChunks, Sizes, load_alone
+from boost_core.checkpoint.resharding import LoadChunks, load_alone
+from boost_core.checkpoint.shards import Sizes
 from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.base import refuse_unserved
 from boost_core.config.training import DataConfig

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.planner import WriteItem
 from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
-from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, load_whole, save_one_by_one
+from boost_core.checkpoint.resharding import load_whole
+from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.storage import Disk, Unreadable, read_small, refuse_irregular
 from boost_core.convert.published_config import described, model_of

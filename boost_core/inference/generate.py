@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from boost_core.architecture import is_dense
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.shards import LoadChunks, load_alone
+from boost_core.checkpoint.resharding import LoadChunks, load_alone
 from boost_core.config.training import DataConfig
 from boost_core.convert.model_folder import damage_named, published_slots, removal_named
 from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM

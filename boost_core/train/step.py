@@ -19,7 +19,8 @@ from boost_core.messages import Sample
 from boost_core.optim.zero import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
 from boost_core.train.batch import Batch, LocalTokens, most_documents
-from boost_core.train.state import Results, TrainState
+from boost_core.train.state import TrainState
+from boost_core.train.step_graph import Results
 
 # The learning rate: a linear warm-up to the peak, and then the job's schedule.
 #

@@ -15,7 +15,7 @@ from service.gang.status import Bundle, Gangs
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES
 from service.scheduler.demand import demand_of
-from service.scheduler.placement import Limits, Quotas
+from service.scheduler.quotas import Limits, Quotas
 
 MOST_AT_ONCE = 128  # waiting jobs
 VERDICT_SECONDS = 10.0  # by then an autoscaler has seen a request

@@ -18,7 +18,8 @@ from service.gang.status import Labels, NodeCapacity, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES, JobState
 from service.scheduler.demand import Demand, demand_of
-from service.scheduler.placement import Account, Limits, Nodes, Quotas, Room
+from service.scheduler.placement import Nodes, Room
+from service.scheduler.quotas import Account, Limits, Quotas
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from service.jobs.outlook import cpus_without_rank
 from service.models.datasets import DatasetState
 from service.scheduler.cluster_snapshot import Launch
 from service.scheduler.decisions import decide
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 
 MOST_LAUNCHES = 3
 LAUNCH_PAUSE = timedelta(seconds=30)  # minimum between the first launch and the second; twice that before the third

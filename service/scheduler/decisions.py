@@ -34,7 +34,8 @@ from service.scheduler.cluster_snapshot import (
     SchedulerMemory,
     Wait,
 )
-from service.scheduler.placement import ROUNDING, Limits, Nodes
+from service.scheduler.placement import ROUNDING, Nodes
+from service.scheduler.quotas import Limits
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 

@@ -9,7 +9,8 @@ from boost_core.plan.memory import GIB
 from boost_core.plan.resolve import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.placement import Account, Room
+from service.scheduler.placement import Room
+from service.scheduler.quotas import Account
 
 _NAMED_JOBS = 3
 GAVE_WAY = "because another job, which comes before it, needs its resources"  # to whom is not known

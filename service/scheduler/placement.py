@@ -1,29 +1,19 @@
-"""Which nodes a job can use, and how much they can hold; quotas of tenants and queues, and their usage.
-
-Every rank of a job's gang counts towards its tenant's quota and its queue's. A job needs room in its tenant's quota
-first, then in its queue's, then on the nodes: at each it reserves what it has found so far, and waits if there is too
-little. So a job that waits for a quota takes nothing from jobs that do not use it, yet its turn comes: no job behind it
-can take what it has already found.
-"""
+"""Which nodes a job can use, and how much they can hold."""
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from types import MappingProxyType
-from typing import NamedTuple
 
 from boost_core.config import Layout
 from boost_core.plan import resolve
 from service.gang.status import Labels, NodeCapacity
-from service.jobs.model import JobRecord
-from service.scheduler.demand import Amounts, Demand, Kind
+from service.scheduler.demand import Demand, Kind
 
-_NO_LIMITS: Mapping[str, Amounts] = MappingProxyType({})
 ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 
 Nodes = int  # a set of nodes as a bit mask, because such sets are compared all the time
@@ -385,91 +375,3 @@ def copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
 def _subtract(resources: dict[str, float], each: Mapping[str, float], times: int) -> None:
     for name, amount in each.items():
         resources[name] = resources.get(name, 0) - amount * times
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Quotas: how much of each resource the gangs may hold in total. Resources not named have no limit.
-
-    Attributes:
-        tenants: Quota of each tenant.
-        queues: Quota of each queue.
-    """
-
-    tenants: Mapping[str, Amounts] = field(default_factory=lambda: _NO_LIMITS)
-    queues: Mapping[str, Amounts] = field(default_factory=lambda: _NO_LIMITS)
-
-
-class Account(NamedTuple):
-    """The quota of one tenant or queue for one resource; ``holder`` is for messages: ``tenant team-a``."""
-
-    holder: str
-    resource: str
-
-
-@dataclass
-class Quotas:
-    """The quotas during one pass.
-
-    Attributes:
-        limits: The quotas.
-        demand: Returns a job's demand.
-        heads: By account, the first job that waits for room in it.
-        limit: By account, how much gangs may hold.
-        allocated: By account, how much they hold.
-        reserved: By account, what is kept for jobs that have room there and wait for something else, by their ids.
-    """
-
-    limits: Limits
-    demand: Callable[[JobRecord], Demand]
-    heads: dict[Account, JobRecord] = field(default_factory=dict, init=False)
-    limit: dict[Account, float] = field(default_factory=dict, init=False)
-    allocated: dict[Account, float] = field(default_factory=lambda: defaultdict(float), init=False)
-    reserved: dict[Account, dict[str, float]] = field(default_factory=lambda: defaultdict(dict), init=False)
-    _accounts: dict[tuple[str, str], list[Account]] = field(default_factory=dict, init=False)
-
-    def accounts(self, job: JobRecord) -> list[Account]:
-        """What a job draws on that is limited, in the order in which it has to find room there."""
-        key, each = (job.tenant, job.queue), self.demand(job).each
-        if key not in self._accounts:
-            holders = (
-                (f"tenant {job.tenant}", self.limits.tenants.get(job.tenant, {})),
-                (f"queue {job.queue}", self.limits.queues.get(job.queue, {})),
-            )
-            new = {Account(holder, name): amounts[name] for holder, amounts in holders for name in sorted(amounts)}
-            self.limit |= new
-            self._accounts[key] = list(new)
-        return [account for account in self._accounts[key] if account.resource in each]
-
-    def left(self, account: Account) -> float:
-        """How much is neither allocated nor reserved."""
-        return self.limit[account] - self.allocated[account] - sum(self.reserved[account].values())
-
-    def take(self, job: JobRecord, ranks: int) -> None:
-        """Count ranks as allocated."""
-        each = self.demand(job).each
-        for account in self.accounts(job):
-            self.allocated[account] += each[account.resource] * ranks
-
-    def keep(self, job: JobRecord, ranks: int, until: Account | None = None) -> None:
-        """Keep room for a job, in all its accounts or in those that come before one."""
-        each = self.demand(job).each
-        for account in self.accounts(job):
-            if account == until:
-                return
-            self.reserved[account][job.id] = each[account.resource] * ranks
-
-    def allows(self, job: JobRecord, ranks: int) -> bool:
-        """Whether there is room for some more ranks of a job; always for none."""
-        return ranks <= 0 or all(
-            self.left(account) >= self.needs(job, account, ranks) for account in self.accounts(job)
-        )
-
-    def too_small(self, job: JobRecord, ranks: int) -> Account | None:
-        """The first account that could not hold a gang of this many ranks even if it were empty."""
-        accounts = self.accounts(job)
-        return next((one for one in accounts if self.limit[one] < self.needs(job, one, ranks)), None)
-
-    def needs(self, job: JobRecord, account: Account, ranks: int) -> float:
-        """How much of an account some ranks of a job need."""
-        return self.demand(job).each[account.resource] * ranks - ROUNDING

@@ -39,7 +39,7 @@ from service.scheduler.cluster_snapshot import (
 from service.scheduler.decisions import decide
 from service.scheduler.demand import demand_of
 from service.scheduler.messages import GAVE_WAY
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracing

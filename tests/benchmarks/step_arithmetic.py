@@ -245,7 +245,7 @@ def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: 
     from boost_core.bench import rank
     from boost_core.bench.results import Variant
     from boost_core.optim import zero
-    from boost_core.train import state, step
+    from boost_core.train import step, step_graph
 
     marking, mock = Marking(), ctypes.CDLL(None)
 
@@ -271,7 +271,7 @@ def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: 
         run, _, graph = rank._step(shape, variant, torch.device("cuda", 0))
         if graph is not None:
             graph._all_agree = lambda yes: yes  # it would read a number
-        for _ in range(state.WARM_STEPS + 1):  # then the graph without events is captured, which most steps replay
+        for _ in range(step_graph.WARM_STEPS + 1):  # then the graph without events is captured, which most steps replay
             run()
         mock.mock_gpu_logging(1)
         mark(f"step {name}, micro-batch {micro_batch}")

@@ -32,7 +32,8 @@ def reshard() -> Callable[[], object]:
     import torch.distributed as dist
 
     from boost_core.checkpoint.folder import CheckpointFolder
-    from boost_core.checkpoint.shards import Chunk, load_chunks, save_chunks
+    from boost_core.checkpoint.resharding import load_chunks
+    from boost_core.checkpoint.shards import Chunk, save_chunks
     from boost_core.config import load_job
 
     with TemporaryDirectory() as path:

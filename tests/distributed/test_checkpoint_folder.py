@@ -9,7 +9,7 @@ import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
 from boost_core.checkpoint.manifest import CheckpointDamaged
-from boost_core.checkpoint.shards import load_whole
+from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import JobSpec
 from tests.checkpoints import save_whole
 from tests.distributed.recording import train_and_record

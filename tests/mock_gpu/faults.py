@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from boost_core.train.state import CudaGraph
+from boost_core.train.step_graph import CudaGraph
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous
 from service.gang.status import JobTag
 from service.gang.worker import worker as worker_module

@@ -19,8 +19,9 @@ from boost_core.config import JobSpec
 from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
 from boost_core.parallel.communicator import Communicator
 from boost_core.plan.report import plan
-from boost_core.train.state import WARM_STEPS, TrainState
+from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
+from boost_core.train.step_graph import WARM_STEPS
 from tests.mock_gpu import control
 
 STEPS = WARM_STEPS + 3

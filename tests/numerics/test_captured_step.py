@@ -15,7 +15,7 @@ from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.parallel.communicator import StepClock
 from boost_core.train import state as state_module
-from boost_core.train import state as step_graph
+from boost_core.train import step_graph
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, _reduced, training_step
 from tests.distributed.recording import train_and_record

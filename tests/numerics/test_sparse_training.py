@@ -18,8 +18,9 @@ from boost_core.messages import Fault, FaultReport, Report, StepReport
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.train import loop
 from boost_core.train.loop import evaluate, train
-from boost_core.train.state import TrainState, obstacle
+from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
+from boost_core.train.step_graph import obstacle
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 

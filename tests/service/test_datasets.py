@@ -24,7 +24,7 @@ from service.jobs.store import JobStore
 from service.models.access import Scope
 from service.models.datasets import DatasetProgress, DatasetRequest, DatasetState
 from service.scheduler.datasets import ASIDE_SECONDS, LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler, job_in_need
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from service.security.access import Access
 from tests.jobs import tiny_job, write_corpus
 from tests.service.command_line import boost_at

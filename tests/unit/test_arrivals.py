@@ -16,7 +16,7 @@ from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
 from service.scheduler import reconcile
 from service.scheduler.cluster_snapshot import Action, Explain, Gang, Launch, Resize, ResizePolicy, Wait
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from tests import brute_force
 from tests.jobs import tiny_job

@@ -18,7 +18,7 @@ from service.scheduler.autoscaling import (
     requested_nodes,
 )
 from service.scheduler.demand import Demand
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from tests.scheduling import STARTING, WAITING, job, running
 
 

@@ -13,7 +13,7 @@ from service.jobs.model import JobRecord
 from service.scheduler.backfill import AllocatedUnits, Head
 from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy
 from service.scheduler.decisions import decide
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from tests import brute_force
 from tests.scheduling import WAITING, job, nodes, running, summary, trains
 

@@ -21,7 +21,7 @@ from boost_core.parallel import communicator as communicator_module
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.throughput import collective_seconds, fit
 from boost_core.train import state as state_module
-from boost_core.train import state as step_graph
+from boost_core.train import step_graph
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 from service.cli.main import app

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import metadata
 
 from boost_core.checkpoint.folder import CheckpointFolder, files_named
 from boost_core.checkpoint.manifest import StoredFile
-from boost_core.checkpoint.shards import load_whole
+from boost_core.checkpoint.resharding import load_whole
 from tests.checkpoints import save_whole
 from tests.jobs import tiny_job
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from boost_core.train.state import CudaGraph
+from boost_core.train.step_graph import CudaGraph
 
 Log = list[tuple[Any, ...]]
 

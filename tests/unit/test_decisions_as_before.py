@@ -16,7 +16,7 @@ from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
 from service.scheduler.cluster_snapshot import Action, Gang, ResizePolicy, SchedulerMemory
 from service.scheduler.decisions import decide
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from tests.reference_scheduler import decisions as reference
 from tests.scheduling import SOME_DAY, STARTING, TRAINING, WAITING, job
 

@@ -21,7 +21,7 @@ from boost_core.checkpoint.manifest import (
     encode,
     model_facts,
 )
-from boost_core.checkpoint.shards import load_whole
+from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import Activation, ModelConfig
 from tests.checkpoints import save_whole
 from tests.jobs import tiny_job

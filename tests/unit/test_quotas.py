@@ -9,7 +9,7 @@ from service.gang.status import NodeCapacity
 from service.jobs.states import JobState, Reason
 from service.scheduler.cluster_snapshot import Gang, Wait
 from service.scheduler.decisions import decide
-from service.scheduler.placement import Limits
+from service.scheduler.quotas import Limits
 from tests.scheduling import SOME_DAY, STARTING, WAITING, job, nodes, running, summary, trains
 
 RIPE = {"a": 5.0, "b": 5.0}
