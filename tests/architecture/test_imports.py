@@ -67,7 +67,7 @@ def test_only_the_guarded_readers_of_torchs_index_import_pickle() -> None:
     """Whoever loads a pickle runs what it says, so ranks send each other JSON and tensors."""
     files = [path for root in ("boost_core", "service") for path in (ROOT / root).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if imported(path) & {"pickle", "cloudpickle", "dill"}}
-    assert found == {"boost_core/checkpoint/folder.py", "boost_core/checkpoint/shards.py"}
+    assert found == {"boost_core/checkpoint/folder.py", "boost_core/checkpoint/resharding.py"}
 
 
 @pytest.mark.parametrize("program", ["boost_core/config/user_files.py", "service/gang/ray/fork_client.py"])
