@@ -215,5 +215,6 @@ LINKS = {
     "fabric-200g": adapter(200),
     "fabric-400g": adapter(400),
 }
+NETWORKS = {device.network_gigabits: adapter(device.network_gigabits) for device in DEVICES}  # usual ones
 # 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
 LOOPBACK = Link(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import exp
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from boost_core.hardware import (
     LINK_EFFICIENCY,
     LINKS,
     LOOPBACK,
+    NETWORKS,
     Device,
     Link,
     adapter,
@@ -510,7 +511,7 @@ SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choic
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
-_UNKNOWN_GPU = "A100"
+_UNKNOWN_GPU = cast(Device, device_named("A100"))
 
 LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
 
@@ -629,9 +630,8 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
     kind = kind_of_gpu(resources)
-    device = (device_named(kind) if kind else None) or device_named(_UNKNOWN_GPU)
-    assert device is not None
-    levels = Level("node", NODE_GPUS, LINKS[device.link]), Level("fabric", _MANY, adapter(device.network_gigabits))
+    device = (device_named(kind) if kind else None) or _UNKNOWN_GPU
+    levels = Level("node", NODE_GPUS, LINKS[device.link]), Level("fabric", _MANY, NETWORKS[device.network_gigabits])
     return Machine(Profile.nominal(device, precision), Cluster(levels))
 
 
@@ -855,10 +855,9 @@ class DeviceConfig(Config):
 
     def device(self) -> Device:
         """Return it like one that is listed; what training reaches of its rates is assumed to be as on an A100."""
-        like, rates = device_named(_UNKNOWN_GPU), dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
-        assert like is not None
+        rates = dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
         return replace(
-            like, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
+            _UNKNOWN_GPU, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
             host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0,
         )  # fmt: skip
 

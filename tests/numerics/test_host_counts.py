@@ -7,11 +7,12 @@ import pytest
 from tests.numerics import host_counts
 from tests.numerics.host_counts import BLOCKS, Cost, of_a_block
 
-# Forward and backward: launches, calls, bytes, sliced gradients, nested backward passes.
+# Forward and backward: launches, calls, bytes, sliced gradients, nested backward passes. Of our calls, 29 (12 with
+# documents apart) choose attention's kernels, which torch would choose for itself, and not alike in all its versions.
 MOST = {
     "as the published code": (Cost(40, 256, 7_078_400, 0, 0), Cost(83, 147, 17_609_216, 2, 0)),
-    "ours": (Cost(26, 679, 4_093_440, 0, 0), Cost(35, 445, 8_068_096, 0, 0)),
-    "ours, documents apart": (Cost(26, 727, 4_093_524, 0, 0), Cost(37, 488, 8_070_244, 0, 0)),
+    "ours": (Cost(26, 708, 4_093_440, 0, 0), Cost(35, 445, 8_068_096, 0, 0)),
+    "ours, documents apart": (Cost(26, 739, 4_093_524, 0, 0), Cost(37, 488, 8_070_244, 0, 0)),
 }
 
 

@@ -17,7 +17,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.optim import zero
 from boost_core.plan import throughput
 from boost_core.plan.machine import NetworkConfig
-from boost_core.plan.resolve import step_parts
+from boost_core.plan.report import step_parts
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "published_runs.csv"
 
