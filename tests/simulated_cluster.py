@@ -232,7 +232,7 @@ class MemoryStore:
         )  # fmt: skip
 
     def update(self, job_id: str, **values) -> None:
-        self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
+        self.jobs[job_id] = self.jobs[job_id].model_copy(update={"version": self.jobs[job_id].version + 1, **values})
 
     def active(self) -> list[JobRecord]:
         return [job for job in self.jobs.values() if not job.finished]
@@ -249,7 +249,7 @@ class MemoryStore:
 
     def explain(self, messages: Mapping[str, str]) -> None:
         for job_id, message in messages.items():
-            self.update(job_id, waiting_for=message)
+            self.update(job_id, waiting_for=message, version=self.jobs[job_id].version)  # as in the store
 
     def keep_snapshot(self, *_) -> None: ...
 
