@@ -58,6 +58,7 @@ class Device:
         shares: What training reaches of its peaks.
         link: Name in ``LINKS`` of what joins such devices in a node.
         network_gigabits: Gb/s that each device usually has to other nodes.
+        watts: The most that the board draws; ``None`` if it is not known.
         memory: Bytes of memory by the name of each variant, Ray's where it has one. Gigabytes as in NVIDIA's data
             sheets, which are some 6 % less than what drivers report.
     """
@@ -71,61 +72,63 @@ class Device:
     shares: Shares
     link: str
     network_gigabits: float
+    watts: int | None
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # GB/s to the host in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
 _TO_HOST = {"pcie 3": 16, "pcie 4": 32, "pcie 5": 64, "c2c": 450}
 
-# NVIDIA's data sheets: TFLOP/s in fp8, bf16 and fp32, TB/s of memory, the link to the host, the link in a node, Gb/s to
-# other nodes, words if not the first of the sheet's name, and GB of memory by name.
+# NVIDIA's data sheets: TFLOP/s in fp8, bf16 and fp32, TB/s of memory, watts, the link to the host, the link in a node,
+# Gb/s to other nodes, words if not the first of the sheet's name, and GB of memory by name.
 #
 # GeForce cards' products in 16 bits are summed in fp32, at half of the rate that is advertised. The network is that of
 # NVIDIA's own systems (DGX-1 V100: 4 × 100 Gb/s for 8; DGX A100: 8 × 200; DGX H100 and B200: 8 × 400), or of clouds'
 # nodes of eight (AWS g4dn.metal, g5.48xlarge and g6.48xlarge: 100 Gb/s; g6e.48xlarge: 400); of cards for workstations
 # one adapter of 100 Gb/s for eight is assumed.
-_Sheet = tuple[str, Shares, float, float, float, float, str, str, float, tuple[str, ...], dict[str, int]]
+_Sheet = tuple[str, Shares, float, float, float, float, int, str, str, float, tuple[str, ...], dict[str, int]]
 _SHEETS: tuple[_Sheet, ...] = (
-    ("GB200 NVL72", _HOPPER, 5000, 2500, 80, 8.0, "c2c", "nvlink-b200", 400, (), {"GB200": 186}),
-    ("HGX B200", _HOPPER, 4500, 2250, 75, 8.0, "pcie 5", "nvlink-b200", 400, ("B200",), {"B200": 180}),
-    ("H200 NVL", _HOPPER, 1671, 835.5, 60, 4.8, "pcie 5", "pcie-5", 200, ("H200", "NVL"), {"H200-NVL": 141}),
-    ("H200", _HOPPER, 1979, 989, 67, 4.8, "pcie 5", "nvlink-h200", 400, (), {"H200": 141}),
-    ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),
-    ("H100 PCIe", _HOPPER, 1513, 756.5, 51, 2.0, "pcie 5", "pcie-5", 200, ("H100", "PCIe"), {"H100-PCIE": 80}),
-    ("H100 SXM", _HOPPER, 1979, 989, 67, 3.35, "pcie 5", "nvlink-h200", 400, (), {"H100": 80}),
-    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, "pcie 4", "pcie-4", 50, (), {"L40S": 48}),
-    ("L40", _AMPERE, 362, 181, 90.5, 0.864, "pcie 4", "pcie-4", 50, (), {"L40": 48}),
-    ("L4", _AMPERE, 242, 121, 30.3, 0.3, "pcie 4", "pcie-4", 12.5, (), {"L4": 24}),
-    ("RTX 6000 Ada", _AMPERE, 728, 364, 91.1, 0.96, "pcie 4", "pcie-4", 12.5, ("6000", "Ada"), {"RTX-6000-ADA": 48}),
-    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, "pcie 5", "pcie-5-host", 12.5, ("5090",), {"RTX-5090": 32}),
-    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, "pcie 4", "pcie-4-host", 12.5, ("4090",), {"RTX-4090": 24}),
-    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"RTX-3090": 24}),
-    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, "pcie 4", "pcie-4", 12.5, ("A6000",), {"A6000": 48}),
-    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, "pcie 4", "pcie-4", 12.5, (), {"A40": 48}),
-    ("A10G", _AMPERE, 70, 70, 35, 0.6, "pcie 4", "pcie-4", 12.5, (), {"A10G": 24}),
-    ("A10", _AMPERE, 125, 125, 31.2, 0.6, "pcie 4", "pcie-4", 12.5, (), {"A10": 24}),
-    ("A100 PCIe 40 GB", _AMPERE, 312, 312, 19.5, 1.555, "pcie 4", "pcie-4", 100, ("A100", "PCIe", "40GB"),
+    ("GB200 NVL72", _HOPPER, 5000, 2500, 80, 8.0, 1200, "c2c", "nvlink-b200", 400, (), {"GB200": 186}),
+    ("HGX B200", _HOPPER, 4500, 2250, 75, 8.0, 1000, "pcie 5", "nvlink-b200", 400, ("B200",), {"B200": 180}),
+    ("H200 NVL", _HOPPER, 1671, 835.5, 60, 4.8, 600, "pcie 5", "pcie-5", 200, ("H200", "NVL"), {"H200-NVL": 141}),
+    ("H200", _HOPPER, 1979, 989, 67, 4.8, 700, "pcie 5", "nvlink-h200", 400, (), {"H200": 141}),
+    ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, 400, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),
+    ("H100 PCIe", _HOPPER, 1513, 756.5, 51, 2.0, 350, "pcie 5", "pcie-5", 200, ("H100", "PCIe"), {"H100-PCIE": 80}),
+    ("H100 SXM", _HOPPER, 1979, 989, 67, 3.35, 700, "pcie 5", "nvlink-h200", 400, (), {"H100": 80}),
+    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, 350, "pcie 4", "pcie-4", 50, (), {"L40S": 48}),
+    ("L40", _AMPERE, 362, 181, 90.5, 0.864, 300, "pcie 4", "pcie-4", 50, (), {"L40": 48}),
+    ("L4", _AMPERE, 242, 121, 30.3, 0.3, 72, "pcie 4", "pcie-4", 12.5, (), {"L4": 24}),
+    ("RTX 6000 Ada", _AMPERE, 728, 364, 91.1, 0.96, 300, "pcie 4", "pcie-4", 12.5, ("6000", "Ada"),
+     {"RTX-6000-ADA": 48}),
+    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, 575, "pcie 5", "pcie-5-host", 12.5, ("5090",), {"RTX-5090": 32}),
+    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, 450, "pcie 4", "pcie-4-host", 12.5, ("4090",), {"RTX-4090": 24}),
+    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, 350, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"RTX-3090": 24}),
+    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, 300, "pcie 4", "pcie-4", 12.5, ("A6000",), {"A6000": 48}),
+    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, 300, "pcie 4", "pcie-4", 12.5, (), {"A40": 48}),
+    ("A10G", _AMPERE, 70, 70, 35, 0.6, 300, "pcie 4", "pcie-4", 12.5, (), {"A10G": 24}),
+    ("A10", _AMPERE, 125, 125, 31.2, 0.6, 150, "pcie 4", "pcie-4", 12.5, (), {"A10": 24}),
+    ("A100 PCIe 40 GB", _AMPERE, 312, 312, 19.5, 1.555, 250, "pcie 4", "pcie-4", 100, ("A100", "PCIe", "40GB"),
      {"A100-PCIE-40G": 40}),
-    ("A100 PCIe 80 GB", _AMPERE, 312, 312, 19.5, 1.935, "pcie 4", "pcie-4", 100, ("A100", "PCIe"),
+    ("A100 PCIe 80 GB", _AMPERE, 312, 312, 19.5, 1.935, 300, "pcie 4", "pcie-4", 100, ("A100", "PCIe"),
      {"A100-PCIE-80G": 80}),
-    ("A100 SXM 40 GB", _AMPERE, 312, 312, 19.5, 1.555, "pcie 4", "nvlink-a100", 200, ("A100", "40GB"),
+    ("A100 SXM 40 GB", _AMPERE, 312, 312, 19.5, 1.555, 400, "pcie 4", "nvlink-a100", 200, ("A100", "40GB"),
      {"A100-40G": 40}),
-    ("A100 SXM 80 GB", _AMPERE, 312, 312, 19.5, 2.039, "pcie 4", "nvlink-a100", 200, (),
+    ("A100 SXM 80 GB", _AMPERE, 312, 312, 19.5, 2.039, 400, "pcie 4", "nvlink-a100", 200, (),
      {"A100": 80, "A100-80G": 80}),
-    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, "pcie 3", "nvlink-v100", 50, ("V100", "32GB"),
+    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, ("V100", "32GB"),
      {"V100-32G": 32}),
-    ("V100 SXM2", _AMPERE, 15.7, 15.7, 15.7, 0.9, "pcie 3", "nvlink-v100", 50, (), {"V100": 16, "V100-16G": 16}),
-    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, "pcie 3", "pcie-3", 12.5, (), {"T4": 16}),
+    ("V100 SXM2", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, (), {"V100": 16, "V100-16G": 16}),
+    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, (), {"T4": 16}),
 )  # fmt: skip
 
 # The first match for a name wins, so variants come before the general kind.
 DEVICES = tuple(
     Device(
         words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32}, f"NVIDIA {sheet} data sheet",
-        terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network,
+        terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network, watts,
         {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
-    for sheet, shares, fp8, bf16, fp32, terabytes, host, link, network, words, memory in _SHEETS
+    for sheet, shares, fp8, bf16, fp32, terabytes, watts, host, link, network, words, memory in _SHEETS
 )  # fmt: skip
 
 # Memory in bytes by the names of ``Device.memory``.

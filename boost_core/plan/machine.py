@@ -605,6 +605,13 @@ def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
         raise ValueError(unknown_device(kind))
 
 
+def energy_of(resources: ResourcesConfig, gpu_hours: float) -> float | None:
+    """Return the most energy that a job's GPUs draw in so many hours, in kWh; ``None`` if their kind is not known."""
+    kind = kind_of_gpu(resources)
+    device = device_named(kind) if kind is not None else None
+    return None if device is None or device.watts is None else device.watts * gpu_hours / 1000
+
+
 def kind_of_device(resources: ResourcesConfig) -> str | None:
     """Return the device kind whose jobs correct predictions: the GPU's, or ``CPU``; ``None`` if any GPU will do."""
     return kind_of_gpu(resources) if resources.gpus_per_worker else CPU
@@ -858,7 +865,7 @@ class DeviceConfig(Config):
         rates = dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
         return replace(
             _UNKNOWN_GPU, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
-            host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0,
+            host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0, watts=None,
         )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from boost_core.plan.machine import (
     Machine,
     PredictedCommunication,
     device_bytes,
+    energy_of,
     kind_of_gpu,
     machine_for,
     machine_of,
@@ -555,6 +556,10 @@ class PlannedShape(Config):
     step_parts: StepParts = Field(description="Breakdown of step_seconds.")
     tokens_per_second: float
     total_seconds: float = Field(description="Predicted seconds of all steps.")
+    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
+    kilowatt_hours: float | None = Field(
+        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
+    )
     communication: Communication
     context: PlannedContext | None = Field(
         None, description="Context parallelism, and the cost of other sizes, chunks and exchanges; null without it."
@@ -672,6 +677,8 @@ def _planned_shape(
     spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
 ) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources, machine)
+    total = seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size
+    gpu_hours = total * layout.world_size * spec.resources.gpus_per_worker / 3600
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
@@ -704,7 +711,9 @@ def _planned_shape(
         observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
-        total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
+        total_seconds=total,
+        gpu_hours=gpu_hours,
+        kilowatt_hours=energy_of(spec.resources, gpu_hours),
         communication=Communication(
             all_reduces=all_reduces,
             elements_per_token=elements,

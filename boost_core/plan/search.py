@@ -43,6 +43,7 @@ from boost_core.plan.machine import (
     MeasuredProfile,
     NetworkConfig,
     device_bytes,
+    energy_of,
     refuse_unknown_gpu,
 )
 from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
@@ -637,6 +638,10 @@ class PlannedChoice(Config):
     step_parts: StepParts
     tokens_per_second: float
     total_seconds: float = Field(0, description="Predicted seconds of all steps.")
+    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
+    kilowatt_hours: float | None = Field(
+        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
+    )
 
 
 class SearchReport(Config):
@@ -686,6 +691,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size
+    on_gpu = spec.resources.gpus_per_worker
     why = [*reasons(result, limit, machine)]
     if first is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
@@ -709,6 +715,8 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
                 step_parts=StepParts(**asdict(choice.seconds)),
                 tokens_per_second=tokens / choice.seconds.total,
                 total_seconds=choice.seconds.total * steps,
+                gpu_hours=(hours := choice.layout.world_size * on_gpu * choice.seconds.total * steps / 3600),
+                kilowatt_hours=energy_of(spec.resources, hours),
             )
             for choice in result.choices
         ),

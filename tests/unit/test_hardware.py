@@ -168,3 +168,5 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     assert report.choices[0].world_size == 3
     assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
     assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)
+    assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
+    assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each

@@ -51,6 +51,8 @@ def test_a_plan_of_one_shape() -> None:
     assert layout.step_parts.arithmetic > layout.step_parts.exchange > layout.step_parts.update > 0
     assert layout.tokens_per_second == pytest.approx(64 * 4096 / layout.step_seconds)
     assert layout.total_seconds == pytest.approx(100 * layout.step_seconds)
+    gpus = spec.resources.gpus_per_worker
+    assert layout.gpu_hours == pytest.approx(4 * gpus * 100 * layout.step_seconds / 3600)
     assert layout.memory.model_dump() == vars(rank_memory(spec, Layout(4, 1, 1)))
     # 4 exchanges forward and backward in 32 blocks; 7r and, forward, two statistics.
     assert layout.communication.all_reduces == 32 * 8

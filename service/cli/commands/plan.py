@@ -57,6 +57,9 @@ def plan(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
+    price: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU-hour, to show what the fastest costs.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -79,9 +82,9 @@ def plan(
             print_json(answer)
             return
         if answer.search is not None:
-            print_search(answer.search)
+            print_search(answer.search, price)
         else:
-            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
+            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes), price)
             if answer.chosen is not None:
                 print_chosen(answer.chosen)
         print_stored(answer.profile)
@@ -107,9 +110,9 @@ def plan(
     if as_json:
         print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
     elif isinstance(result, SearchReport):
-        print_search(result)
+        print_search(result, price)
     else:
-        print_plan(result, spec)
+        print_plan(result, spec, price)
         if chosen is not None:
             print_chosen(chosen)
 
@@ -124,8 +127,8 @@ _PROVENANCE: dict[Provenance, str] = {
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
-def print_plan(plan: Plan, spec: JobSpec) -> None:
-    """Print what a job needs in each of its layouts."""
+def print_plan(plan: Plan, spec: JobSpec, price: float | None = None) -> None:
+    """Print what a job needs in each of its layouts, and what the fastest costs at a price of a GPU-hour."""
     facts = {
         "parameters": f"{plan.parameters:,}",
         "FLOPs per token": f"{plan.flops_per_token:,}",
@@ -173,6 +176,7 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
             f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
         ]
         say(f"step time of the fastest: {', '.join(shown)}")
+        _print_budget("the fastest", fastest, price)
         for line in fastest.context.why if fastest.context else ():
             say(f"long context: {line}")
     say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
@@ -196,8 +200,8 @@ def print_stored(profile: StoredProfile | None) -> None:
         )
 
 
-def print_search(report: SearchReport) -> None:
-    """Print the best ways to train a job."""
+def print_search(report: SearchReport, price: float | None = None) -> None:
+    """Print the best ways to train a job, and what the first costs at a price of a GPU-hour."""
     rows = (
         (
             each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}",
@@ -206,6 +210,8 @@ def print_search(report: SearchReport) -> None:
         for each in report.choices
     )  # fmt: skip
     print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
+    if report.choices:
+        _print_budget("the first", report.choices[0], price)
     if not report.choices:
         say("nothing fits")
     elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
@@ -219,6 +225,17 @@ def print_search(report: SearchReport) -> None:
         say(f"long context: {line}")
     by = _PROVENANCE[report.provenance]
     say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
+
+
+def _print_budget(which: str, planned: PlannedShape | PlannedChoice, price: float | None) -> None:
+    if planned.gpu_hours:
+        energy = planned.kilowatt_hours
+        amounts = [
+            f"{_rounded(planned.gpu_hours, 3)} GPU-hours",
+            *([] if energy is None else [f"at most {_rounded(energy, 3)} kWh"]),
+            *([] if price is None else [f"{_rounded(price * planned.gpu_hours, 3)} at {price:g} a GPU-hour"]),
+        ]
+        say(f"all steps of {which}: {', '.join(amounts)}")
 
 
 def _rounded(number: float, digits: int) -> str:

@@ -74,7 +74,12 @@ export function planView(planned, marked, mark, seconds = null, peak = null) {
         layout(one) === marked && seconds && h("small", {}, `measured ${duration(seconds)}`),
       ),
       h("td", { "data-label": heads[3] }, short(one.tokens_per_second)),
-      h("td", { "data-label": heads[4] }, duration(one.total_seconds)),
+      h(
+        "td",
+        { "data-label": heads[4] },
+        duration(one.total_seconds),
+        one.gpu_hours > 0 && h("small", {}, `${short(one.gpu_hours)} GPU-hours`),
+      ),
     ),
   );
   return [
