@@ -133,7 +133,7 @@ class JobCache:
     Equal parts of specs are one object: most jobs are like others, and specs are most of a record.
 
     Attributes:
-        most: Maximum number of records kept, the newest ones.
+        most: Maximum number of records kept, those read last.
     """
 
     most: int = 25_000
@@ -158,7 +158,8 @@ class JobCache:
         """
         heads = connection.execute(query, parameters).all()
         with self._lock:
-            jobs = {job_id: self._known[job_id] for job_id, _, _ in heads if job_id in self._known}
+            jobs = {job_id: self._known.pop(job_id) for job_id, _, _ in heads if job_id in self._known}
+            self._known |= jobs  # so that they come last
         waiting: dict[str, str | None] = {}
         unknown: list[str] = []
         for job_id, version, waiting_for in heads:

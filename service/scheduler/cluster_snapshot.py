@@ -271,6 +271,9 @@ class SchedulerMemory:
     def see(self, jobs: Sequence[JobRecord]) -> None:
         """Have an entry for each of the active jobs, and none for others."""
         records, order = set(map(id, jobs)), attrgetter("order")
+        # Before anything is changed, because a job of which no entry can be made ends the pass here.
+        new = records.difference(self._by_record)
+        coming = [self._entry(job, self.by_id.get(job.id)) for job in jobs if id(job) in new] if new else []
         gone = [self._by_record[record] for record in set(self._by_record).difference(records)]
         if len(gone) > _MOST_CHANGED:
             others = set(gone)
@@ -278,8 +281,6 @@ class SchedulerMemory:
         else:
             for entry in gone:
                 del self.queue[bisect_left(self.queue, entry.order, key=order)]
-        new = records.difference(self._by_record)
-        coming = [self._entry(job, self.by_id.get(job.id)) for job in jobs if id(job) in new] if new else []
         for entry in gone:
             del self._by_record[id(entry.job)], self.by_id[entry.job.id]
         self._by_record |= {id(entry.job): entry for entry in coming}

@@ -15,6 +15,7 @@ from service.gang.status import Labels, NodeCapacity
 from service.scheduler.demand import Demand, Kind
 
 ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
+_OF_RANKS = ("CPU", "GPU")  # what ranks take; Ray reports more, such as ``node:ADDRESS``, in which no nodes are equal
 
 Nodes = int  # a set of nodes as a bit mask, because such sets are compared all the time
 Free = tuple[tuple[str, float], ...]  # free resources of a node, by Ray's names
@@ -79,7 +80,7 @@ class Room:
         self._ranks: dict[Kind, int] = {}
         self._shown: dict[tuple[Nodes, str], float] = {}
         self._asked: set[Kind] = set()  # since the last renewal
-        self._free = [tuple(free[number].items()) for number in self._steady]
+        self._free = [_of_ranks(free[number]) for number in self._steady]
         numbers: dict[Free, list[int]] = defaultdict(list)
         for number, left in enumerate(self._free):
             numbers[left].append(number)
@@ -87,7 +88,7 @@ class Room:
         self._reported = dict(self._equal)
         self._equal_totals: dict[Free, Nodes] = defaultdict(int)
         for number, node in enumerate(self._nodes):
-            self._equal_totals[tuple(node.total.items())] |= 1 << number
+            self._equal_totals[_of_ranks(node.total)] |= 1 << number
         self._to_come = [dict(left) for left in self._free] if topology else []
         for demand, ranks in allocated:
             self.hold(demand, ranks)
@@ -96,7 +97,7 @@ class Room:
         """Begin another pass over the same nodes. Arguments as when it was made."""
         changed: dict[tuple[Free, Free], list[int]] = defaultdict(list)
         for number, position in enumerate(self._steady):
-            if (left := tuple(free[position].items())) != self._free[number]:
+            if (left := _of_ranks(free[position])) != self._free[number]:
                 changed[self._free[number], left].append(number)
         self.prune()
         for (before, after), numbers in changed.items():
@@ -113,6 +114,7 @@ class Room:
         """Forget what no job of the last pass has asked for."""
         self._index = {kind: index for kind, index in self._index.items() if kind in self._asked}
         self._usable = {kind: nodes for kind, nodes in self._usable.items() if kind in self._asked}
+        self._ranks = {kind: ranks for kind, ranks in self._ranks.items() if kind in self._asked}
         self._asked.clear()
 
     def nodes_for(self, demand: Demand) -> Nodes:
@@ -362,7 +364,7 @@ class Room:
             total: dict[str, float] = defaultdict(float)
             for number, node in enumerate(self._nodes):
                 if nodes >> number & 1:
-                    _subtract(total, node.total, -1)
+                    _subtract(total, dict(_of_ranks(node.total)), -1)
             self._totals[nodes] = total
         return self._totals[nodes]
 
@@ -370,6 +372,10 @@ class Room:
 def copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
     """How many times some amounts fit into free resources."""
     return math.floor(min((resources.get(name, 0) + ROUNDING) / amount for name, amount in each.items()))
+
+
+def _of_ranks(resources: Mapping[str, float]) -> Free:
+    return tuple((name, resources[name]) for name in _OF_RANKS if name in resources)
 
 
 def _subtract(resources: dict[str, float], each: Mapping[str, float], times: int) -> None:

@@ -182,12 +182,13 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
         accept: What the client accepts, by HTTP's ``Accept``.
     """
     encode, media_type = choose_encoder(accept)
+    renamed = media_type.endswith(("escaping=dots", "escaping=values"))  # even legal names
     parts, escaped = list[str](), dict[str, str]()
     for metric in collector.collect():
         samples, name = metric.samples, metric.name + ("_total" if metric.type == "counter" else "")
-        if metric.type in ("gauge", "counter") and not any(
-            each.name != name or each.exemplar or each.timestamp is not None for each in samples
-        ):
+        if renamed or metric.type not in ("gauge", "counter"):
+            samples = []
+        elif not any(each.name != name or each.exemplar or each.timestamp is not None for each in samples):
             metric.samples = []
         else:
             samples = []

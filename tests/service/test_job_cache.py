@@ -108,6 +108,18 @@ def test_few_records_are_kept(store: JobStore) -> None:
     assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, True, False, False]
 
 
+def test_records_that_are_read_again_and_again_outlast_those_that_are_read_once(database_url: str) -> None:
+    store = JobStore(database_url, known=JobCache(most=3))
+    ended = [store.create(a_spec(), ROOT).id for _ in range(5)]
+    for job_id in ended:
+        store.request_cancel(job_id)
+    store.create(a_spec(), ROOT)
+    (waits,) = store.active()
+    for job_id in ended:
+        store.get(job_id)
+        assert store.active()[0] is waits
+
+
 def test_equal_parts_of_specs_are_kept_once(store: JobStore) -> None:
     for changes in ({"name": "one"}, {"name": "two"}, {"training": {"steps": 20, "sequence_length": 64}}):
         store.create(a_spec(**changes), ROOT)

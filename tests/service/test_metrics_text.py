@@ -20,6 +20,9 @@ FORMATS = (
     "text/plain;version=1.0.0;escaping=allow-utf-8",
     "application/openmetrics-text;version=1.0.0;escaping=underscores",
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8,text/plain",
+    "text/plain;version=1.0.0;escaping=dots",
+    "application/openmetrics-text;version=1.0.0;escaping=dots",
+    "application/openmetrics-text;version=1.0.0;escaping=values",
 )
 
 
