@@ -60,7 +60,8 @@ class Device:
         network_gigabits: Gb/s that each device usually has to other nodes.
         watts: The most that the board draws; ``None`` if it is not known.
         memory: Bytes of memory by the name of each variant, Ray's where it has one. Gigabytes as in NVIDIA's data
-            sheets, which are some 6 % less than what drivers report.
+            sheets, which are some 6 % less than what CUDA reports; of cards that keep the codes of their ECC in GDDR6,
+            of which CUDA reports 0 to 3 % less than the sheet: 6 % less than that.
     """
 
     words: tuple[str, ...]
@@ -95,18 +96,20 @@ _SHEETS: tuple[_Sheet, ...] = (
     ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, 400, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),
     ("H100 PCIe", _HOPPER, 1513, 756.5, 51, 2.0, 350, "pcie 5", "pcie-5", 200, ("H100", "PCIe"), {"H100-PCIE": 80}),
     ("H100 SXM", _HOPPER, 1979, 989, 67, 3.35, 700, "pcie 5", "nvlink-h200", 400, (), {"H100": 80}),
-    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, 350, "pcie 4", "pcie-4", 50, (), {"L40S": 48}),
-    ("L40", _AMPERE, 362, 181, 90.5, 0.864, 300, "pcie 4", "pcie-4", 50, (), {"L40": 48}),
-    ("L4", _AMPERE, 242, 121, 30.3, 0.3, 72, "pcie 4", "pcie-4", 12.5, (), {"L4": 24}),
+    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, 350, "pcie 4", "pcie-4", 50, (), {"L40S": 45}),
+    ("L40", _AMPERE, 362, 181, 90.5, 0.864, 300, "pcie 4", "pcie-4", 50, (), {"L40": 45}),
+    ("L4", _AMPERE, 242, 121, 30.3, 0.3, 72, "pcie 4", "pcie-4", 12.5, (), {"L4": 22}),
     ("RTX 6000 Ada", _AMPERE, 728, 364, 91.1, 0.96, 300, "pcie 4", "pcie-4", 12.5, ("6000", "Ada"),
      {"RTX-6000-ADA": 48}),
-    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, 575, "pcie 5", "pcie-5-host", 12.5, ("5090",), {"RTX-5090": 32}),
-    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, 450, "pcie 4", "pcie-4-host", 12.5, ("4090",), {"RTX-4090": 24}),
-    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, 350, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"RTX-3090": 24}),
-    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, 300, "pcie 4", "pcie-4", 12.5, ("A6000",), {"A6000": 48}),
-    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, 300, "pcie 4", "pcie-4", 12.5, (), {"A40": 48}),
-    ("A10G", _AMPERE, 70, 70, 35, 0.6, 300, "pcie 4", "pcie-4", 12.5, (), {"A10G": 24}),
-    ("A10", _AMPERE, 125, 125, 31.2, 0.6, 150, "pcie 4", "pcie-4", 12.5, (), {"A10": 24}),
+    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, 575, "pcie 5", "pcie-5-host", 12.5, ("5090",),
+     {"GeForce-RTX-5090": 32}),
+    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, 450, "pcie 4", "pcie-4-host", 12.5, ("4090",),
+     {"GeForce-RTX-4090": 24}),
+    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, 350, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"GeForce-RTX-3090": 24}),
+    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, 300, "pcie 4", "pcie-4", 12.5, ("A6000",), {"RTX-A6000": 48}),
+    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, 300, "pcie 4", "pcie-4", 12.5, (), {"A40": 45}),
+    ("A10G", _AMPERE, 70, 70, 35, 0.6, 300, "pcie 4", "pcie-4", 12.5, (), {"A10G": 22}),
+    ("A10", _AMPERE, 125, 125, 31.2, 0.6, 150, "pcie 4", "pcie-4", 12.5, (), {"A10": 22}),
     ("A100 PCIe 40 GB", _AMPERE, 312, 312, 19.5, 1.555, 250, "pcie 4", "pcie-4", 100, ("A100", "PCIe", "40GB"),
      {"A100-PCIE-40G": 40}),
     ("A100 PCIe 80 GB", _AMPERE, 312, 312, 19.5, 1.935, 300, "pcie 4", "pcie-4", 100, ("A100", "PCIe"),
@@ -115,10 +118,12 @@ _SHEETS: tuple[_Sheet, ...] = (
      {"A100-40G": 40}),
     ("A100 SXM 80 GB", _AMPERE, 312, 312, 19.5, 2.039, 400, "pcie 4", "nvlink-a100", 200, (),
      {"A100": 80, "A100-80G": 80}),
-    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, ("V100", "32GB"),
-     {"V100-32G": 32}),
-    ("V100 SXM2", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, (), {"V100": 16, "V100-16G": 16}),
-    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, (), {"T4": 16}),
+    ("V100 SXM2 16 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, ("V100", "16GB"),
+     {"V100-16G": 16}),
+    # Ray calls both V100. As with A100, that is the larger one, so that no job is refused that runs there.
+    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, (),
+     {"V100": 32, "V100-32G": 32}),
+    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, (), {"T4": 15}),
 )  # fmt: skip
 
 # The first match for a name wins, so variants come before the general kind.
@@ -142,7 +147,7 @@ def device_named(name: str) -> Device | None:
     as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates.
     """
     for device in DEVICES:
-        if name.upper() in device.memory:
+        if name.upper() in map(str.upper, device.memory):
             return device
     there = re.findall(r"[A-Z0-9]+", name.upper())
     if "MIG" in there:
@@ -153,12 +158,16 @@ def device_named(name: str) -> Device | None:
 def memory_named(name: str) -> int | None:
     """Return the bytes of memory of a device by its name, as in ``device_named``; ``None`` if it is not listed."""
     device = device_named(name)
-    return None if device is None else device.memory.get(name.upper(), min(device.memory.values()))
+    if device is None:
+        return None
+    sizes = {each.upper(): size for each, size in device.memory.items()}
+    return sizes.get(name.upper(), min(sizes.values()))
 
 
 def unknown_device(name: str) -> str:
     """Say that nothing is known of a device, and which names are nearest to its own."""
-    nearest = get_close_matches(name.upper(), DEVICE_BYTES, n=3, cutoff=0.4) or list(DEVICE_BYTES)
+    names = {each.upper(): each for each in DEVICE_BYTES}
+    nearest = [names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4)] or list(DEVICE_BYTES)
     return (
         f"no figures are known of GPUs named {name!r}; name one of {', '.join(nearest)} in resources.accelerator_type, "
         "or describe it as device in the file of --cluster"

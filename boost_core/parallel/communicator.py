@@ -2,12 +2,13 @@
 
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
+from statistics import median_low
 from typing import Any, Protocol, cast
 
 import torch
@@ -384,6 +385,9 @@ class StepParts:
         return seconds
 
 
+_TIMED_REPLAYS = 3  # the newest, whose median stands for replays without events
+
+
 class StepClock:
     """Records when the parts of a rank's steps begin.
 
@@ -400,6 +404,8 @@ class StepClock:
         self._updated: torch.cuda.Event | None = None  # by the step before
         self._replayed: int | None = None  # how many of the events a replay has recorded; ``None`` without a replay
         self._shares: list[tuple[Part, float]] = []  # when each part began in the newest timed replay, from 0 to 1
+        # What share of the step was waited for collectives in each part, in the newest timed replays.
+        self._waits: deque[dict[Part, float]] = deque(maxlen=_TIMED_REPLAYS)
 
     def begin(self) -> None:
         """A step begins by waiting for its batch."""
@@ -478,6 +484,11 @@ class StepClock:
             latest = max(latest, ended)
         if self._on_cuda:
             self._updated = timed_event()
+        if self._replayed:
+            self._waits.append({part: exposed[part] / max(latest - began, sys.float_info.min) for part in Part})
+        elif self._replayed == 0 and self._waits:
+            # What held another rank up in the newest timed step would otherwise count in all steps until the next one.
+            exposed = {part: median_low(each[part] for each in self._waits) * (latest - began) for part in Part}
         computed = {part: max(0.0, seconds[part] - exposed[part]) for part in Part if part is not Part.OTHER}
         waited = sum(exposed.values())
         other = max(0.0, latest - began - waited - sum(computed.values()))

@@ -117,6 +117,17 @@ class Pipeline:
                 part.rotations = ()
 
 
+def _as_raised(run: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Run a stage. Torch hides what it raises, which says how the job goes on, behind an error of its own."""
+    try:
+        return run(*arguments, **named)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or error.__cause__ is None:
+            raise
+        raised = error.__cause__
+    raise raised  # not while the other is handled: each would refer to the other, and their chain would have no end
+
+
 class _CountedStage(PipelineStage):
     """torch's stage; the ledger counts what it sends but not the time, which the schedule spends between stages."""
 
@@ -178,11 +189,11 @@ class _CountedStage(PipelineStage):
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         with self._clock.during(Part.FORWARD):
-            return super().forward_one_chunk(*arguments, **named)
+            return _as_raised(super().forward_one_chunk, *arguments, **named)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
         with self._clock.during(Part.BACKWARD):
-            result = super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+            result = _as_raised(super().backward_one_chunk, bwd_chunk_id, *arguments, **named)
         received = () if self.is_first else zip(self.args_recv_info[bwd_chunk_id], self._inputs, strict=True)
         returned = () if self.is_last else zip(self.grad_recv_info[bwd_chunk_id], self._outputs, strict=True)
         for info, like in (*received, *returned):

@@ -736,8 +736,9 @@ class MeasuredProfile(Config):
             ValueError: It is of another kind.
         """
         known = device_named(kind)
-        if kind not in DEVICE_BYTES and kind.upper() in DEVICE_BYTES:
-            raise ValueError(f"would match no job, as Ray writes {kind.upper()}; store it under that name")
+        written = next((each for each in DEVICE_BYTES if each.upper() == kind.upper()), kind)
+        if written != kind:
+            raise ValueError(f"would match no job, as Ray writes {written}; store it under that name")
         if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
             raise ValueError(f"was measured on {self.device!r}, not on {kind} GPUs; store it under that device's kind")
 

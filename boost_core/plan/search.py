@@ -19,6 +19,7 @@ Tensor parallel groups stay on a node. Choices fit according to ``memory.rank_me
 for what that does not count. The model, the batch, the precision and the strategy are those of the job.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -143,8 +144,9 @@ class SearchResult:
 
 
 def search(
-    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER
-) -> SearchResult:
+    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER,
+    near: float = 0.0,
+) -> SearchResult:  # fmt: skip
     """Search for the best ways to train a job.
 
     Args:
@@ -154,12 +156,13 @@ def search(
         device_bytes: Memory of each GPU.
         top: Number of choices to return.
         order: Order in which groups are placed on the network, innermost first. Gangs only use the default.
+        near: Also return all that take at most this share longer than the fastest.
 
     Raises:
         ValueError: The network has no room for this many GPUs.
     """
     machine.cluster.rows([gpus])
-    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order).run()
+    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order, near).run()
 
 
 @dataclass(frozen=True, order=True)
@@ -197,9 +200,9 @@ class _Search:
     """What has been examined, and what is left. Arguments as for ``search``, with the usable bytes of a device."""
 
     def __init__(
-        self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str]
+        self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str], near: float
     ) -> None:
-        self._spec, self._gpus, self._machine = spec, gpus, machine
+        self._spec, self._gpus, self._machine, self._near = spec, gpus, machine, near
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
@@ -246,12 +249,13 @@ class _Search:
             if bound < fastest and (not choices or step.played() < fastest):
                 misfit = self._choice(job, step, memory)
                 break
-        return SearchResult(choices[: self._top], misfit, self._timed)
+        near = sum(choice.seconds.total <= fastest * (1 + self._near) for choice in choices) if self._near else 0
+        return SearchResult(choices[: max(self._top, near)], misfit, self._timed)
 
     def _slowest_returned(self) -> float:
         """Seconds of the last choice that would be returned now; anything slower is not among them."""
         best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
-        return best[-1] if len(best) == self._top else inf
+        return max(best[-1], best[0] * (1 + self._near)) if len(best) == self._top else inf
 
     def _record(self, shape: _Shape, plan: CutPlan | None) -> float:
         """Record a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
@@ -615,7 +619,7 @@ class PlanSearch(Config):
         Raises:
             ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
-        if self.cluster is None or self.cluster.device is None:
+        if self.profile is None and (self.cluster is None or self.cluster.device is None):
             refuse_unknown_gpu(spec.resources)
         if self.cluster is not None:
             return self.cluster.machine(spec, self.profile).joined_at(self.network_gigabits)
@@ -670,6 +674,7 @@ class SearchReport(Config):
 
 
 _MOST_GPUS = 4096  # at which a job for which nothing fits is still tried
+_LAST_SECONDS = 0.5  # of a search, after which more GPUs are not tried: each takes up to four times as long
 
 
 def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
@@ -686,8 +691,8 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     machine = replace(request.machine(spec), fitted=fitted)
     device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
-    result = search(spec, request.gpus, machine, limit, request.top)
-    result = replace(result, choices=simplest_first(result.choices))
+    result = search(spec, request.gpus, machine, limit, request.top, near=NEAR_TIE)
+    result = replace(result, choices=simplest_first(result.choices)[: request.top])
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size
@@ -734,7 +739,10 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
 
 def _more_gpus(spec: JobSpec, gpus: int, machine: Machine, limit: float) -> Iterator[str]:
     """Say how many GPUs would do for a job that does not fit, by doubling their number."""
-    while (gpus := 2 * gpus) <= min(_MOST_GPUS, machine.cluster.size):
+    took = 0.0
+    while took < _LAST_SECONDS and (gpus := 2 * gpus) <= min(_MOST_GPUS, machine.cluster.size):
+        begun = time.thread_time()
         if choices := search(spec, gpus, machine, limit, 1).choices:
             yield f"{gpus:,} GPUs would do: {choices[0]}, {choices[0].seconds.total:.3g} s"
             return
+        took = time.thread_time() - begun

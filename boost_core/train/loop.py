@@ -191,7 +191,8 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
     """
     replicas = state.process_groups.replicas
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
-    size = state.spec.training.micro_batch_size
+    # No replica's part has more: batches of one size, without padding a small set to a whole micro-batch.
+    size = min(state.spec.training.micro_batch_size, max(1, -(-len(on.windows) // replicas.size)))
     for sequences in on.batches(size, replicas.rank, replicas.size):
         # A smaller batch would have kernels and plans of its own made (cuDNN's, Triton's) and be waited for.
         missing = size - len(sequences)
@@ -447,7 +448,7 @@ class _Run(_StateKeeper):
                         tokens_per_second=tokens_per_second,
                         step_seconds=seconds,
                         communication_seconds=sent.seconds,
-                        exposed_communication_seconds=sent.exposed_seconds,
+                        exposed_communication_seconds=parts.exposed_communication,
                         communication_bytes=sent.bytes,
                         model_flops_per_second=tokens_per_second * self._flops.model,
                         model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),

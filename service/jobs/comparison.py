@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from boost_core.config import JobSpec, Layout
-from boost_core.messages import ShapeReport
-from service.jobs.model import JobEvent, JobRecord
-from service.jobs.states import JobState
+from boost_core.config import JobSpec
+from service.jobs.model import JobRecord
 from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
 
 MOST_COMPARED = 200
@@ -16,7 +14,7 @@ _SHOWN_ANYWAY = ("name", "notes")
 
 
 def compared(
-    jobs: Sequence[JobRecord], losses: Mapping[str, float | None], events: Mapping[str, Sequence[JobEvent]],
+    jobs: Sequence[JobRecord], losses: Mapping[str, float | None], ranks: Mapping[str, Sequence[tuple[datetime, int]]],
     now: datetime, sort: Result | None = None, descending: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare jobs.
@@ -24,7 +22,7 @@ def compared(
     Args:
         jobs: The jobs.
         losses: The lowest validation loss of each, in nats per token.
-        events: The events of kinds ``state`` and ``shape`` of each, in order.
+        ranks: How many ranks of each have held resources since when, in order.
         now: Until when jobs that have not ended are counted.
         sort: The result to sort them by, the lowest first; ``None`` leaves their order.
         descending: Whether the highest comes first.
@@ -33,13 +31,9 @@ def compared(
     for job in jobs:
         end, newest = job.finished_at or now, job.progress
         gpus, since, gpu_seconds = 0, job.submitted_at, 0.0
-        for event in events.get(job.id, ()):
-            if event.kind == "state" and event.data["state"] == JobState.RUNNING:
-                continue
-            gpu_seconds += gpus * max(0.0, (event.time - since).total_seconds())
-            gpus, since = 0, event.time
-            if event.kind == "shape" and not (shape := ShapeReport.model_validate(event.data)).keeps:
-                gpus = Layout.of(shape).world_size * job.spec.resources.gpus_per_worker
+        for at, number in ranks.get(job.id, ()):
+            gpu_seconds += gpus * max(0.0, (at - since).total_seconds())
+            gpus, since = number * job.spec.resources.gpus_per_worker, at
         gpu_seconds += gpus * max(0.0, (end - since).total_seconds())
         result = ComparedJob(
             id=job.id,

@@ -385,14 +385,25 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     )
 
 
-def results_of(session: Session, job_ids: Collection[str]) -> tuple[dict[str, float | None], dict[str, list[JobEvent]]]:
-    """The lowest validation loss of each of some jobs, and its events of kinds ``state`` and ``shape`` in order."""
+def results_of(
+    session: Session, job_ids: Collection[str]
+) -> tuple[dict[str, float | None], dict[str, list[tuple[datetime, int]]]]:
+    """The lowest validation loss of each of some jobs, and how many ranks have held resources since when, in order.
+
+    Events of gangs also name the node of every rank, so of them only sizes are read.
+    """
     of_jobs, is_loss = (EventRow.job_id.in_(job_ids), RESULTS), EventRow.kind == "evaluation"
     lowest = select(EventRow.job_id, func.min(_finite("loss"))).where(*of_jobs, is_loss).group_by(EventRow.job_id)
-    events: dict[str, list[JobEvent]] = defaultdict(list)
-    for row in session.scalars(select(EventRow).where(*of_jobs, ~is_loss).order_by(EventRow.id)):
-        events[row.job_id].append(JobEvent.model_validate(row, from_attributes=True))
-    return {row[0]: row[1] for row in session.execute(lowest)}, events
+    sizes = (EventRow.data[f"{each}_parallel_size"].as_integer() for each in ("tensor", "pipeline", "context", "data"))
+    state, keeps = EventRow.data["state"].as_string(), EventRow.data["keeps"].as_boolean()
+    columns = select(EventRow.job_id, EventRow.time, EventRow.kind, state, keeps, *sizes)
+    ranks: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
+    for job_id, at, kind, to, kept, *shape in session.execute(columns.where(*of_jobs, ~is_loss).order_by(EventRow.id)):
+        if kind == "shape":
+            ranks[job_id].append((at, 0 if kept else math.prod(size or 1 for size in shape)))
+        elif to != JobState.RUNNING:
+            ranks[job_id].append((at, 0))
+    return {row[0]: row[1] for row in session.execute(lowest)}, ranks
 
 
 def _finite(name: str) -> ColumnElement[float | None]:

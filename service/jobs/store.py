@@ -31,7 +31,7 @@ from boost_core.config import JobSpec
 from boost_core.messages import FaultReport, Scores, WorkerCommand
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
-from service.jobs import model, observations, queries, writes
+from service.jobs import model, observations, queries, tables, writes
 from service.jobs.database import (
     SILENT_MILLISECONDS,
     TO_POSTGRESQL,
@@ -219,6 +219,7 @@ class JobStore:
             goodput=Goodput.begin(now), traceparent=traceparent, version=1,
         )  # fmt: skip
         job = {name: getattr(record, name) for name in record.model_fields_set} | searched(spec)
+        job["spec"] = tables.stored(spec)
         about = {"job_id": job_id, "attempt": 0, "time": now}
         state = {"state": record.state, "reason": record.reason, "message": record.message}
         events = [{**about, "kind": "state", "data": state}]

@@ -115,6 +115,12 @@ def searched(spec: JobSpec) -> dict[str, str | None]:
     return {"name": spec.name, "group": spec.group, "tags": f" {' '.join(spec.tags)} ", "notes": spec.notes}
 
 
+def stored(spec: JobSpec) -> dict[str, Any]:
+    """The column ``spec``: without descriptions that a job lacks, which the release before would refuse."""
+    lacks = {name for name in ("group", "tags", "notes") if not getattr(spec, name)}
+    return spec.model_dump(mode="json", exclude=lacks)
+
+
 _Earlier = aliased(JobRow)
 NEXT_ARRIVAL = select(func.coalesce(func.max(_Earlier.arrival), 0) + 1).scalar_subquery()  # of a job that queues now
 

@@ -17,7 +17,7 @@ from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table, searched
+from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table, searched, stored
 
 _REPEATED = frozenset(  # repeated in every pass
     {
@@ -207,7 +207,7 @@ def patched(
     spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
     if not differences:
         return None
-    values = {"spec": spec.model_dump(mode="json"), **searched(spec)}
+    values = {"spec": stored(spec), **searched(spec)}
     layouts = [event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
     return Write(values, [event(record, "patch", differences), *layouts])
 

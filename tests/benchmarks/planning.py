@@ -133,7 +133,7 @@ def memory_times() -> float:
     """How many times as long as the reference loop a shape's memory takes, in the mean over those of 1,024 GPUs."""
     spec = job("13b", "cola", max(ASKED["sequences"]))
     machine = machine_of(spec)
-    seen = searching._Search(spec, 1024, machine, 0.0, 1, ORDER)
+    seen = searching._Search(spec, 1024, machine, 0.0, 1, ORDER, 0.0)
     jobs = [
         each
         for shape, replicas, _ in seen._shapes()

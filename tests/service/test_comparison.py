@@ -12,6 +12,7 @@ from sqlalchemy import event
 
 from boost_core.config import Layout
 from service.accounts.keys import KeyStore
+from service.cli.commands.comparison import in_a_cell
 from service.client import Client
 from service.jobs.comparison import differing_fields
 from service.jobs.model import Owner
@@ -144,6 +145,12 @@ def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
     assert json.loads(boost("compare", *ids, "--json").stdout)["jobs"][0]["id"] == ids[0]
     assert "give the jobs' IDs" in boost("compare").stderr
     assert boost("compare", *ids, "--sort", "luck").exit_code == 2
+
+
+def test_a_spreadsheet_calculates_no_text_of_a_job() -> None:
+    assert [in_a_cell(value) for value in ('=HYPERLINK("x")', "@a", -1, ["=a"], "text")] == [
+        '\'=HYPERLINK("x")', "'@a", "-1", '["=a"]', "text"
+    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from service.accounts.keys import KeyStore
 from service.client import ApiError, Client
 from service.jobs.model import Owner
+from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
+from service.jobs.tables import JobRow
 from service.models.access import Scope
 from tests.service.command_line import boost_at, job_file
 from tests.service.conftest import RunningApi
@@ -71,6 +74,15 @@ def test_a_description_is_changed_at_any_time_and_nothing_else_after_the_end(api
                 client.patch(job.id, changes)
             assert [error.field for error in refused.value.errors] == [field]
         assert client.patch(job.id, {"tags": []}).spec.tags == ()
+
+
+def test_without_a_description_a_job_is_stored_as_the_release_before_reads_it(store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    store.patch(job.id, JobPatch(priority=1))
+    with store.engine.connect() as connection:
+        spec = connection.execute(select(JobRow.spec)).scalar_one()
+    assert spec["priority"] == 1
+    assert not {"group", "tags", "notes"} & spec.keys()
 
 
 def test_the_command_line_describes_and_finds(api: RunningApi, store: JobStore, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TypeVar
 
 from boost_core.config import JobSpec
-from boost_core.messages import Cause, InterruptionReport, Report
+from boost_core.messages import Cause, Drill, InterruptionReport, Profile, Report
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace, selects
@@ -82,7 +82,10 @@ class FakeGang:
         while waiting:
             event, moment = waiting.popleft(), self._moment()
             self.events.append((event, moment))
-            for decision in self.controller.handle(event, moment):
+            decisions = self.controller.handle(event, moment)
+            # As the supervisor does nothing about them in the calls of workers and services.
+            assert not (decisions and isinstance(event, Message | Orders | Drill | Profile)), (event, decisions)
+            for decision in decisions:
                 self.decisions.append(decision)
                 if answer := self._execute(decision):
                     waiting.append(answer)
@@ -121,6 +124,7 @@ class FakeGang:
     def fail(self, rank: int, end: RankEnd) -> None:
         """A rank says how its training is about to end."""
         self.tell(Message(self.members[rank].number, rank, self._generation, [], None, None, failed=end))
+        self.tell(self.observed())
 
     def end(self, end: RankEnd | None, *ranks: int) -> None:
         """The training of some ranks ends; of all, if none is named."""

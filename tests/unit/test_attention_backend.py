@@ -76,7 +76,7 @@ def test_all_batches_of_an_evaluation_have_one_shape_and_padding_counts_for_noth
     )  # fmt: skip
     on = SimpleNamespace(
         batches=lambda size, part, parts: (windows[begin : begin + size] for begin in range(0, 6, size)),
-        sequence_length=length, bytes_per_token=None,
+        windows=windows, sequence_length=length, bytes_per_token=None,
     )  # fmt: skip
     monkeypatch.setattr(loop, "losses", losses)
     result = loop.evaluate(state, on)

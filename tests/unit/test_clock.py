@@ -153,3 +153,26 @@ def test_what_was_waited_for_is_taken_out_of_its_part(played: Played) -> None:
         {"data": 1, "other": 0.75, "forward": 2, "backward": 2.5, "optimizer": 2, "exposed_communication": 1.75}
     )
     assert parts.seconds == pytest.approx(10)
+
+
+def test_what_held_one_timed_replay_up_does_not_count_in_the_replays_after_it(played: Played) -> None:
+    clock, ledger = played.clock, played.ledger
+    with clock.recorded() as parts:
+        clock._host_is_ahead = True
+        played.enter(Part.BACKWARD, 0)
+    found = []
+    for began, waited in ((100, 1), (200, 1), (300, 50), (400, None)):
+        ledger.clear()
+        played.host(began)
+        clock.begin()
+        clock.has_batch()
+        parts[0][1].reached = 0  # type: ignore[attr-defined]
+        clock.replay(parts, timed=waited is not None)
+        ledger.waited(Totals(), Part.BACKWARD, 50 if waited is None else waited)  # as of the newest with events
+        played.reaches = 10 if waited in (1, None) else 59
+        played.host(began + played.reaches)
+        clock.values(torch.tensor([1.5]))
+        found.append(clock.end())
+        clock._updated = None
+    assert [each.exposed_communication for each in found] == pytest.approx([1, 1, 50, 1])
+    assert [each.seconds for each in found] == pytest.approx([10, 10, 59, 10])

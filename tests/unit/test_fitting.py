@@ -77,6 +77,7 @@ def test_the_fastest_layout_that_fits_is_launched() -> None:
         ([("H200", 8)], Layout(2, 1, 4)),
         ([("P40", 8)], Layout(1, 1, 8)),  # of which nothing is known
         ([("L4", 8)], None),
+        ([("GeForce-RTX-4090", 8)], None),  # as Ray labels them
         ([(None, 8)], Layout(1, 1, 8)),
         ([("A100-40G", 8)], None),
         ([("A100-40G", 8), ("A100", 8)], Layout(4, 1, 2)),
@@ -191,7 +192,7 @@ def test_a_gang_keeps_off_kinds_that_are_too_small_for_it() -> None:
     spec = large(None)
     orders = Gang(None, Layout(2, 1, 4), limit=141e9).orders(spec)
     too_small = sorted(kind for kind, size in DEVICE_BYTES.items() if size < 100e9)
-    assert {"A100", "A100-40G", "H100", "L4", "RTX-4090"} < set(too_small)
+    assert {"A100", "A100-40G", "H100", "L4", "GeForce-RTX-4090"} < set(too_small)
     assert sorted(orders.avoid) == too_small
     assert node_selector(spec, (), orders.avoid) == {ACCELERATOR_LABEL: f"!in({','.join(too_small)})"}
     named = large("H200")

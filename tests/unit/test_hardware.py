@@ -10,7 +10,7 @@ from boost_core.kernels.launch import lacks_compiler
 from boost_core.plan.report import network_in_words
 from boost_core.plan.search import PlanSearch, search_report
 from boost_core.plan.work import FlopRates, block_flops_per_token
-from tests.service.records import a_spec
+from tests.service.records import PROFILE, a_spec
 
 
 @pytest.mark.parametrize(("device", "bf16", "fp32"), [
@@ -43,8 +43,9 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("A100-40G", 40, 1.555, "nvlink-a100"), ("A100", 80, 2.039, "nvlink-a100"), ("A100-PCIE-80G", 80, 1.935, "pcie-4"),
     ("H100-NVL", 94, 3.9, "pcie-5"), ("H100-PCIE", 80, 2.0, "pcie-5"),
     ("NVIDIA-H100-80GB-HBM3", 80, 3.35, "nvlink-h200"), ("B200", 180, 8.0, "nvlink-b200"),
-    ("L40S", 48, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"),
-    ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 16, 0.32, "pcie-3"),
+    ("L40S", 45, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"),
+    ("V100", 32, 0.9, "nvlink-v100"), ("Tesla-V100-SXM2-16GB", 16, 0.9, "nvlink-v100"),
+    ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 15, 0.32, "pcie-3"),
 ])  # fmt: skip
 def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
     device = device_named(kind)
@@ -91,6 +92,25 @@ def test_a_large_model_does_not_fit_cards_for_desks() -> None:
     assert ", layers " in fastest.text
     assert ", layers " not in choices[0].text
     assert fastest.step_seconds < choices[0].step_seconds <= 1.05 * fastest.step_seconds
+
+
+def test_the_first_choice_does_not_depend_on_how_many_are_shown() -> None:
+    training = {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 1, "steps": 10}
+    spec = a_spec(
+        model={"preset": "7b"}, training=training | {"precision": "bf16"},
+        resources={"gpus_per_worker": 1, "accelerator_type": "A100-40G"},
+    )  # fmt: skip
+    shown = [search_report(spec, PlanSearch(gpus=8, top=top)).choices for top in (1, 5, 30)]
+    assert [len(choices) for choices in shown] == [1, 5, 30]
+    assert len({choices[0].text for choices in shown}) == 1
+
+
+def test_a_kind_without_figures_is_planned_by_its_measured_profile() -> None:
+    spec = a_spec(
+        resources={"gpus_per_worker": 1, "accelerator_type": "H20"}, training={"steps": 10, "precision": "bf16"}
+    )
+    report = search_report(spec, PlanSearch(gpus=1, profile=PROFILE.model_copy(update={"device": "NVIDIA H20"})))
+    assert report.provenance == "measured"
 
 
 def test_the_network_is_what_the_kind_usually_has_or_what_is_asked_for() -> None:

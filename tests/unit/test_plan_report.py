@@ -131,7 +131,7 @@ def test_what_is_done_already_is_not_advised() -> None:
         ({"accelerator_type": "H100"}, 80e9),
         ({"accelerator_type": "H200"}, 141e9),
         ({"accelerator_type": None, "node_labels": {"ray.io/accelerator-type": "H200"}}, 141e9),
-        ({"accelerator_type": "L4"}, 24e9),
+        ({"accelerator_type": "L4"}, 22e9),
         ({"accelerator_type": "P40"}, None),
         ({"accelerator_type": None}, None),
         ({"gpus_per_worker": 0, "accelerator_type": "H100"}, None),

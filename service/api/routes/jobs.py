@@ -149,8 +149,8 @@ def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: Co
         members = context.store.list(JobFilter(tenant=tenant, group=query.group), MOST_COMPARED)
         jobs |= {job.id: job for job in members}
     with Session(context.store.engine) as session:
-        losses, events = queries.results_of(session, jobs)
-    return compared([*jobs.values()], losses, events, datetime.now(UTC), query.sort, query.descending)
+        losses, ranks = queries.results_of(session, jobs)
+    return compared([*jobs.values()], losses, ranks, datetime.now(UTC), query.sort, query.descending)
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)

@@ -64,7 +64,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     node_memory = (search.node_memory_bytes if search else None) or seen.memory_bytes
     fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if sent is None else None
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
-    if search is None or search.cluster is None or search.cluster.device is None:
+    described = search is not None and search.cluster is not None and search.cluster.device is not None
+    if profile is None and not described:
         try:
             refuse_unknown_gpu(job.resources)
         except ValueError as error:
@@ -78,7 +79,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
         nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
         requested = search.model_copy(update={"profile": profile, **nodes})
         report = context.searches.plans(job, requested, who.tenant, fitted if search.cluster is None else None)
-    chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
+    chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts and not described else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None

@@ -49,6 +49,12 @@ def value_in_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def in_a_cell(value: Any) -> str:
+    """Return a field's value as CSV has it: no text that a spreadsheet would calculate."""
+    text = value_in_words(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def compare(
     job_ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="The jobs.", autocompletion=complete_job_ids)
@@ -78,7 +84,7 @@ def compare(
         writer.writerow(["id", "name", "state", *Result, *fields])
         for place, job in enumerate(result.jobs):
             values = (each.values[place] for each in result.fields)
-            written = ("" if value is None else value_in_words(value) for value in values)
+            written = ("" if value is None else in_a_cell(value) for value in values)
             writer.writerow([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *written])
         say_unchanged(text.getvalue().removesuffix("\n"))
         return

@@ -97,9 +97,11 @@ def plan(
     try:
         if search is None:
             if spec.leaves_layouts:
+                if described is not None and described.device is not None:
+                    raise BadInput("layouts: auto takes no GPUs that --cluster describes; list layouts, or give --gpus")
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
-            if described is None or described.device is None:
+            if measured is None and (described is None or described.device is None):
                 refuse_unknown_gpu(spec.resources)
             machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
             result = plan_of(spec, machine.joined_at(network))

@@ -108,7 +108,7 @@ class GangController:
         return None
 
     def handle(self, event: port.Event, moment: port.Moment) -> list[port.Decision]:
-        """Return what to do about an event, in order.
+        """Return what to do about an event, in order; nothing about what workers and services say, only later.
 
         Args:
             event: The event.
@@ -143,10 +143,8 @@ class GangController:
                 self._record.take(event.reports, event.kept_step)
                 if event.saving and event.rank == 0:  # all ranks hear the same within a moment
                     self._record.saving(event.saving)
-                if event.failed is not None:  # the others wait for it in a collective
+                if event.failed is not None:  # acted on with the next observation: workers' calls carry out nothing
                     gang.failures[event.rank] = event.failed
-                    if isinstance(self._state, policy.Formation):
-                        yield from self._check_ends(self._state)
             case port.Observed():
                 yield from self._observed(event)
             case port.RankEnded(generation=generation, rank=rank, end=end):
@@ -206,6 +204,8 @@ class GangController:
             case policy.Idle():
                 yield from self._tend_replicas()
                 yield from self._act()
+            case policy.Formation() as formation if formation.failures:  # the others wait for it in a collective
+                yield from self._check_ends(formation)
             case policy.Formation() as formation:
                 tended = list(self._tend_replicas()) if self._idle_view is None else []
                 yield from tended
