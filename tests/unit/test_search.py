@@ -407,7 +407,8 @@ def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
     assert context is not None
     own, *others = context.sizes
     assert own.context_parallel_size == choice.patch["parallelism"]["context_parallel_size"] > 1
-    assert (own.memory_bytes, own.step_seconds) == (choice.memory_bytes, choice.step_seconds)
+    assert own.memory_bytes == choice.memory_bytes
+    assert own.step_seconds == pytest.approx(choice.step_seconds, rel=1e-12)  # summed in another order
     for other in others:
         better = other.step_seconds < own.step_seconds and other.world_size <= 16
         assert not better or other.memory_bytes > 80e9 * (1 - SPARE)
