@@ -91,6 +91,7 @@ _Sheet = tuple[str, Shares, float, float, float, float, int, str, str, float, tu
 _SHEETS: tuple[_Sheet, ...] = (
     ("GB200 NVL72", _HOPPER, 5000, 2500, 80, 8.0, 1200, "c2c", "nvlink-b200", 400, (), {"GB200": 186}),
     ("HGX B200", _HOPPER, 4500, 2250, 75, 8.0, 1000, "pcie 5", "nvlink-b200", 400, ("B200",), {"B200": 180}),
+    ("GH200", _HOPPER, 1979, 989, 67, 4.0, 1000, "c2c", "nvlink-h200", 400, (), {"GH200": 96}),
     ("H200 NVL", _HOPPER, 1671, 835.5, 60, 4.8, 600, "pcie 5", "pcie-5", 200, ("H200", "NVL"), {"H200-NVL": 141}),
     ("H200", _HOPPER, 1979, 989, 67, 4.8, 700, "pcie 5", "nvlink-h200", 400, (), {"H200": 141}),
     ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, 400, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),

@@ -605,10 +605,11 @@ def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
         raise ValueError(unknown_device(kind))
 
 
-def energy_of(resources: ResourcesConfig, gpu_hours: float) -> float | None:
+def energy_of(resources: ResourcesConfig, machine: Machine, gpu_hours: float) -> float | None:
     """Return the most energy that a job's GPUs draw in so many hours, in kWh; ``None`` if their kind is not known."""
     kind = kind_of_gpu(resources)
-    device = device_named(kind) if kind is not None else None
+    described = machine.device_bytes is not None  # by people, who say nothing about power
+    device = None if kind is None or described else device_named(kind)
     return None if device is None or device.watts is None else device.watts * gpu_hours / 1000
 
 

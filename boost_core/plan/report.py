@@ -713,7 +713,7 @@ def _planned_shape(
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
         total_seconds=total,
         gpu_hours=gpu_hours,
-        kilowatt_hours=energy_of(spec.resources, gpu_hours),
+        kilowatt_hours=energy_of(spec.resources, machine, gpu_hours),
         communication=Communication(
             all_reduces=all_reduces,
             elements_per_token=elements,

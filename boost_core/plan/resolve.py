@@ -59,15 +59,15 @@ def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, 
     for changes in (smaller, leaner):  # those that save least come first
         needed = {change: factor * rank_memory(job, layout).total for change, job in changes.items()}
         fitting += [
-            f"{change} ({bytes_ / 1e9:.1f} GB)"
+            f"{change} ({bytes_ / GIB:.1f} GiB)"
             for change, bytes_ in needed.items()
             if bytes_ <= limit and bytes_ < factor * planned
         ][:1]
     return (
-        f"out of GPU memory: {requested / 1e9:.2f} GB were requested. Planned were {planned / 1e9:.1f} GB for the "
-        f"fullest rank; torch had allocated {allocated / 1e9:.1f} GB and reserved {reserved / 1e9:.1f} GB of "
-        f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB were free, and other processes and libraries had "
-        f"{max(0, total - free - reserved) / 1e9:.1f} GB. "
+        f"out of GPU memory: {requested / GIB:.2f} GiB were requested. Planned were {planned / GIB:.1f} GiB for the "
+        f"fullest rank; torch had allocated {allocated / GIB:.1f} GiB and reserved {reserved / GIB:.1f} GiB of "
+        f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB were free, and other processes and libraries had "
+        f"{max(0, total - free - reserved) / GIB:.1f} GiB. "
         + (f"By the plan, {' or '.join(fitting)} would fit" if fitting else ", ".join(device_remedies(spec, layout)))
     )
 

@@ -721,7 +721,7 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
                 tokens_per_second=tokens / choice.seconds.total,
                 total_seconds=choice.seconds.total * steps,
                 gpu_hours=(hours := choice.layout.world_size * on_gpu * choice.seconds.total * steps / 3600),
-                kilowatt_hours=energy_of(spec.resources, hours),
+                kilowatt_hours=energy_of(spec.resources, machine, hours),
             )
             for choice in result.choices
         ),

@@ -184,7 +184,12 @@ def out_of_memory(rank: Rank) -> None:
     if rank.rank == 1:
         assert (end.how, end.reusable) == (End.FAILED, True), end
         total = torch.cuda.mem_get_info()[1]
-        for words in ("107.37 GB were requested", "Planned were", "torch had allocated", f"of {total / 1e9:.1f} GB"):
+        for words in (
+            "100.00 GiB were requested",
+            "Planned were",
+            "torch had allocated",
+            f"of {total / 2**30:.1f} GiB",
+        ):
             assert words in end.message, end.message
 
 

@@ -12,7 +12,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.job import FaultToleranceConfig
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.machine import SPARE, Basis
-from boost_core.plan.memory import rank_memory
+from boost_core.plan.memory import GIB, rank_memory
 from boost_core.plan.report import at, needed_bytes, nothing_fits, plan
 from boost_core.plan.resolve import out_of_memory
 from service.gang.assignment import node_selector
@@ -254,18 +254,19 @@ def test_a_rank_out_of_memory_learns_what_was_planned_what_there_was_and_what_wo
     spec = large(preset="7b", parallelism={"tensor_parallel_size": 4, "recompute": "none"})
     layout, training = Layout.of(spec.parallelism), spec.training
     planned = rank_memory(spec, layout).total
-    said = out_of_memory(spec, 2 * 10**9, planned - 10**9, planned, 10**8, planned + 20 * 10**9)
-    factor = (planned + 10**9) / planned  # the plan was too low by as much
+    said = out_of_memory(spec, 2 * GIB, planned - GIB, planned, GIB // 10, planned + 20 * GIB)
+    factor = (planned + GIB) / planned  # the plan was too low by as much
     half = spec.model_copy(update={"training": training.model_copy(update={"micro_batch_size": 2})})
     smaller, leaner = (
         factor * rank_memory(half, layout).total,
         rank_memory(spec.with_parallelism(recompute="latent"), layout),
     )
     assert said == (
-        f"out of GPU memory: 2.00 GB were requested. Planned were {planned / 1e9:.1f} GB for the fullest rank; torch "
-        f"had allocated {planned / 1e9 - 1:.1f} GB and reserved {planned / 1e9:.1f} GB of {planned / 1e9 + 20:.1f} GB, "
-        f"0.1 GB were free, and other processes and libraries had 19.9 GB. By the plan, training.micro_batch_size=2 "
-        f"({smaller / 1e9:.1f} GB) or parallelism.recompute=latent ({factor * leaner.total / 1e9:.1f} GB) would fit"
+        f"out of GPU memory: 2.00 GiB were requested. Planned were {planned / GIB:.1f} GiB for the fullest rank; torch "
+        f"had allocated {planned / GIB - 1:.1f} GiB and reserved {planned / GIB:.1f} GiB of {planned / GIB + 20:.1f} "
+        f"GiB, 0.1 GiB were free, and other processes and libraries had 19.9 GiB. By the plan, "
+        f"training.micro_batch_size=2 ({smaller / GIB:.1f} GiB) or parallelism.recompute=latent "
+        f"({factor * leaner.total / GIB:.1f} GiB) would fit"
     )
     crowded = out_of_memory(spec, 10**9, 10**9, 10**9, 0, planned)
     assert crowded.endswith("set parallelism.optimizer_offload=1 as a last resort")
