@@ -93,6 +93,7 @@ EXPORTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     assert run_boost("export", f"{checkpoints}/step-00000006", model, "--dtype", "bf16").exit_code == 0

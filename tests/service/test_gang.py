@@ -181,6 +181,7 @@ class Stalls(Answers):
         return super().poll(after_sequence, orders)
 
 
+@pytest.mark.full
 def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: Path) -> None:
     orders, go_on = Orders(Layout(1, 1, 1), (), Cause.WORKER_BACK), tmp_path / "go-on"
     actors = {"answers": Answers, "fails": Fails, "stalls": Stalls, "dies": Answers}

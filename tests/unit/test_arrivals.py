@@ -367,6 +367,7 @@ class Simulation:
 @pytest.mark.parametrize(
     ("seed", "arrivals"), [(4, 750), *(pytest.param(seed, 2500, marks=pytest.mark.full) for seed in (1, 2))]
 )
+@pytest.mark.full
 def test_thousands_of_arrivals(
     seed: int, arrivals: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

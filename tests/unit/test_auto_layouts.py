@@ -87,6 +87,7 @@ def every_layout(preset: str, kind: str, recompute: str, most: int) -> dict[Layo
     st.tuples(st.integers(1, 16), st.integers(1, 16)), st.lists(st.integers(0, 8), min_size=1, max_size=6),
 )  # fmt: skip
 @settings(max_examples=30, deadline=None)
+@pytest.mark.full
 def test_the_best_of_those_chosen_is_the_best_there_is(
     preset: str, kind: str, recompute: str, range_of_gpus: tuple[int, int], slots: list[int]
 ) -> None:

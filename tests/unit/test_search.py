@@ -112,6 +112,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
 
 
 @pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), pytest.param(12, 6, 4, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_nothing_that_fits_is_faster_than_what_is_found(
     batch: int, gpus: int, node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
