@@ -433,6 +433,10 @@ def uncaptured_step(shape: RunShape, variant: Variant, device: torch.device) -> 
     return step
 
 
+def _sum_flops(_sum: torch.Size, x_shape: torch.Size, dy_shape: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * x_shape.numel() * dy_shape[-1]
+
+
 def _measured(
     shape: RunShape,
     variant: Variant,
@@ -471,7 +475,9 @@ def _measured(
     tokens = shape.micro_batch_size * shape.sequence_length
     model = shape.job(variant, device).model
     useful = model_flops_per_token(model, shape.sequence_length) * tokens / shape.tensor_parallel_size
-    with FlopCounterMode(display=False) as counter:
+    # torch's own formulas do not take the type of the sums that weights' gradients are added to.
+    sums = {torch.ops.aten.addmm: _sum_flops, torch.ops.aten.baddbmm: _sum_flops}
+    with FlopCounterMode(display=False, custom_mapping=sums) as counter:
         step()
     yield Row.single("rank", case, "MFU", "share", useful / seconds.p50 / rate)
     yield Row.single("rank", case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)

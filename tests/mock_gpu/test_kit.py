@@ -18,7 +18,7 @@ STAGES = ("single", "rank7b", "fp8", "profile")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_runs_on_the_mock(each_mock: MockGpu, tmp_path: Path, stage: str) -> None:
     log, out = tmp_path / "log", tmp_path / "out"
-    variables = each_mock.variables(log=log, nvml=True) | {"MINUTES_MOCK": "1"}
+    variables = each_mock.variables(log=log) | {"MINUTES_MOCK": "1"}
     each_mock.run("-m", "tests.gpu", out, stage, variables=variables, seconds=480)
     lines = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
     assert lines and not [line for line in lines if line["quantity"] == "failed"]
