@@ -104,7 +104,7 @@ def cells_at(size: int, family: str) -> list[ParallelismConfig]:
 
 
 # For every run those that differ most, on two ranks.
-SOME = ("tied dense", "cola with gate", "lax over cola, tensor gate")
+SOME = ("tied dense", "cola with gate")
 SIZES_AND_FAMILIES = [
     pytest.param(size, family, marks=() if size == 2 and family in SOME else pytest.mark.full)
     for size in (1, 2, 4)

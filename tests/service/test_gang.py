@@ -248,6 +248,7 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
     gangs.end(gang.job_id, 1)  # harmless
 
 
+@pytest.mark.full
 def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
     gang = start(training={"steps": 60}, checkpoint={"every_steps": 50})
     gang.until(trained(20))
