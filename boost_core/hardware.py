@@ -209,7 +209,7 @@ def _ring(name: str, gigabytes: float, hop_microseconds: float) -> Link:
 
 
 def adapter(gigabits: float) -> Link:
-    """Return the link between nodes through which each GPU has so many Gb/s."""
+    """Return the link between nodes where each GPU has a network adapter of this many Gb/s."""
     return _ring(f"a {gigabits:g} Gb/s adapter a GPU", gigabits / 8, 14)
 
 

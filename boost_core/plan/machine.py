@@ -535,7 +535,7 @@ class Machine:
     device_bytes: int | None = None
 
     def joined_at(self, gigabits: float | None) -> "Machine":
-        """Return it with so many Gb/s of each GPU between nodes; itself if ``None``."""
+        """Return this machine with another network bandwidth per GPU; itself if ``None``."""
         if gigabits is None or len(self.cluster.levels) == 1:
             return self
         node, *outer = self.cluster.levels
@@ -606,7 +606,7 @@ def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
 
 
 def energy_of(resources: ResourcesConfig, machine: Machine, gpu_hours: float) -> float | None:
-    """Return the most energy that a job's GPUs draw in so many hours, in kWh; ``None`` if their kind is not known."""
+    """Return an upper bound on a job's energy in kWh, by its GPUs' board power; ``None`` if that is unknown."""
     kind = kind_of_gpu(resources)
     described = machine.device_bytes is not None  # by people, who say nothing about power
     device = None if kind is None or described else device_named(kind)

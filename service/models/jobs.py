@@ -168,7 +168,7 @@ class Result(StrEnum):
 
 
 class ComparedJob(BaseModel):
-    """A job's results. Null: there is none yet, or it is not finite."""
+    """A job's results. Null: not available yet, or not finite."""
 
     id: str
     name: str

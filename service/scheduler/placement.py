@@ -151,7 +151,7 @@ class Room:
         return index
 
     def holding(self, demand: Demand, ranks: int) -> Nodes:
-        """The nodes that can hold so many of a job's ranks."""
+        """The nodes that can hold at least this many of a job's ranks."""
         return reduce(or_, (nodes for slots, nodes in self.by_slots(demand).items() if slots >= ranks), 0)
 
     def slots(self, demand: Demand) -> list[int]:

@@ -214,13 +214,14 @@ def print_search(report: SearchReport, price: float | None = None) -> None:
     print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
     if report.choices:
         _print_budget("the first", report.choices[0], price)
-    if not report.choices:
+        most = max(each.node_host_bytes for each in report.choices)
+        if most and report.node_memory_bytes is None:
+            say(
+                f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
+                "not checked"
+            )
+    else:
         say("nothing fits")
-    elif report.node_memory_bytes is None and (most := max(each.node_host_bytes for each in report.choices)):
-        say(
-            f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
-            "not checked"
-        )
     for line in (*report.why, *report.would_change, *report.other_orders):
         say(f"- {line}")
     for line in report.context.why if report.context else ():
@@ -241,7 +242,7 @@ def _print_budget(which: str, planned: PlannedShape | PlannedChoice, price: floa
 
 
 def _rounded(number: float, digits: int) -> str:
-    """A number with so many digits that count, and never with an exponent."""
+    """Format a number with this many significant digits, never with an exponent."""
     return f"{float(f'{number:.{digits}g}'):,.10g}"
 
 
