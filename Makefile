@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Processes start faster that find their modules compiled, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock gpu-kit editor clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock docs gpu-kit editor clean
 
 setup: $(VENV)/.installed
 
@@ -81,6 +81,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/architecture/test_words.py
+	$(MAKE) docs
 
 format: setup
 	$(BIN)/ruff format .
@@ -104,5 +105,12 @@ lock:
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort --ignore-case > constraints.txt
 	touch $(VENV)/.installed
 
+# The documentation as a site, in site/. Links and anchors that lead nowhere are errors.
+docs: setup
+	rm -rf .docs && mkdir .docs
+	git ls-files -z --cached --others --exclude-standard -- '*.md' ':!service' ':!tests' docs examples deploy/kuberay \
+		deploy/prometheus/rules helm/boost/ci tests/benchmarks/results.csv | xargs -0 cp --parents --target-directory .docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 clean:
-	rm -rf $(VENV) .venv-cuda213 .venv-cuda211 .mock-gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .docs site $(VENV) .venv-cuda213 .venv-cuda211 .mock-gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
