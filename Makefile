@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Processes start faster that find their modules compiled, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock docs gpu-kit editor clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock docs release gpu-kit editor clean
 
 setup: $(VENV)/.installed
 
@@ -111,6 +111,18 @@ docs: setup
 	git ls-files -z --cached --others --exclude-standard -- '*.md' ':!service' ':!tests' docs examples deploy/kuberay \
 		deploy/prometheus/rules helm/boost/ci tests/benchmarks/results.csv | xargs -0 cp --parents --target-directory .docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# A release: the wheel in dist/, and the images, which need Docker or what stands for it. Change __version__ in
+# boost_core/__init__.py first; a test says where else the version stands.
+DOCKER ?= docker
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' boost_core/__init__.py)
+release: setup
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(DOCKER) build --file docker/api.Dockerfile --tag boost-api:$(VERSION) .
+	$(DOCKER) build --file docker/trainer.Dockerfile --tag boost-trainer:$(VERSION) .
+	$(DOCKER) build --file docker/trainer.Dockerfile --tag boost-trainer:$(VERSION)-cpu \
+		--build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 
 clean:
 	rm -rf .docs site $(VENV) .venv-cuda213 .venv-cuda211 .mock-gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,4 +3,4 @@
 It knows nothing of Ray, HTTP or Kubernetes and runs under ``torchrun`` alone.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

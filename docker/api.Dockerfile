@@ -1,6 +1,6 @@
 # The service: API, scheduler, web page, command line. It has no torch; jobs train on a Ray cluster of boost-trainer.
 #
-#   docker build --file docker/api.Dockerfile --tag boost-api:0.1.0 .
+#   docker build --file docker/api.Dockerfile --tag boost-api:0.2.0 .
 #
 # The base image is pinned by version, not by digest: give one where you mirror it, as
 # --build-arg PYTHON_IMAGE=registry.example.org/python@sha256:…. Ray wants the same Python in both images.

@@ -1,7 +1,7 @@
 # A node of the Ray cluster on which jobs train: torch, and Triton where there is CUDA.
 #
-#   docker build --file docker/trainer.Dockerfile --tag boost-trainer:0.1.0 .
-#   docker build --file docker/trainer.Dockerfile --tag boost-trainer:0.1.0-cpu \
+#   docker build --file docker/trainer.Dockerfile --tag boost-trainer:0.2.0 .
+#   docker build --file docker/trainer.Dockerfile --tag boost-trainer:0.2.0-cpu \
 #     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #
 # torch's wheel brings CUDA's libraries; the host has the driver and NVIDIA's container toolkit. The base image is pinned

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 import typer
 
+from boost_core import __version__
 from service.api import audit
 from service.cli.main import app
 from service.client.api import Api
@@ -177,3 +178,18 @@ def test_the_tree_of_rooms_names_every_folder_of_code() -> None:
         )
         folders = {init.parent.name for init in (ROOT / package).glob("*/__init__.py")}
         assert folders - named == set(), package
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    for path, pattern in {
+        "CHANGELOG.md": r"^## \[?(\d\S*?)\]? ",
+        "deploy/compose/.env.example": r"^BOOST_\w+_TAG=(\d[\d.]*)",
+        "deploy/kuberay/api.yaml": r"image: boost-\w+:(\S+)",
+        "deploy/kuberay/raycluster.yaml": r"image: boost-\w+:(\S+)",
+        "docs/install.md": r"boost-(?:api|trainer):(\d[\d.]*\d)",
+        "helm/boost/Chart.yaml": r'^(?:version|appVersion): "?([\d.]+)',
+        "helm/boost/ci/cloud-values.yaml": r"^  tag: (\S+)",
+        "helm/boost/ci/laptop-values.yaml": r"^  trainerTag: ([\d.]+)",
+    }.items():
+        found = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
+        assert found and set(found[:1] if path == "CHANGELOG.md" else found) == {__version__}, path

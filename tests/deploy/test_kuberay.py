@@ -4,6 +4,7 @@ from typing import Any
 
 import yaml
 
+from boost_core import __version__
 from service.settings import Settings
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.manifests import check
@@ -34,7 +35,7 @@ def test_pods_are_confined() -> None:
         for container in pod["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["resources"]["limits"]
-            assert container["image"].endswith(":0.1.0")
+            assert container["image"].endswith(f":{__version__}")
             assert {"/tmp", "/home/boost", "/var/lib/boost"} <= {
                 mount["mountPath"] for mount in container["volumeMounts"]
             }
