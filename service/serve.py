@@ -11,6 +11,7 @@ from functools import partial
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
+from service.api.routes.sweeps import trial_submitter
 from service.api.server import ApiServer, listen, raise_descriptor_limit
 from service.gang.ray.builds import RayBuilds
 from service.gang.ray.gangs import RayGangs
@@ -25,6 +26,7 @@ from service.scheduler.datasets import DatasetReconciler, job_in_need
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
+from service.scheduler.sweeps import SweepLoop
 from service.security.access import AccessRules
 from service.security.network import UnsafeExposure, check_exposure
 from service.settings import Settings
@@ -126,16 +128,21 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
 
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))
-    server = ApiServer(create_app(store, settings, loop.outlook, metrics, tracing), settings)
+    app = create_app(store, settings, loop.outlook, metrics, tracing)
+    context = app.state.context
+    sweeps = SweepLoop(store, context.studies, lambda: loop.lease, trial_submitter(context), settings.reconcile_seconds)
+    server = ApiServer(app, settings)
     # uvicorn stops at either signal and then raises it again: as KeyboardInterrupt, both leave through finally.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()
     forwarder.start()
+    sweeps.start()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
     finally:
         forwarder.stop()
+        sweeps.stop()
         loop.stop()
         if tracing:
             tracing.close()

@@ -22,6 +22,7 @@ from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
+from service.jobs.model import JobRecord, Owner
 from service.jobs.outlook import NodeSize, size_of_a_node
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import DatasetRequest, DatasetState
@@ -29,7 +30,7 @@ from service.models.problems import FieldError
 from service.security.access import named_places, refused_places
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
-from service.trackers.opening import tracker_errors
+from service.trackers.opening import kinds_of, tracker_errors
 
 _MOST_NAMED = 3
 
@@ -117,6 +118,29 @@ async def admitted(
 
         await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
     return await run_in_threadpool(then, job)
+
+
+def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> JobRecord:
+    """Store an admitted job, with what its predictions are based on.
+
+    Args:
+        job: The job.
+        context: The service's parts.
+        owner: Its owner.
+        **more: Further arguments of ``JobStore.create``.
+    """
+    return context.store.create(
+        job.spec,
+        context.settings.checkpoint_root,
+        owner,
+        trackers=kinds_of(job.spec, context.settings),
+        chosen=job.chosen,
+        profile=job.profile,
+        fitted=job.fitted,
+        node_gpus=job.nodes.gpus,
+        node_memory_bytes=job.nodes.memory_bytes,
+        **more,
+    )
 
 
 def planned(job: JobSpec, machine: Machine) -> Plan:

@@ -22,13 +22,15 @@ from service.api.examples import SPEC, examples_of_models
 from service.api.following import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
-from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans
+from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps
 from service.api.searches import Searches
 from service.jobs.datasets import DatasetStore
 from service.jobs.observations import Observations
 from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
+from service.jobs.study import Studies
+from service.jobs.sweeps import SweepStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 from service.web import pages
@@ -98,6 +100,8 @@ def create_app(
         settings=settings,
         outlook=outlook,
         datasets=DatasetStore(store),
+        sweeps=SweepStore(store),
+        studies=Studies(store.engine),
         quotas=QuotaStore(store),
         profiles=ProfileStore(store.engine),
         observations=Observations(store.engine),
@@ -130,6 +134,7 @@ def create_app(
         jobs.history_router,
         checkpoints.router,
         datasets.router,
+        sweeps.router,
         jobs.results_router,
         jobs.comparison_router,
         cluster.router,

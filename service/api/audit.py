@@ -33,6 +33,8 @@ ACTIONS = {
     ("POST", "/v1/datasets"): "dataset.create",
     ("POST", "/v1/datasets/{name}/cancel"): "dataset.cancel",
     ("DELETE", "/v1/datasets/{name}"): "dataset.delete",
+    ("POST", "/v1/sweeps"): "sweep.create",
+    ("POST", "/v1/sweeps/{name}/stop"): "sweep.stop",
     ("PUT", "/v1/queues/{name}"): "queue.put",
     ("DELETE", "/v1/queues/{name}"): "queue.delete",
     ("PUT", "/v1/tenants/{name}"): "tenant.put",

@@ -21,6 +21,8 @@ from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
+from service.jobs.study import Studies
+from service.jobs.sweeps import SweepStore
 from service.models.access import Scope
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
@@ -39,6 +41,8 @@ class Context:
         settings: The operator's settings.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
+        sweeps: Sweeps.
+        studies: Their trials.
         quotas: Queues, tenants and their limits.
         profiles: Measured profiles of kinds of GPU.
         observations: Measured times of jobs relative to their predictions.
@@ -58,6 +62,8 @@ class Context:
     settings: Settings
     outlook: Callable[[], Outlook]
     datasets: DatasetStore
+    sweeps: SweepStore
+    studies: Studies
     quotas: QuotaStore
     profiles: ProfileStore
     observations: Observations

@@ -28,6 +28,7 @@ from service.jobs.datasets import DatasetConflict, DatasetNotFound
 from service.jobs.model import IdempotencyKeyReused
 from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
+from service.jobs.sweeps import SweepConflict, SweepNotFound
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
 from service.models.problems import FieldError, Problem, field_error, job_errors
 
@@ -120,7 +121,9 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     KeyNotFound: (HTTPStatus.NOT_FOUND, "key-not-found"),
     ProfileNotFound: (HTTPStatus.NOT_FOUND, "profile-not-found"),
     DatasetNotFound: (HTTPStatus.NOT_FOUND, "dataset-not-found"),
+    SweepNotFound: (HTTPStatus.NOT_FOUND, "sweep-not-found"),
     CheckpointNotFound: (HTTPStatus.NOT_FOUND, "checkpoint-not-found"),
+    SweepConflict: (HTTPStatus.CONFLICT, "sweep-conflict"),
     AlreadyFinished: (HTTPStatus.CONFLICT, "job-already-finished"),
     KeyRevoked: (HTTPStatus.CONFLICT, "wrong-state"),
     WrongState: (HTTPStatus.CONFLICT, "wrong-state"),

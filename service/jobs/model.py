@@ -277,7 +277,7 @@ _TIME_DIGITS = 11  # 55 bits of microseconds: enough for a thousand years
 _RANDOM_DIGITS = 5
 
 
-def new_id(kind: Literal["job", "dataset"]) -> str:
+def new_id(kind: Literal["job", "dataset", "sweep"]) -> str:
     """A new id: the kind, the time in microseconds, and random digits to distinguish simultaneous ids."""
     number = (time.time_ns() // 1_000) << (5 * _RANDOM_DIGITS) | secrets.randbits(5 * _RANDOM_DIGITS)
     places = reversed(range(_TIME_DIGITS + _RANDOM_DIGITS))

@@ -28,14 +28,14 @@ from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
 Heads = Select[str, int, str | None]  # of jobs: the id, and what tells whether a record of it is still the newest
-_HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
-ONE = _HEADS.where(JobRow.id == bindparam("job_id"))
-UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
+HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
+ONE = HEADS.where(JobRow.id == bindparam("job_id"))
+UNFINISHED = HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
     JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
 )
-FAILED = _HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
-FIRST_IN_STATE = _HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
-WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
+FAILED = HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
+FIRST_IN_STATE = HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
+WITH_GANGS = HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
 BACKLOG = (
     select(JobRow.queue, JobRow.tenant, JobRow.state, func.count(), func.min(JobRow.waiting_since))
     .where(JobRow.state.in_(ACTIVE_STATES))
@@ -241,7 +241,7 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict
 
 def _listed(conditions: frozenset[str], states: int | None, *more: ColumnElement[bool]) -> Heads:
     newest, limit = JobRow.id.desc(), bindparam("limit", type_=Integer)
-    query = _HEADS.where(*(_CONDITIONS[name] for name in conditions), *more)
+    query = HEADS.where(*(_CONDITIONS[name] for name in conditions), *more)
     if states is None:
         return query.order_by(newest).limit(limit)
     # The newest of each state, each read from an index, and of these the newest: an index of several states is not in

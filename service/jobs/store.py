@@ -46,7 +46,16 @@ from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, n
 from service.jobs.patch import JobPatch
 from service.jobs.queries import Backlog, EventFilter, JobCache, JobCounts, JobNotFound, Position
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import NEXT_ARRIVAL, EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow, searched
+from service.jobs.tables import (
+    NEXT_ARRIVAL,
+    EventRow,
+    JobRow,
+    RequestRow,
+    SnapshotRow,
+    SweepTrialRow,
+    TrackerRow,
+    searched,
+)
 from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
 from service.models.cluster import StoredProfile
 
@@ -122,6 +131,7 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 _LOST_RACES = 100
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
 _INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
+_INSERT_TRIAL = insert(SweepTrialRow)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
@@ -186,6 +196,7 @@ class JobStore:
         node_gpus: int | None = None,
         alongside: Callable[[Connection], object] = lambda _connection: None,
         node_memory_bytes: int | None = None,
+        trial: tuple[str, int] | None = None,
     ) -> JobRecord:
         """Store a new QUEUED job; repeating the same request returns the same job.
 
@@ -204,9 +215,11 @@ class JobStore:
             node_gpus: GPUs per node, for which these predictions hold.
             alongside: Writes more in the same transaction; called again if the transaction is retried.
             node_memory_bytes: Host memory of these nodes.
+            trial: The sweep, by its id, and the number of the trial that this is the job of.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
+            sqlalchemy.exc.IntegrityError: The trial has a job.
         """
         job_id, now = new_id("job"), datetime.now(UTC)
         folder = spec.checkpoint.url or f"{checkpoint_root.rstrip('/')}/{owner.tenant}"
@@ -236,6 +249,8 @@ class JobStore:
                     connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
                 arrival = connection.execute(_INSERT_JOB, job).scalar_one()
                 connection.execute(_INSERT_EVENT, events)
+                if trial is not None:
+                    connection.execute(_INSERT_TRIAL, {"sweep_id": trial[0], "number": trial[1], "job_id": record.id})
                 if trackers:
                     connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
                 alongside(connection)
@@ -292,6 +307,14 @@ class JobStore:
         """Those of some jobs that have not ended."""
         with self.engine.connect() as connection:
             return self._known.read(connection, queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
+
+    def of_sweep(self, sweep_id: str) -> dict[int, JobRecord]:
+        """The jobs of a sweep's trials, by the trials' numbers."""
+        trials = select(SweepTrialRow.job_id, SweepTrialRow.number).where(SweepTrialRow.sweep_id == sweep_id)
+        with self.engine.connect() as connection:
+            numbers = {job_id: number for job_id, number in connection.execute(trials)}
+            jobs = self._known.read(connection, queries.HEADS.where(JobRow.id.in_(numbers)))
+        return {numbers[job.id]: job for job in jobs}
 
     def with_gangs(self, connection: Connection) -> Sequence[JobRecord]:
         """All jobs that hold resources of the cluster."""
@@ -361,8 +384,8 @@ class JobStore:
 
         return self._write(job_id, plan)
 
-    def request_cancel(self, job_id: str) -> JobRecord:
-        """Request that a job be cancelled; one without a gang is CANCELLED immediately.
+    def request_cancel(self, job_id: str, why: str | None = None) -> JobRecord:
+        """Request that a job be cancelled; one without a gang is CANCELLED immediately, with the message ``why``.
 
         Cancelling a job again changes nothing.
 
@@ -370,7 +393,7 @@ class JobStore:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has SUCCEEDED or FAILED.
         """
-        return self._write(job_id, lambda record, _: writes.cancelled(record))
+        return self._write(job_id, lambda record, _: writes.cancelled(record, why))
 
     def request_pause(self, job_id: str) -> JobRecord:
         """Request that a job be paused; one without a gang is PAUSED immediately.

@@ -205,6 +205,35 @@ class DatasetRow(Table):
     deleted: Mapped[bool] = mapped_column(default=False)
 
 
+class SweepRow(Table):
+    """A sweep: ``service.models.sweeps.Sweep``. Its trials' parameters and values are Optuna's, see ``service.jobs.study``."""
+
+    __tablename__ = "sweeps"
+    __table_args__ = (UniqueConstraint("tenant", "name", name="uq_sweeps_tenant_name"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(63))
+    submitted_by: Mapped[str] = mapped_column(String(100))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    message: Mapped[str] = mapped_column(Text)
+    trials: Mapped[dict[str, int]] = mapped_column(JSON)
+    best: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class SweepTrialRow(Table):
+    """The job of a trial, written in the transaction that creates the job, so that there is never a second one."""
+
+    __tablename__ = "sweep_trials"
+
+    sweep_id: Mapped[str] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+
+
 class ProfileRow(Table):
     """A profile of a kind of GPU at a precision: ``service.models.cluster.StoredProfile``."""
 

@@ -122,8 +122,12 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     return Write(values, [EventRow(job_id=record.id, attempt=attempt, kind="state", time=now, data=data)])
 
 
-def cancelled(record: JobRecord) -> Write | None:
+def cancelled(record: JobRecord, why: str | None = None) -> Write | None:
     """Request that a job be cancelled, or cancel it if no gang has to be ended first.
+
+    Args:
+        record: The job.
+        why: Why, for a job without a gang; ``None``: its user wanted it.
 
     Raises:
         AlreadyFinished: The job has SUCCEEDED or FAILED.
@@ -134,7 +138,8 @@ def cancelled(record: JobRecord) -> Write | None:
         return None
     requested = {"cancel_requested": True}
     if record.state in (JobState.QUEUED, JobState.PAUSED):
-        return _at_once(record, Reason.CANCELLED_BY_USER, f"cancelled while it was {record.state.lower()}", requested)
+        message = why or f"cancelled while it was {record.state.lower()}"
+        return _at_once(record, Reason.CANCELLED_BY_USER, message, requested)
     return None if record.cancel_requested else Write(requested)
 
 

@@ -97,6 +97,11 @@ class ReconcileLoop:
         self._thread.join()
         self._renewal.join()
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease while this service schedules; ``None`` while it does not."""
+        return self._lease if self._reconciler is not None else None
+
     def problem(self) -> str | None:
         """Why jobs are not being scheduled; ``None`` if they are, by this or another service."""
         if self._problem is not None:

@@ -23,7 +23,7 @@ from boost_core.config.base import Moment
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
-from service.api.admission import Completed, admitted, planned, with_layouts
+from service.api.admission import Completed, admitted, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
@@ -203,19 +203,13 @@ async def _create(
 
         def create(job: Completed) -> JobRecord:
             store = partial(
-                context.store.create,
-                job.spec,
-                context.settings.checkpoint_root,
+                record_job,
+                job,
+                context,
                 Owner(who.tenant, who.name),
                 cloned_from=original.id if original else None,
                 request=request,
                 traceparent=getattr(http.state, "traceparent", None),  # of the request's span, if it has one
-                trackers=kinds_of(job.spec, context.settings),
-                chosen=job.chosen,
-                profile=job.profile,
-                fitted=job.fitted,
-                node_gpus=job.nodes.gpus,
-                node_memory_bytes=job.nodes.memory_bytes,
             )
             try:
                 return store(alongside=partial(record_with, http, context.audit, HTTPStatus.CREATED))

@@ -1,0 +1,114 @@
+"""Sweeps: trials of a job with other values of some fields, chosen, judged and pruned by the service."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection
+
+from boost_core.config.base import ResourceName
+from service.api.admission import admitted, record_job
+from service.api.auth import Reader, Submitter
+from service.api.deps import Context, ContextDep
+from service.api.errors import BODY_REFUSED, CONFLICT, NOT_FOUND, InvalidJob
+from service.api.limits import StoreAccess
+from service.api.requests import StrictRoute
+from service.jobs import study
+from service.jobs.model import JobRecord, Owner
+from service.models.problems import FieldError
+from service.models.sweeps import IllegalTrial, Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
+
+router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=StrictRoute)
+
+SweepPath = Annotated[ResourceName, Path(description="The sweep.")]
+
+_MOST_REPORTED = 10  # combinations that make no job
+
+
+@router.post("", status_code=HTTPStatus.CREATED, responses=BODY_REFUSED | CONFLICT)
+async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDep) -> Sweep:
+    """Begin a sweep; beginning the same again returns it. Its trials become jobs in the group of its name."""
+    errors = list[FieldError]()
+    for parameters in request.combinations():
+        try:
+            await admitted(request.trial(0, parameters), context, who.tenant, lambda _: True)
+        except IllegalTrial as error:
+            errors.append(FieldError(field="space", message=str(error)))
+        except InvalidJob as error:
+            errors.append(FieldError(field="space", message=str(IllegalTrial(parameters, error.errors))))
+        if len(errors) == _MOST_REPORTED:
+            break
+    if errors:
+        raise InvalidJob(errors)
+    return await run_in_threadpool(context.sweeps.create, request, Owner(who.tenant, who.name))
+
+
+@router.get("")
+def list_sweeps(
+    who: Reader, context: ContextDep, limit: Annotated[int, Query(ge=1, le=500, description="Maximum number.")] = 100
+) -> SweepList:
+    """List the tenant's sweeps, newest first."""
+    return SweepList(sweeps=list(context.sweeps.list(who.tenant, limit)))
+
+
+@router.get("/{name}", responses=NOT_FOUND)
+def show_sweep(name: SweepPath, who: Reader, context: ContextDep) -> SweepDetail:
+    """Show one sweep, with its best trial and how much each field matters."""
+    sweep = context.sweeps.get(name, who.tenant)
+    return SweepDetail(**dict(sweep), importance=study.importance(sweep.spec, context.studies.trials(sweep.id)))
+
+
+@router.get("/{name}/trials", response_model=SweepTrialList, responses=NOT_FOUND | {200: {"content": {"text/csv": {}}}})
+def list_trials(
+    name: SweepPath,
+    who: Reader,
+    context: ContextDep,
+    format: Annotated[Literal["json", "csv"], Query(description="Media type of the answer.")] = "json",  # noqa: A002
+) -> Response:
+    """List a sweep's trials with their parameters and values, as JSON or CSV."""
+    sweep = context.sweeps.get(name, who.tenant)
+    jobs = context.store.of_sweep(sweep.id)
+    trials = SweepTrialList(
+        trials=[
+            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            for trial in context.studies.trials(sweep.id)
+        ]
+    )
+    if format == "csv":
+        return Response(trials.as_csv(), media_type="text/csv")
+    return Response(trials.model_dump_json(), media_type="application/json")
+
+
+@router.post("/{name}/stop", status_code=HTTPStatus.ACCEPTED, responses=NOT_FOUND | CONFLICT)
+def stop_sweep(name: SweepPath, who: Submitter, context: ContextDep) -> Sweep:
+    """Stop a sweep: no more trials start, and those under way save a checkpoint and end."""
+    return context.sweeps.request_stop(name, who.tenant)
+
+
+def trial_submitter(
+    context: Context,
+) -> Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]:
+    """Return what submits the jobs of trials from a thread outside the server, by the same rules as for requests.
+
+    Args:
+        context: The service's parts.
+    """
+
+    def submit(
+        sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
+    ) -> JobRecord:
+        # The server's own access to stores belongs to its event loop.
+        apart = replace(context, stores=StoreAccess(context.settings.store_seconds))
+        owner, trial = Owner(sweep.tenant, sweep.submitted_by), (sweep.id, number)
+        record = partial(record_job, context=context, owner=owner, trial=trial, alongside=alongside)
+        try:
+            return asyncio.run(admitted(sweep.spec.trial(number, parameters), apart, sweep.tenant, record))
+        except InvalidJob as error:
+            raise IllegalTrial(parameters, error.errors) from error
+
+    return submit

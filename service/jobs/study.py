@@ -1,0 +1,321 @@
+"""A sweep's trials, as Optuna keeps, samples and prunes them.
+
+Optuna stores trials with many small transactions, and what its samplers and pruners choose depends on what is stored.
+So that a service that dies between two of these loses, doubles or changes nothing, each choice is made on a copy in
+memory, by a sampler or pruner that has just been made, and then written down whole:
+
+- a new trial with all its parameters, in one transaction;
+- a verdict on a trial at a step as one attribute, before any of its effects; they are then carried out, again if need
+  be, until the trial has them all.
+
+A choice thus depends only on the sweep, the trials before it and their verdicts. ``next_milestone`` says in which order
+these come.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import optuna
+from numpy.random import SeedSequence
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage, get_storage
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+from pydantic import BaseModel
+from sqlalchemy import Engine, func, select, text
+
+from boost_core.config import JobSpec
+from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine
+from service.models.sweeps import SweepRequest, SweepTrial, TrialState
+
+_SCHEMA = "optuna"  # in PostgreSQL
+_CREATION = threading.Lock()  # among threads, and in PostgreSQL among processes:
+_CREATION_LOCK = 0x6F7074756E61  # any number, the same in all processes
+_START, _VERDICT, _REFUSED, _STOPPED = "start", "verdict", "refused", "stopped"  # attributes of trials
+_STATES = {
+    OptunaState.RUNNING: TrialState.RUNNING,
+    OptunaState.COMPLETE: TrialState.COMPLETE,
+    OptunaState.PRUNED: TrialState.PRUNED,
+    OptunaState.FAIL: TrialState.STOPPED,
+}
+
+
+class Verdict(BaseModel):
+    """What becomes of a trial at one of its milestones.
+
+    Attributes:
+        step: The milestone.
+        value: The metric; ``None``: the trial has failed, which counts as the worst value.
+        reason: Why it ends; ``None``: it goes on, or is complete.
+        ends: Whether it ends here.
+        pruner: What the pruner stores with the trial.
+    """
+
+    step: int
+    value: float | None
+    reason: str | None = None
+    ends: bool = False
+    pruner: dict[str, Any] = {}
+
+
+def distributions(request: SweepRequest) -> dict[str, BaseDistribution]:
+    """What Optuna draws parameters from. A choice is its JSON, because Optuna stores only plain values."""
+    made: dict[str, BaseDistribution] = {}
+    for path, dimension in request.space.items():
+        if dimension.choices is not None:
+            made[path] = CategoricalDistribution([json.dumps(each, sort_keys=True) for each in dimension.choices])
+        elif dimension.int_uniform is not None:
+            made[path] = IntDistribution(*dimension.int_uniform)
+        else:
+            low, high = dimension.uniform or dimension.log_uniform or (0.0, 1.0)
+            made[path] = FloatDistribution(low, high, log=dimension.log_uniform is not None)
+    return made
+
+
+def parameters_of(request: SweepRequest, trial: FrozenTrial) -> dict[str, Any]:
+    """A trial's values by the paths of their fields."""
+    listed = {path for path, dimension in request.space.items() if dimension.choices is not None}
+    return {path: json.loads(trial.params[path]) if path in listed else trial.params[path] for path in request.space}
+
+
+def ask(request: SweepRequest, trials: Sequence[FrozenTrial]) -> FrozenTrial:
+    """Choose the next trial's parameters.
+
+    Args:
+        request: The sweep.
+        trials: All trials so far, in order.
+    """
+    study = _copy(request, trials, len(trials))
+    study.ask(distributions(request)).set_user_attr(_START, _clock(trials))
+    return study.get_trials()[-1]
+
+
+def judge(
+    request: SweepRequest, trials: Sequence[FrozenTrial], number: int, step: int, value: float | None,
+    reason: str | None, *, last: bool,
+) -> Verdict:  # fmt: skip
+    """Judge a trial by its value at a milestone, which it compares with others' values there.
+
+    Args:
+        request: The sweep.
+        trials: All trials so far.
+        number: The trial to judge.
+        step: The milestone.
+        value: The metric at that step; ``None`` if it has failed.
+        reason: Why it has failed.
+        last: Whether it is the last step.
+    """
+    study = _copy(request, trials, number)
+    trial = study.get_trials()[number]
+    # Only the value at this rung, because the pruner of the median takes the best so far.
+    trial.intermediate_values = {step: _told(request, value)}
+    before = dict(trial.system_attrs)
+    pruned = request.stop_early is not None and not last and study.pruner.prune(study, trial)
+    stored = study.get_trials()[number].system_attrs
+    pruner = {name: each for name, each in stored.items() if name not in before}
+    if value is not None and pruned:
+        reason = f"its {request.metric} of {value:.6g} at step {step} is worse than others' there"
+    return Verdict(step=step, value=value, reason=reason, ends=last or pruned or value is None, pruner=pruner)
+
+
+def next_milestone(trial: FrozenTrial, milestones: Sequence[int]) -> tuple[int, int, int]:
+    """When a running trial is judged next: on the sweep's clock, with its number, and at which step.
+
+    The clock counts steps, as if each slot of the sweep trained one step at a time: a trial starts when the verdict that
+    made room for it came. Verdicts in the order of this clock do not depend on how fast jobs really are.
+    """
+    start = int(trial.user_attrs[_START])
+    if _REFUSED in trial.user_attrs:  # it needs no step to fail
+        return start, trial.number, 0
+    step = next(step for step in milestones if step not in trial.intermediate_values)
+    return start + step, trial.number, step
+
+
+def refusal(trial: FrozenTrial) -> str | None:
+    """Why a trial's job was refused; ``None`` if it was not."""
+    reason = trial.user_attrs.get(_REFUSED)
+    return None if reason is None else str(reason)
+
+
+def tokens_of(trial: FrozenTrial, spec: JobSpec) -> int:
+    """Tokens on which a trial has trained up to its newest milestone."""
+    return spec.training.samples(max(trial.intermediate_values, default=0)) * spec.training.sequence_length
+
+
+def shown(request: SweepRequest, trial: FrozenTrial, job_id: str | None) -> SweepTrial:
+    """A trial as the API shows it."""
+    verdict = Verdict.model_validate(trial.user_attrs[_VERDICT]) if _VERDICT in trial.user_attrs else None
+    state, reason = _STATES[trial.state], verdict.reason if verdict else None
+    if trial.state is OptunaState.COMPLETE and verdict is not None and verdict.value is None:
+        state = TrialState.FAILED
+    if trial.state is OptunaState.FAIL:
+        reason = str(trial.user_attrs[_STOPPED])
+    worst = _told(request, None)
+    rungs = {step: None if value == worst else value for step, value in sorted(trial.intermediate_values.items())}
+    value = None if trial.value is None or trial.value == worst else trial.value
+    return SweepTrial(
+        number=trial.number,
+        state=state,
+        parameters=parameters_of(request, trial),
+        value=value,
+        rungs={step: value for step, value in rungs.items() if step > 0},
+        reason=reason if trial.state is not OptunaState.RUNNING else None,
+        job_id=job_id,
+    )
+
+
+def importance(request: SweepRequest, trials: Sequence[FrozenTrial]) -> dict[str, float] | None:
+    """How much of the difference between good and bad trials each field explains; ``None`` if it cannot be told."""
+    finite = [trial for trial in trials if trial.state is OptunaState.COMPLETE and trial.value != _told(request, None)]
+    if len(finite) < 2 or len({trial.value for trial in finite}) < 2:
+        return None
+    study = _copy(request, trials, 0)
+    return optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), params=list(request.space)
+    )
+
+
+@dataclass
+class Studies:
+    """Optuna's storage of all sweeps' trials, in the record's database. Threads may share it.
+
+    Optuna's tables include an ``alembic_version``, as the record's do. So in PostgreSQL they have a schema of their own;
+    in SQLite, which has none, a file beside the record's.
+
+    Attributes:
+        engine: The record's database.
+    """
+
+    engine: Engine
+
+    @cached_property
+    def storage(self) -> BaseStorage:
+        """The storage; its tables are made when it is first used."""
+        with _CREATION:
+            optuna.logging.disable_default_handler()  # errors are raised, too
+            url, arguments = self.engine.url, dict[str, Any]()
+            if url.get_backend_name() == "sqlite":
+                file = str(url.database).removesuffix(".db") + "-sweeps.db"
+                url, arguments = url.set(database=file), {"timeout": WAIT_SECONDS}
+                own = open_engine(url.render_as_string(hide_password=False))
+                own.connect().close()  # which keeps it from other users' eyes
+                own.dispose()
+            else:
+                options = f"{url.query.get('options', '')} -csearch_path={_SCHEMA}".strip()
+                arguments = {**TO_POSTGRESQL, "options": options}
+            address = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+            with self.engine.begin() as connection:  # one process makes the tables
+                if connection.dialect.name == "postgresql":
+                    connection.execute(select(func.pg_advisory_xact_lock(_CREATION_LOCK)))
+                    there = text("SELECT 1 FROM pg_namespace WHERE nspname = :name")
+                    if connection.execute(there, {"name": _SCHEMA}).first() is None:
+                        with self.engine.begin() as other:  # committed before Optuna connects
+                            other.execute(text(f"CREATE SCHEMA {_SCHEMA}"))
+                else:
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                kwargs = {"connect_args": arguments, "pool_pre_ping": True}
+                return get_storage(RDBStorage(address, engine_kwargs=kwargs))
+
+    def trials(self, sweep_id: str) -> list[FrozenTrial]:
+        """A sweep's trials, in order; none if it has not begun."""
+        try:
+            study_id = self.storage.get_study_id_from_name(sweep_id)
+        except KeyError:
+            return []
+        return self.storage.get_all_trials(study_id, deepcopy=False)
+
+    def add(self, sweep_id: str, request: SweepRequest, trial: FrozenTrial) -> None:
+        """Store a new trial."""
+        try:
+            study_id = self.storage.get_study_id_from_name(sweep_id)
+        except KeyError:
+            study_id = self.storage.create_new_study([_direction(request)], sweep_id)
+        self.storage.create_new_trial(study_id, template_trial=trial)
+
+    def refuse(self, trial: FrozenTrial, reason: str) -> None:
+        """Note why a trial's job was refused; its verdict comes in its turn."""
+        self.storage.set_trial_user_attr(trial._trial_id, _REFUSED, reason)
+
+    def note(self, trial: FrozenTrial, verdict: Verdict) -> None:
+        """Store a verdict, which ``carry_out`` then carries out."""
+        self.storage.set_trial_user_attr(trial._trial_id, _VERDICT, verdict.model_dump())
+
+    def carry_out(self, request: SweepRequest, trial: FrozenTrial) -> bool:
+        """Carry out what is left to do of a running trial's newest verdict; return whether there was anything."""
+        if _VERDICT not in trial.user_attrs:
+            return False
+        verdict, told = Verdict.model_validate(trial.user_attrs[_VERDICT]), trial.intermediate_values
+        if verdict.step in told and not verdict.ends:
+            return False
+        value = _told(request, verdict.value)
+        for name, each in verdict.pruner.items():
+            self.storage.set_trial_system_attr(trial._trial_id, name, each)
+        self.storage.set_trial_intermediate_value(trial._trial_id, verdict.step, value)
+        if verdict.ends:
+            pruned = verdict.value is not None and verdict.reason is not None
+            state = OptunaState.PRUNED if pruned else OptunaState.COMPLETE
+            self.storage.set_trial_state_values(trial._trial_id, state, [value])
+        return True
+
+    def stop(self, trial: FrozenTrial, reason: str) -> None:
+        """End a running trial with its sweep."""
+        self.storage.set_trial_user_attr(trial._trial_id, _STOPPED, reason)
+        self.storage.set_trial_state_values(trial._trial_id, OptunaState.FAIL)
+
+
+def _copy(request: SweepRequest, trials: Sequence[FrozenTrial], number: int) -> optuna.Study:
+    """The study in memory, with the sampler and pruner for a choice that concerns the trial ``number``."""
+    seed = int(SeedSequence([request.seed, number]).generate_state(1)[0])
+    sampler: optuna.samplers.BaseSampler
+    match request.search:
+        case "grid":  # the seed shuffles the grid, from which trials then take one combination after the other
+            values = {
+                path: list(each.choices) if isinstance(each, CategoricalDistribution) else list(request.space[path].listed or ())
+                for path, each in distributions(request).items()
+            }  # fmt: skip
+            sampler = optuna.samplers.GridSampler(values, seed=request.seed)
+        case "random":
+            sampler = optuna.samplers.RandomSampler(seed=seed)
+        case "tpe":
+            sampler = optuna.samplers.TPESampler(seed=seed)
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if (rule := request.stop_early) is not None:
+        first, factor = rule.first_step, rule.reduction_factor
+        match rule.kind:
+            case "successive_halving":
+                pruner = optuna.pruners.SuccessiveHalvingPruner(first, factor)
+            case "hyperband":
+                pruner = optuna.pruners.HyperbandPruner(first, request.job.training.steps, factor)
+            case "median":
+                pruner = optuna.pruners.MedianPruner(n_warmup_steps=first, interval_steps=rule.every_steps or first)
+    # Hyperband derives a trial's bracket from the study's name, so equal sweeps need equal ones.
+    study = optuna.create_study(
+        storage=InMemoryStorage(), sampler=sampler, pruner=pruner, study_name="sweep", directions=[_direction(request)]
+    )
+    study.add_trials(trials)
+    return study
+
+
+def _direction(request: SweepRequest) -> optuna.study.StudyDirection:
+    return optuna.study.StudyDirection.MINIMIZE if request.minimize else optuna.study.StudyDirection.MAXIMIZE
+
+
+def _told(request: SweepRequest, value: float | None) -> float:
+    """A value as Optuna is told it: that of a failed trial is the worst, since Optuna would leave out failed trials."""
+    if value is not None:
+        return value
+    return float("inf") if request.minimize else float("-inf")
+
+
+def _clock(trials: Sequence[FrozenTrial]) -> int:
+    """The time of the newest verdict."""
+    return max((int(each.user_attrs[_START]) + max(each.intermediate_values, default=0) for each in trials), default=0)
+
+
+def counts(trials: Sequence[SweepTrial]) -> Mapping[TrialState, int]:
+    """Number of trials in each state; states without trials are left out."""
+    return {state: number for state in TrialState if (number := sum(trial.state is state for trial in trials))}

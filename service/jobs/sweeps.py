@@ -1,0 +1,163 @@
+"""The record of sweeps: what users ask of them, and what the scheduler does with their trials' jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.jobs import queries
+from service.jobs.comparison import compared
+from service.jobs.leases import Lease, permitted, refuse_if_lost
+from service.jobs.model import JobRecord, Owner, new_id
+from service.jobs.store import JobStore
+from service.jobs.tables import EventRow, SweepRow
+from service.models.sweeps import Sweep, SweepRequest, SweepState
+
+MOST_RUNNING = 20  # of a tenant
+
+_SWEEP = list(SweepRow.__table__.c)
+_UNFINISHED = SweepRow.state.in_((SweepState.RUNNING, SweepState.STOPPING))
+
+
+class SweepNotFound(LookupError):
+    """The tenant has no sweep of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no sweep {name!r}; boost sweep list shows those that there are")
+
+
+class SweepConflict(ValueError):
+    """A name is taken, a tenant has too many sweeps, or a sweep has ended."""
+
+
+@dataclass(frozen=True)
+class SweepStore:
+    """Sweeps in the record's database.
+
+    Attributes:
+        jobs: The record.
+        lease: The lease for what only the scheduler writes.
+    """
+
+    jobs: JobStore
+    lease: Lease | None = None
+
+    def create(self, request: SweepRequest, owner: Owner) -> Sweep:
+        """Store a new sweep; creating the same again returns the one there is.
+
+        Raises:
+            SweepConflict: The name is taken, or the tenant has too many sweeps that have not ended.
+        """
+        spec = request.model_dump(mode="json")
+        sweep = Sweep(
+            name=request.name, id=new_id("sweep"), tenant=owner.tenant, submitted_by=owner.name, spec=request,
+            state=SweepState.RUNNING, message="no trial has started yet", trials={}, best=None,
+            created_at=datetime.now(UTC), finished_at=None,
+        )  # fmt: skip
+        running = select(SweepRow.id).where(SweepRow.tenant == owner.tenant, _UNFINISHED)
+        try:
+            with self.jobs.engine.begin() as connection:
+                here = (SweepRow.tenant == owner.tenant) & (SweepRow.name == request.name)
+                if (earlier := connection.execute(select(*_SWEEP).where(here)).one_or_none()) is not None:
+                    if earlier.spec == spec and earlier.submitted_by == owner.name:
+                        return Sweep.model_validate(dict(earlier._mapping))
+                    raise SweepConflict(f"there is a sweep {request.name!r} already; give this one another name")
+                if len(connection.execute(running).all()) >= MOST_RUNNING:
+                    raise SweepConflict(
+                        f"the tenant {owner.tenant!r} has {MOST_RUNNING} sweeps that have not ended, which is the "
+                        "maximum; wait, or stop some"
+                    )
+                connection.execute(insert(SweepRow).values(dict(sweep) | {"spec": spec}))
+        except IntegrityError as error:  # another request was the first
+            raise SweepConflict(f"the sweep {request.name!r} was created at the same time; check it") from error
+        return sweep
+
+    def get(self, name: str, tenant: str) -> Sweep:
+        """One sweep.
+
+        Raises:
+            SweepNotFound: The tenant has none of this name.
+        """
+        here = (SweepRow.tenant == tenant) & (SweepRow.name == name)
+        with self.jobs.engine.connect() as connection:
+            row = connection.execute(select(*_SWEEP).where(here)).one_or_none()
+        if row is None:
+            raise SweepNotFound(name)
+        return Sweep.model_validate(dict(row._mapping))
+
+    def list(self, tenant: str, limit: int) -> Sequence[Sweep]:
+        """The newest sweeps of a tenant, the newest first."""
+        query = select(*_SWEEP).where(SweepRow.tenant == tenant).order_by(SweepRow.id.desc()).limit(limit)
+        with self.jobs.engine.connect() as connection:
+            return [Sweep.model_validate(dict(row._mapping)) for row in connection.execute(query)]
+
+    def unfinished(self) -> Sequence[Sweep]:
+        """All sweeps that have not ended, of all tenants, the oldest first."""
+        with self.jobs.engine.connect() as connection:
+            rows = connection.execute(select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)).all()
+        return [Sweep.model_validate(dict(row._mapping)) for row in rows]
+
+    def request_stop(self, name: str, tenant: str) -> Sweep:
+        """Request that a sweep stop its trials and end. Stopping it again changes nothing.
+
+        Raises:
+            SweepNotFound: The tenant has none of this name.
+            SweepConflict: It has ended.
+        """
+        here = (SweepRow.tenant == tenant) & (SweepRow.name == name) & (SweepRow.state == SweepState.RUNNING)
+        stopping = {"state": SweepState.STOPPING, "message": "its trials are being stopped"}
+        with self.jobs.engine.begin() as connection:
+            connection.execute(update(SweepRow).where(here).values(stopping))
+        sweep = self.get(name, tenant)
+        if sweep.state not in (SweepState.STOPPING, SweepState.STOPPED):
+            raise SweepConflict(f"the sweep {name!r} has {sweep.state}; there is nothing to stop")
+        return sweep
+
+    def refuse_if_lost(self, connection: Connection) -> None:
+        """Raise ``LeaseLost`` if another process schedules now."""
+        refuse_if_lost(connection, self.lease)
+
+    def update(self, sweep: Sweep, **values: Any) -> None:
+        """Store a sweep's progress or end, unless its user has changed its state in the meantime.
+
+        Raises:
+            LeaseLost: Another process schedules now.
+        """
+        unchanged = (SweepRow.id == sweep.id) & (SweepRow.state == sweep.state)
+        with self.jobs.engine.begin() as connection:
+            self.refuse_if_lost(connection)
+            connection.execute(update(SweepRow).where(unchanged, permitted(self.lease)).values(values))
+
+    def value(self, job: JobRecord, metric: str, step: int) -> float | str | None:
+        """A job's metric at a step, as first reported; ``None``: not yet reported.
+
+        What JSON has no number for comes as a string, such as ``NaN``.
+        """
+        newest = job.evaluation if metric.startswith("validation") else job.progress
+        if newest is None or newest.step < step:  # its events need not be read
+            return None
+        data = EventRow.data
+        query = (
+            select(data)
+            .where(EventRow.job_id == job.id, EventRow.kind == newest.kind, data["step"].as_integer() == step)
+            .order_by(EventRow.id)
+            .limit(1)
+        )
+        with self.jobs.engine.connect() as connection:
+            event = connection.scalar(query)
+        if event is None:
+            return None
+        if metric.startswith("validation."):
+            event = next(each for each in event["sets"] if each["name"] == metric.partition(".")[2])
+        value: float | str = event["loss" if metric.startswith("validation") else metric]
+        return value
+
+    def gpu_hours(self, jobs: Sequence[JobRecord]) -> float:
+        """GPU-hours of some jobs so far."""
+        with Session(self.jobs.engine) as session:
+            losses, ranks = queries.results_of(session, [job.id for job in jobs])
+        return sum(job.gpu_hours for job in compared(jobs, losses, ranks, datetime.now(UTC)).jobs)

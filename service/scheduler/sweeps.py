@@ -1,0 +1,273 @@
+"""Drives sweeps: chooses trials, submits their jobs, judges and prunes them.
+
+Each pass compares what is stored of a sweep, its trials and their jobs, and makes the changes that follow, one after
+the other. Nothing is remembered between two changes, so a service that dies at any moment is continued by the next.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+from sqlalchemy import Connection
+
+from service.jobs import study
+from service.jobs.leases import Lease, LeaseLost
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.jobs.store import JobStore
+from service.jobs.study import Studies
+from service.jobs.sweeps import SweepStore
+from service.jobs.writes import AlreadyFinished
+from service.logs import RecurringFaults
+from service.models.sweeps import MOST_TRIALS, IllegalTrial, Sweep, SweepState, TrialState
+
+logger = logging.getLogger(__name__)
+
+_MOST_CHANGES = 200  # in a pass, after which other sweeps have their turn
+
+# Creates the job of a trial, given its sweep, number and parameters, as the API does; calls a function in the same
+# transaction. Raises ``IllegalTrial`` if there can be no such job.
+Submit = Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]
+
+
+@dataclass(frozen=True)
+class _View:
+    """A sweep as stored now.
+
+    Attributes:
+        sweep: The sweep.
+        trials: Its trials, in order.
+        jobs: Their jobs, by number.
+    """
+
+    sweep: Sweep
+    trials: Sequence[FrozenTrial]
+    jobs: Mapping[int, JobRecord]
+
+    @property
+    def running(self) -> list[FrozenTrial]:
+        """The trials without a final verdict."""
+        return [trial for trial in self.trials if trial.state is OptunaState.RUNNING]
+
+
+@dataclass(frozen=True)
+class SweepDriver:
+    """Makes passes over all sweeps that have not ended.
+
+    Attributes:
+        record: The sweeps, written under the scheduler's lease.
+        studies: Their trials.
+        submit: Creates a job.
+    """
+
+    record: SweepStore
+    studies: Studies
+    submit: Submit
+
+    def drive(self, sweep: Sweep) -> None:
+        """Make the changes that are due in one sweep.
+
+        Raises:
+            LeaseLost: Another process schedules now.
+            Exception: The record or a store cannot be reached; the next pass tries again.
+        """
+        for _ in range(_MOST_CHANGES):
+            with self.record.jobs.engine.connect() as connection:
+                self.record.refuse_if_lost(connection)  # Optuna's tables know of no lease
+            view = _View(sweep, self.studies.trials(sweep.id), self.record.jobs.of_sweep(sweep.id))
+            if not self._change(view):
+                break
+        else:
+            return  # the next pass goes on
+        jobs = view.jobs
+        shown = [
+            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            for trial in view.trials
+        ]
+        complete = [trial for trial in shown if trial.state is TrialState.COMPLETE]
+        best = min(complete, key=lambda trial: (trial.value or 0.0) * (1 if sweep.spec.minimize else -1), default=None)
+        trials = study.counts(shown)
+        told = {"trials": dict(trials), "best": best.model_dump(mode="json") if best else None}
+        if view.running or any(not job.finished for job in jobs.values()):
+            if (trials, best) != (sweep.trials, sweep.best):
+                words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items())
+                message = sweep.message if sweep.state is SweepState.STOPPING else f"trials: {words}"
+                self.record.update(sweep, **told, message=message)
+            return
+        words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items()) or "none"
+        message = f"trials: {words}" + (f"; the best is trial {best.number} with {best.value:.6g}" if best else "")
+        state = SweepState.FINISHED
+        if self._too_many_failed(view):
+            state, message = SweepState.FAILED, f"more than {sweep.spec.max_failures} trials have failed; {message}"
+        elif sweep.state is SweepState.STOPPING:
+            state, message = SweepState.STOPPED, f"stopped by its user; {message}"
+        logger.info("%s: sweep %r of %s has %s: %s", sweep.id, sweep.name, sweep.tenant, state, message)
+        self.record.update(sweep, **told, state=state, message=message, finished_at=datetime.now(UTC))
+
+    def _change(self, view: _View) -> bool:
+        """Make the next change that is due; return whether there was one."""
+        sweep, request = view.sweep, view.sweep.spec
+        # What a verdict implies, perhaps of a service that died meanwhile.
+        for trial in view.running:
+            if self.studies.carry_out(request, trial):
+                return True
+        # The jobs of ended trials stop gracefully: a pause saves a checkpoint, and then nothing is left to be ended.
+        for number, job in view.jobs.items():
+            if not job.finished and view.trials[number].state is not OptunaState.RUNNING:
+                if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
+                    return True
+        if view.running and (sweep.state is SweepState.STOPPING or self._too_many_failed(view)):
+            why = "by its user" if sweep.state is SweepState.STOPPING else "because too many trials have failed"
+            self.studies.stop(view.running[0], f"the sweep was stopped {why}")
+            return True
+        for trial in view.running:
+            if trial.number not in view.jobs and study.refusal(trial) is None:
+                self._submit(sweep, trial)
+                return True
+        if len(view.running) < request.parallel and not self._is_over(view):
+            trial = study.ask(request, view.trials)
+            self.studies.add(sweep.id, request, trial)
+            return True
+        return self._judge(view)
+
+    def _is_over(self, view: _View) -> bool:
+        """Whether no more trials start."""
+        sweep, request, budget = view.sweep, view.sweep.spec, view.sweep.spec.budget
+        most = request.grid_size if request.search == "grid" else MOST_TRIALS
+        if sweep.state is SweepState.STOPPING or self._too_many_failed(view):
+            return True
+        if len(view.trials) >= min(most, budget.trials or MOST_TRIALS):
+            return True
+        if budget.tokens is not None:
+            trained = (trial for trial in view.trials if trial.number in view.jobs)
+            if sum(study.tokens_of(trial, view.jobs[trial.number].spec) for trial in trained) >= budget.tokens:
+                return True
+        return budget.gpu_hours is not None and self.record.gpu_hours([*view.jobs.values()]) >= budget.gpu_hours
+
+    def _too_many_failed(self, view: _View) -> bool:
+        request = view.sweep.spec
+        if request.max_failures is None:
+            return False
+        shown = [study.shown(request, trial, None) for trial in view.trials]
+        return study.counts(shown).get(TrialState.FAILED, 0) > request.max_failures
+
+    def _stop_job(self, job: JobRecord, why: str) -> bool:
+        store = self.record.jobs
+        try:
+            if job.state is JobState.PAUSED:
+                store.request_cancel(job.id, why)
+            elif not job.pause_requested:
+                store.request_pause(job.id)
+            else:
+                return False  # it is about to pause
+        except AlreadyFinished:
+            return False
+        return True
+
+    def _submit(self, sweep: Sweep, trial: FrozenTrial) -> None:
+        """Submit a trial's job, or note why that is impossible."""
+        try:
+            parameters = study.parameters_of(sweep.spec, trial)
+            job = self.submit(sweep, trial.number, parameters, self.record.refuse_if_lost)
+        except IllegalTrial as error:
+            self.studies.refuse(trial, str(error))
+        else:
+            logger.info("%s: trial %d of sweep %r is %s", sweep.id, trial.number, sweep.name, job.id)
+
+    def _judge(self, view: _View) -> bool:
+        """Judge the trial whose turn it is, if its job has come far enough."""
+        request = view.sweep.spec
+        milestones = {
+            trial.number: request.milestones(view.jobs[trial.number].spec) if trial.number in view.jobs else []
+            for trial in view.running
+        }
+        turns = sorted((study.next_milestone(trial, milestones[trial.number]), trial) for trial in view.running)
+        if request.search == "tpe" or request.stop_early is not None:
+            turns = turns[:1]  # otherwise verdicts decide nothing about other trials, and none waits for its turn
+        for (_, number, step), trial in turns:
+            value, reason = self._outcome(view, trial, step)
+            if value is None and reason is None:
+                continue
+            last = bool(milestones[number]) and step == milestones[number][-1]
+            verdict = study.judge(request, view.trials, number, step, value, reason, last=last)
+            self.studies.note(trial, verdict)
+            return True
+        return False
+
+    def _outcome(self, view: _View, trial: FrozenTrial, step: int) -> tuple[float | None, str | None]:
+        """A trial's value at a step, or else why it has failed; neither: it is still under way."""
+        if (reason := study.refusal(trial)) is not None:
+            return None, reason
+        job, metric = view.jobs[trial.number], view.sweep.spec.metric
+        value = self.record.value(job, metric, step)
+        if value is not None:
+            number = float(value)
+            return (number, None) if math.isfinite(number) else (None, f"its {metric} at step {step} is {number}")
+        if job.state in (JobState.FAILED, JobState.CANCELLED):
+            return None, f"its job {job.state.lower()}: {job.message}"
+        if job.state is JobState.SUCCEEDED:
+            return None, f"its job has reported no {metric} at step {step}"
+        return None, None
+
+
+class SweepLoop:
+    """Drives sweeps in a thread of its own, while this service schedules: checks of a trial's data may take long.
+
+    Args:
+        store: The record.
+        studies: The trials of all sweeps.
+        lease: Returns the scheduler's lease; ``None`` while another service has it.
+        submit: Creates a job.
+        interval_seconds: From the end of one pass to the start of the next.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        studies: Studies,
+        lease: Callable[[], Lease | None],
+        submit: Submit,
+        interval_seconds: float,
+    ) -> None:
+        self._store, self._studies, self._lease = store, studies, lease
+        self._submit, self._interval = submit, interval_seconds
+        self._faults = RecurringFaults(logger)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweeps")
+
+    def start(self) -> None:
+        """Start, in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the present sweep's pass, and return when that is done."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if (lease := self._lease()) is not None:
+                    record = SweepStore(self._store.under(lease), lease)
+                    driver = SweepDriver(record, self._studies, self._submit)
+                    for sweep in record.unfinished():
+                        if self._stop.is_set():
+                            return
+                        try:
+                            driver.drive(sweep)
+                        except LeaseLost:
+                            raise
+                        except Exception as error:  # errors with one sweep do not hold up the others
+                            self._faults.occurred(f"{sweep.id}: this pass failed", error)
+                    self._faults.settle()
+            except LeaseLost as overtaken:
+                logger.warning("%s", overtaken)
+            except Exception as error:
+                self._faults.occurred("a pass over the sweeps failed", error)
+            self._stop.wait(self._interval)
