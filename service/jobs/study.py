@@ -125,8 +125,8 @@ def judge(
 def next_milestone(trial: FrozenTrial, milestones: Sequence[int]) -> tuple[int, int, int]:
     """When a running trial is judged next: on the sweep's clock, with its number, and at which step.
 
-    The clock counts steps, as if each slot of the sweep trained one step at a time: a trial starts when the verdict that
-    made room for it came. Verdicts in the order of this clock do not depend on how fast jobs really are.
+    The clock counts steps, as if all jobs trained equally fast: a trial starts when the verdict that made room for it
+    came. So verdicts in the order of this clock do not depend on how fast jobs really are.
     """
     start = int(trial.user_attrs[_START])
     if _REFUSED in trial.user_attrs:  # it needs no step to fail
@@ -183,8 +183,8 @@ def importance(request: SweepRequest, trials: Sequence[FrozenTrial]) -> dict[str
 class Studies:
     """Optuna's storage of all sweeps' trials, in the record's database. Threads may share it.
 
-    Optuna's tables include an ``alembic_version``, as the record's do. So in PostgreSQL they have a schema of their own;
-    in SQLite, which has none, a file beside the record's.
+    Optuna's tables include an ``alembic_version``, as the record's do. So in PostgreSQL they have a schema of their
+    own; in SQLite, which has none, a file beside the record's.
 
     Attributes:
         engine: The record's database.
@@ -274,9 +274,9 @@ def _copy(request: SweepRequest, trials: Sequence[FrozenTrial], number: int) -> 
     match request.search:
         case "grid":  # the seed shuffles the grid, from which trials then take one combination after the other
             values = {
-                path: list(each.choices) if isinstance(each, CategoricalDistribution) else list(request.space[path].listed or ())
+                path: each.choices if isinstance(each, CategoricalDistribution) else request.space[path].listed or ()
                 for path, each in distributions(request).items()
-            }  # fmt: skip
+            }
             sampler = optuna.samplers.GridSampler(values, seed=request.seed)
         case "random":
             sampler = optuna.samplers.RandomSampler(seed=seed)

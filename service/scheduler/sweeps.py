@@ -119,9 +119,9 @@ class SweepDriver:
                 return True
         # The jobs of ended trials stop gracefully: a pause saves a checkpoint, and then nothing is left to be ended.
         for number, job in view.jobs.items():
-            if not job.finished and view.trials[number].state is not OptunaState.RUNNING:
-                if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
-                    return True
+            ended = view.trials[number].state is not OptunaState.RUNNING
+            if ended and not job.finished and self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
+                return True
         if view.running and (sweep.state is SweepState.STOPPING or self._too_many_failed(view)):
             why = "by its user" if sweep.state is SweepState.STOPPING else "because too many trials have failed"
             self.studies.stop(view.running[0], f"the sweep was stopped {why}")

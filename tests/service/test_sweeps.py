@@ -1,0 +1,419 @@
+"""Sweeps in the record and over HTTP, with jobs that train as the test says; test_sweeps_end_to_end has the real ones."""
+
+import math
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import Engine
+
+from service.jobs import study
+from service.jobs.model import JobRecord, Owner
+from service.jobs.states import JobState, Reason
+from service.jobs.store import JobStore
+from service.jobs.study import Studies
+from service.jobs.sweeps import SweepConflict, SweepStore
+from service.models.problems import job_errors
+from service.models.sweeps import IllegalTrial, Sweep, SweepRequest, SweepState, SweepTrial, TrialState
+from service.scheduler.sweeps import SweepDriver
+from tests.service.records import GOOD, a_step, an_evaluation, finish, numbered, start
+
+JOB = GOOD | {"data": {}, "training": {"steps": 9, "sequence_length": 64, "evaluate_every_steps": 3}}
+RATES = {"optimizer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "model.rank": {"choices": [8, 16]}}
+GRID = {"optimizer.learning_rate": {"choices": [0.01, 0.001]}, "model.rank": {"choices": [8, 16, 32]}}
+HALVING = {"kind": "successive_halving", "first_step": 1, "reduction_factor": 3}
+BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+
+
+CONNECTIONS: list[Any] = []  # of the driver's process
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    return {"name": "rates", "job": JOB, "space": RATES, "budget": {"trials": 6}, "parallel": 2} | changes
+
+
+def loss_of(job: JobRecord, step: int) -> float:
+    """What a job's loss is said to be: best at a learning rate of 0.01, and with crossing curves."""
+    rate = job.spec.optimizer.learning_rate
+    return 5 - math.log(1 + step) + abs(math.log10(rate) + 2) * (1 + 0.1 * step) - 0.01 * job.spec.model.rank
+
+
+def plain_submit(store: JobStore) -> Callable[..., JobRecord]:
+    def submit(
+        sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
+    ) -> JobRecord:
+        spec, owner = sweep.spec.trial(number, parameters), Owner(sweep.tenant, sweep.submitted_by)
+        return store.create(spec, "/checkpoints", owner, trial=(sweep.id, number), alongside=alongside)
+
+    return submit
+
+
+@dataclass
+class Lab:
+    """A record, jobs that train a few steps a turn, and the driver, which may be replaced by a new one."""
+
+    url: str
+    loss: Callable[[JobRecord, int], float] = loss_of
+    speed: Callable[[JobRecord], int] = lambda _: 1  # steps a turn
+    fails: dict[int, tuple[int, str]] = field(default_factory=dict)  # by trial: after which step, and why
+    paused_at: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Do as a new process does: the one before has no connections any more."""
+        for connection in CONNECTIONS:
+            connection.close()
+        CONNECTIONS.clear()
+        self.store = JobStore(self.url)
+        self.sweeps = SweepStore(self.store)
+        self.studies = Studies(self.store.engine)
+        self.driver = SweepDriver(self.sweeps, self.studies, plain_submit(self.store))
+
+    def create(self, **changes: Any) -> Sweep:
+        return self.sweeps.create(SweepRequest.model_validate(request(**changes)), Owner("default", "tester"))
+
+    def drive(self) -> None:
+        for sweep in self.sweeps.unfinished():
+            self.driver.drive(sweep)
+
+    def train(self) -> None:
+        """Let each job go on: begin, train, pause, end."""
+        for job in self.store.active():
+            number = int(next(tag for tag in job.spec.tags if tag.startswith("trial-")).removeprefix("trial-"))
+            if job.state is JobState.QUEUED:
+                start(self.store, job.id)
+                continue
+            done = job.progress.step if job.progress else 0
+            if job.pause_requested:
+                if job.state is not JobState.PAUSED:
+                    self.paused_at[job.id] = done
+                    self.store.change(job.id, Reason.PAUSED_BY_USER, "paused")
+                continue
+            ends_at, why = self.fails.get(number, (10**9, ""))
+            reports, steps = [], min(job.spec.training.steps, ends_at, done + self.speed(job))
+            for step in range(done + 1, steps + 1):
+                reports.append(a_step(step, loss=self.loss(job, step)))
+                if step % job.spec.training.evaluate_every_steps == 0:
+                    reports.append(an_evaluation(step, self.loss(job, step) + 0.1, sets=("web",)))
+            first = self.store.last_sequences([job.id])[job.id] + 1
+            self.store.append_reports(job.id, job.attempt, numbered(*reports, first=first))
+            if steps == ends_at:
+                self.store.change(job.id, Reason.TRAINING_FAILED, why)
+            elif steps == job.spec.training.steps:
+                finish(self.store, job.id)
+
+    def run(self, turns: int = 500) -> Sweep:
+        """Drive and train until the sweep has ended."""
+        for _ in range(turns):
+            self.drive()
+            if not self.sweeps.unfinished():
+                return self.sweeps.get("rates", "default")
+            self.train()
+        raise AssertionError(self.trials())
+
+    def trials(self) -> list[SweepTrial]:
+        sweep = self.sweeps.get("rates", "default")
+        jobs = self.store.of_sweep(sweep.id)
+        return [
+            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            for trial in self.studies.trials(sweep.id)
+        ]
+
+    def choices(self) -> list[dict[str, Any]]:
+        """All that is decided about the trials."""
+        return [trial.model_dump(exclude={"job_id"}) for trial in self.trials()]
+
+
+@pytest.fixture
+def lab(database_url: str) -> Lab:
+    return Lab(database_url)
+
+
+@pytest.fixture(autouse=True)
+def _without_fsync() -> Iterator[None]:
+    """Processes die in these tests, machines do not."""
+
+    def hurry(connection: Any, _record: Any) -> None:
+        CONNECTIONS.append(connection)
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", hurry)
+    yield
+    event.remove(Engine, "connect", hurry)
+    CONNECTIONS.clear()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "what"),
+    [
+        ({"space": {}}, "space", "at least 1"),
+        ({"space": {"optimizer.learning rate": {"choices": [1]}}}, "space.optimizer.learning rate", "path of a field"),
+        ({"space": {"group": {"choices": ["a"]}}}, "space.group", "the sweep sets this field"),
+        ({"space": {"training.steps": {}}}, "space.training.steps", "exactly one of uniform"),
+        ({"space": {"a.b": {"uniform": [0, 1], "choices": [1]}}}, "space.a.b", "exactly one of uniform"),
+        ({"space": {"a.b": {"uniform": [1, 1]}}}, "space.a.b", "1 is not below 1"),
+        ({"space": {"a.b": {"log_uniform": [0, 1]}}}, "space.a.b", "numbers above 0"),
+        ({"space": {"a.b": {"int_uniform": [1, 2.5]}}}, "space.a.b.int_uniform[1]", "whole number"),
+        ({"space": {"a.b": {"choices": [1, 2, 1]}}}, "space.a.b", "twice"),
+        ({"search": "grid"}, "space.optimizer.learning_rate", "a grid needs values that can be listed"),
+        ({"search": "grid", "space": {"training.steps": {"int_uniform": [1, 2000]}}}, "space", "2000 combinations"),
+        ({"search": "annealing"}, "search", "grid"),
+        ({"budget": {}}, "budget", "search=random has no end of its own"),
+        ({"budget": {"trials": 0}}, "budget.trials", "1"),
+        ({"parallel": 65}, "parallel", "64"),
+        ({"metric": "accuracy"}, "metric", "loss"),
+        ({"metric": "validation.web"}, "metric", "no validation set 'web'; it has: none"),
+        ({"stop_early": {"kind": "median", "first_step": 9}}, "stop_early.first_step", "not below training.steps=9"),
+        ({"stop_early": HALVING, "metric": "validation"}, "stop_early.first_step", "rung at step 1, but the job is"),
+        ({"stop_early": HALVING | {"every_steps": 2}}, "stop_early.every_steps", "only median"),
+        ({"job": GOOD | {"training": {"steps": 0, "sequence_length": 64}}}, "job.training.steps", "1"),
+        ({"seed": -1}, "seed", "0"),
+        ({"pruner": "none"}, "pruner", "there is no such field"),
+    ],
+)
+def test_what_makes_no_sweep_is_refused_by_its_field(changes: dict[str, Any], where: str, what: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SweepRequest.model_validate(request(**changes))
+    errors = {error.field: error.message for error in job_errors(refused.value.errors(), SweepRequest)}
+    assert where in errors and what in errors[where], errors
+
+
+def test_any_field_of_the_job_is_varied_by_its_path() -> None:
+    mixture = [{"kind": "text", "paths": ["a.txt"], "weight": 1}, {"kind": "text", "paths": ["b.txt"], "weight": 1}]
+    sweep = SweepRequest.model_validate(request(job=JOB | {"data": {"mixture": mixture}, "tags": ["mine", "trial-9"]}))
+    parameters = {
+        "data.mixture[1].weight": 3.0,
+        "model.preset": "60m",
+        "elasticity.data_parallel_size": {"min": 1, "max": 2},
+    }
+    spec = sweep.trial(7, parameters)
+    assert [source.weight for source in spec.data.mixture] == [1.0, 3.0]
+    assert (spec.model.hidden_size, spec.elasticity.data_parallel_size.max) == (512, 2)
+    assert (spec.name, spec.group, spec.tags) == ("rates-7", "rates", ("mine", "trial-7"))
+    for parameters, what in (
+        ({"model.rank": 4000}, r"with model.rank=4000: model.rank: 4000 is above hidden_size"),
+        ({"optimizer.rate": 1}, r"there is no such field"),
+        ({"name.first": "a"}, r"what is above first is not a section"),
+        ({"data.mixture[2].weight": 1}, r"the job has no entry 2 there"),
+    ):
+        with pytest.raises(IllegalTrial, match=what):
+            sweep.trial(0, parameters)
+
+
+def test_a_grid_is_every_combination_once(lab: Lab) -> None:
+    lab.create(search="grid", space=GRID, budget={})
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials) == (SweepState.FINISHED, {TrialState.COMPLETE: 6})
+    tried = {tuple(trial.parameters.values()) for trial in lab.trials()}
+    assert tried == {(rate, rank) for rate in (0.01, 0.001) for rank in (8, 16, 32)}
+    assert sweep.best.parameters == {"optimizer.learning_rate": 0.01, "model.rank": 32}
+    assert sweep.message == f"trials: 6 complete; the best is trial {sweep.best.number} with {sweep.best.value:.6g}"
+
+
+@pytest.mark.parametrize("search", ["grid", "random"])
+def test_the_seed_decides_which_trials_there_are(search: str, lab: Lab) -> None:
+    def parameters(parallel: int, seed: int) -> list[dict[str, Any]]:
+        name = f"s-{parallel}-{seed}"
+        lab.create(name=name, search=search, space=GRID if search == "grid" else RATES, parallel=parallel, seed=seed)
+        while lab.sweeps.unfinished():
+            lab.drive()
+            lab.train()
+        sweep = lab.sweeps.get(name, "default")
+        return [trial.params for trial in lab.studies.trials(sweep.id)]
+
+    assert parameters(1, 1) == parameters(6, 1) != parameters(1, 2)
+
+
+def test_a_trial_is_judged_by_its_value_at_the_rung_and_not_by_its_best(lab: Lab) -> None:
+    # The second is better at each step but the rung; the third is better there, and worse before.
+    curves = {"rates-0": [4, 4, 4], "rates-1": [3, 3, 5], "rates-2": [9, 9, 3]}
+    lab.loss = lambda job, step: float(curves[job.name][step - 1]) if step <= 3 else 2.0
+    rule = {"kind": "successive_halving", "first_step": 3, "reduction_factor": 2}
+    lab.create(
+        parallel=1, budget={"trials": 3}, stop_early=rule, job=JOB | {"training": JOB["training"] | {"steps": 6}}
+    )
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    pruned = lab.trials()[1]
+    assert (pruned.rungs, pruned.value, pruned.reason) == (
+        {3: 5.0}, 5.0, "its loss of 5 at step 3 is worse than others' there",
+    )  # fmt: skip
+
+
+def test_the_median_is_compared_with_the_value_at_the_step(lab: Lab) -> None:
+    lab.loss = lambda job, step: 1.0 if step < 4 and job.name == "rates-5" else 9.0 if job.name == "rates-5" else 4.0
+    rule = {"kind": "median", "first_step": 4, "every_steps": 2}
+    lab.create(parallel=1, stop_early=rule)
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["COMPLETE"] * 5 + ["PRUNED"]
+    assert lab.trials()[5].rungs == {4: 9.0}
+
+
+def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
+    lab.create(stop_early=HALVING, budget={"trials": 8}, parallel=4)
+    sweep = lab.run()
+    pruned = [trial for trial in lab.trials() if trial.state is TrialState.PRUNED]
+    assert len(pruned) >= 4 and sweep.state is SweepState.FINISHED
+    for trial in pruned:
+        job = lab.store.get(trial.job_id)
+        assert (job.state, job.message) == ("CANCELLED", f"trial {trial.number} of sweep rates has ended")
+        assert lab.paused_at[job.id] <= max(trial.rungs) + 3, "a pause saves, and comes within a pass"
+
+
+def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
+    lab.fails = {0: (0, "out of memory"), 3: (5, "the loss is not finite")}
+    lab.loss = lambda job, step: math.nan if job.name == "rates-1" and step == 3 else loss_of(job, step)
+    lab.create(search="tpe", stop_early=HALVING, budget={"trials": 5}, parallel=1)
+    sweep = lab.run()
+    trials = lab.trials()
+    assert sweep.state is SweepState.FINISHED
+    assert (trials[0].state, trials[0].reason) == ("FAILED", "its job failed: out of memory")
+    assert (trials[1].state, trials[1].reason) == ("FAILED", "its loss at step 3 is nan")
+    assert trials[1].rungs[3] is None and trials[1].value is None
+    assert sweep.best.number not in (0, 1, 3)
+    assert sweep.trials[TrialState.FAILED] == sum(trial.state is TrialState.FAILED for trial in trials)
+
+
+def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab) -> None:
+    lab.create(budget={"trials": 2}, parallel=1)
+    lab.drive()
+    lab.store.request_cancel(lab.trials()[0].job_id)
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["FAILED", "COMPLETE"]
+    assert lab.trials()[0].reason == "its job cancelled: cancelled while it was queued"
+
+
+def test_too_many_failures_end_a_sweep(lab: Lab) -> None:
+    lab.fails = dict.fromkeys(range(6), (2, "it diverges"))
+    lab.create(max_failures=1, parallel=2)
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials[TrialState.FAILED]) == (SweepState.FAILED, 2)
+    assert sweep.message.startswith("more than 1 trials have failed; trials: ")
+    assert all(job.finished for job in lab.store.of_sweep(sweep.id).values())
+
+
+def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
+    space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
+    job = JOB | {"training": JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}}
+    lab.create(search="grid", space=space, job=job, budget={})
+    sweep = lab.run()
+    (failed,) = [trial for trial in lab.trials() if trial.state is TrialState.FAILED]
+    assert failed.parameters == {"training.micro_batch_size": 3, "training.global_batch_size": 4}
+    assert "training.micro_batch_size=3, training.global_batch_size=4: " in failed.reason and failed.job_id is None
+    assert sweep.state is SweepState.FINISHED and len(lab.store.of_sweep(sweep.id)) == 3
+
+
+def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
+    tokens = 9 * JOB["training"]["sequence_length"] * SweepRequest.model_validate(request()).job.training.samples(1)
+    lab.create(budget={"tokens": 2 * tokens + 1, "trials": 50}, parallel=1)
+    assert lab.run().trials == {TrialState.COMPLETE: 3}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SweepStore, "gpu_hours", lambda _, jobs: 1.0 * len(jobs))
+        lab.create(name="hours", budget={"gpu_hours": 2}, parallel=1)
+        while lab.sweeps.unfinished():
+            lab.drive()
+            lab.train()
+    assert lab.sweeps.get("hours", "default").trials == {TrialState.COMPLETE: 2}
+
+
+def test_a_stopped_sweep_stops_its_trials(lab: Lab) -> None:
+    lab.create(parallel=3)
+    for _ in range(3):
+        lab.drive()
+        lab.train()
+    lab.sweeps.request_stop("rates", "default")
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials) == (SweepState.STOPPED, {TrialState.STOPPED: 3})
+    assert {job.state for job in lab.store.of_sweep(sweep.id).values()} == {JobState.CANCELLED}
+    assert {trial.reason for trial in lab.trials()} == {"the sweep was stopped by its user"}
+    assert len(lab.paused_at) == 3, "each has saved"
+    with pytest.raises(SweepConflict, match="there is a sweep 'rates' already"):
+        lab.create()
+
+
+# Whoever dies, and however fast jobs are.
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def killed(dies: Callable[[], bool]) -> Iterator[None]:
+    """Let the process end before any transaction, or before its commit, of any database, when ``dies`` says so."""
+
+    def happen(*_: object) -> None:
+        if dies():
+            raise Killed
+
+    for moment in ("begin", "commit"):
+        event.listen(Engine, moment, happen)
+    try:
+        yield
+    finally:
+        for moment in ("begin", "commit"):
+            event.remove(Engine, moment, happen)
+
+
+def run_with_deaths(lab: Lab, dies: Callable[[], bool]) -> int:
+    """As ``Lab.run``, but whenever the driver has died, a new one goes on; returns how often it did."""
+    deaths = 0
+    for _ in range(2000):
+        try:
+            with killed(dies):
+                lab.drive()
+        except Killed:
+            deaths += 1
+            lab.renew()
+            continue
+        if not lab.sweeps.unfinished():
+            return deaths
+        lab.train()
+    raise AssertionError(lab.trials())
+
+
+SWEEPS: list[dict[str, Any]] = [
+    {"search": "random", "stop_early": HALVING},
+    {"search": "tpe", "stop_early": HALVING | {"kind": "hyperband"}, "metric": "loss"},
+    {"search": "tpe", "metric": "validation"},
+]
+
+
+@BOTH
+@pytest.mark.parametrize("changes", SWEEPS)
+def test_a_sweep_survives_deaths_anywhere_with_the_same_choices(
+    changes: dict[str, Any], database_url: str, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
+    quiet = Lab(calm_database(tmp_path, request))
+    quiet.fails = {2: (2, "out of memory")}
+    quiet.create(budget={"trials": 8}, parallel=3, **changes)
+    quiet.run()
+    expected = quiet.choices()
+
+    lab = Lab(database_url)
+    lab.fails = quiet.fails
+    lab.create(budget={"trials": 8}, parallel=3, **changes)
+    lab.speed = lambda job: 1 + hash(job.id) % 4  # others at each run
+    chance = random.Random(str(changes))
+    deaths = run_with_deaths(lab, lambda: chance.random() < 0.02)
+    assert deaths > 5
+    assert lab.choices() == expected
+    jobs = [job for job in lab.store.list(limit=100) if job.spec.group == "rates"]
+    assert sorted(job.name for job in jobs) == sorted(f"rates-{number}" for number in range(8)), "none twice"
+    assert all(job.finished for job in jobs)
+
+
+def calm_database(folder: Any, request: pytest.FixtureRequest) -> str:
+    file = folder / "calm.db"
+    shutil.copyfile(request.getfixturevalue("migrated_file"), file)
+    return f"sqlite:///{file}"
