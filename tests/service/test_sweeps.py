@@ -1,29 +1,42 @@
-"""Sweeps in the record and over HTTP, with jobs that train as the test says; test_sweeps_end_to_end has the real ones."""
+"""Sweeps in the record and over HTTP, with jobs that do as the test says; test_sweeps_end_to_end has real ones."""
 
+import json
 import math
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 from pydantic import ValidationError
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import IntegrityError
 
+from service.api.routes.sweeps import trial_submitter
+from service.client import ApiError, Client
 from service.jobs import study
+from service.jobs.leases import LeaseLost, Leases
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.study import Studies
-from service.jobs.sweeps import SweepConflict, SweepStore
+from service.jobs.sweeps import MOST_RUNNING, SweepConflict, SweepStore
+from service.models.access import Scope
 from service.models.problems import job_errors
 from service.models.sweeps import IllegalTrial, Sweep, SweepRequest, SweepState, SweepTrial, TrialState
-from service.scheduler.sweeps import SweepDriver
-from tests.service.records import GOOD, a_step, an_evaluation, finish, numbered, start
+from service.scheduler.sweeps import SweepDriver, SweepLoop
+from tests.service.command_line import boost_at
+from tests.service.conftest import RunningApi, With
+from tests.service.records import GOOD, a_checkpoint, a_step, an_evaluation, finish, numbered, start
+from tests.service.routes import GOOD_FOR_ALL
 
 JOB = GOOD | {"data": {}, "training": {"steps": 9, "sequence_length": 64, "evaluate_every_steps": 3}}
 RATES = {"optimizer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "model.rank": {"choices": [8, 16]}}
@@ -417,3 +430,161 @@ def calm_database(folder: Any, request: pytest.FixtureRequest) -> str:
     file = folder / "calm.db"
     shutil.copyfile(request.getfixturevalue("migrated_file"), file)
     return f"sqlite:///{file}"
+
+
+class Dies:
+    """Dies once, before the commit of a certain number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.commits = number, 0
+
+    def __call__(self, *_: object) -> None:
+        self.commits += 1
+        if self.commits == self.number:
+            raise Killed
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_sweep_survives_a_death_before_each_of_its_commits(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    changes = {"search": "tpe", "stop_early": HALVING, "budget": {"trials": 4}, "parallel": 2}
+    expected, number = None, 0
+    while True:  # the first run dies nowhere, the last one has no more commits
+        (folder := tmp_path / str(number)).mkdir()
+        lab = Lab(calm_database(folder, request))
+        lab.fails = {1: (2, "out of memory")}
+        lab.create(**changes)
+        dies = Dies(number)
+        for _ in range(100):
+            event.listen(Engine, "commit", dies)
+            try:
+                lab.drive()
+            except Killed:
+                lab.renew()
+                continue
+            finally:
+                event.remove(Engine, "commit", dies)
+            lab.train()
+            if not lab.sweeps.unfinished():
+                break
+        assert expected in (None, lab.choices()), number
+        expected = lab.choices()
+        assert len(lab.store.list(limit=100)) == 4
+        if number > dies.commits:
+            break
+        number += 1
+    assert number > 40
+
+
+# Over HTTP.
+
+
+@BOTH
+def test_a_sweep_from_its_file_to_its_best_trial(
+    api: RunningApi, client: Client, store: JobStore, tmp_path: Path
+) -> None:
+    boost, lab = boost_at(api.url), Lab.__new__(Lab)
+    lab.url, lab.store, lab.loss, lab.speed, lab.fails, lab.paused_at = "", store, loss_of, lambda _: 4, {}, {}
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(request(job="job.yaml", stop_early=HALVING, budget={"trials": 5}), sort_keys=False))
+    done = boost("sweep", "create", str(file))
+    assert done.exit_code == 0 and " is RUNNING: boost sweep status rates" in done.stdout, done.stderr
+    assert boost("sweep", "create", str(file)).exit_code == 0, "the same again is the same sweep"
+    assert boost("sweep", "best", "rates").stderr.startswith("error: no trial of sweep rates has completed yet")
+    context, lease = api.app.state.context, Leases(store.engine, "test").take("scheduler", 60)
+    loop = SweepLoop(store, context.studies, lambda: lease, trial_submitter(context), 0.05)
+    loop.start()
+    try:
+        deadline = time.monotonic() + 60
+        while client.sweep("rates").state is SweepState.RUNNING:
+            assert time.monotonic() < deadline
+            lab.train()
+            time.sleep(0.1)
+    finally:
+        loop.stop()
+    sweep, trials = client.sweep("rates"), client.sweep_trials("rates").trials
+    assert (sweep.state, len(trials), client.sweeps().sweeps[0].name) == (SweepState.FINISHED, 5, "rates")
+    assert [trial.number for trial in trials if trial.state is TrialState.COMPLETE]
+    jobs = client.list(group="rates", tags=["trial-3"]).jobs
+    assert [job.id for job in jobs] == [trials[3].job_id] and jobs[0].submitted_by == "anonymous"
+    assert jobs[0].spec.optimizer.learning_rate == trials[3].parameters["optimizer.learning_rate"]
+
+    lines = boost("sweep", "trials", "rates", "--csv").stdout.splitlines()
+    assert lines[0] == "trial,state,value,job,optimizer.learning_rate,model.rank,step 1,step 3,step 9,reason"
+    assert [line.split(",")[3] for line in lines[1:]] == [trial.job_id for trial in trials]
+    assert httpx.get(f"{api.url}/v1/sweeps/rates/trials?format=csv").text.splitlines() == lines
+    assert f"best        trial {sweep.best.number}, " in boost("sweep", "status", "rates").stdout
+    assert "rates  FINISHED  5" in boost("sweep", "list").stdout
+    assert json.loads(boost("sweep", "status", "rates", "--json").stdout)["importance"] == sweep.importance
+    assert "nothing to stop" in boost("sweep", "stop", "rates").stderr
+    best = store.get(sweep.best.job_id)
+    store.append_reports(best.id, best.attempt, numbered(a_checkpoint(9), first=100))
+    refused = boost("sweep", "best", "rates", "--continue", "12").stderr
+    assert "checkpoint.continue_from" in refused, "there are no files of this job"
+
+
+def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(client: Client) -> None:
+    space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
+    training = JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}
+    with pytest.raises(ApiError) as refused:
+        client.create_sweep(request(search="grid", space=space, job=JOB | {"training": training}))
+    (error,) = refused.value.errors
+    assert error.field == "space"
+    assert error.message.startswith("with training.micro_batch_size=3, training.global_batch_size=4: training.")
+    rates = {"optimizer.rate": {"uniform": [0, 1]}, "model.rank": {"choices": [8, 4000]}}
+    with pytest.raises(ApiError) as refused:
+        client.create_sweep(request(space=rates))
+    assert [error.message.partition(":")[0] for error in refused.value.errors] == [
+        "with optimizer.rate=0.0", "with optimizer.rate=1.0", "with model.rank=4000",
+    ]  # fmt: skip
+    with pytest.raises(ApiError, match="there is no queue 'night'"):
+        client.create_sweep(request(space={"queue": {"choices": ["night"]}}))
+    assert client.sweeps().sweeps == []
+
+
+def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: With, store: JobStore) -> None:
+    body = request(job=GOOD_FOR_ALL | {"training": JOB["training"]})
+    ours, others = client_with(Scope.SUBMIT, tenant="lab", name="alice"), client_with(Scope.SUBMIT, tenant="other")
+    assert ours.post("/v1/sweeps", json=body).status_code == 201
+    assert others.get("/v1/sweeps").json() == {"sweeps": []}
+    for method, path in (("GET", ""), ("GET", "/trials"), ("POST", "/stop")):
+        assert others.request(method, f"/v1/sweeps/rates{path}").status_code == 404
+    assert others.post("/v1/sweeps", json=body).status_code == 201, "names are the tenant's own"
+    assert client_with(Scope.READ, tenant="lab").post("/v1/sweeps/rates/stop").status_code == 403
+    assert ours.post("/v1/sweeps/rates/stop").json()["state"] == "STOPPING"
+    audit = client_with(Scope.ADMIN).get("/v1/audit").json()["entries"]
+    assert [(each["action"], each["resource"]) for each in audit if each["key_name"] == "alice"] == [
+        ("sweep.create", "/v1/sweeps"), ("sweep.stop", "/v1/sweeps/rates/stop"),
+    ]  # fmt: skip
+    driver = SweepDriver(SweepStore(store), Studies(store.engine), trial_submitter(guarded.app.state.context))
+    driver.drive(SweepStore(store).get("rates", "other"))
+    assert {(job.tenant, job.submitted_by) for job in store.list()} == {("other", "tester")}
+
+
+def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
+    first, second = (Leases(lab.store.engine, name) for name in ("first", "second"))
+    lease = first.take("scheduler", 0.01)
+    time.sleep(0.05)
+    assert second.take("scheduler", 60)
+    lab.create()
+    lab.sweeps = SweepStore(lab.store, lease)
+    lab.driver = SweepDriver(lab.sweeps, lab.studies, plain_submit(lab.store))
+    with pytest.raises(LeaseLost):
+        lab.drive()
+    assert lab.trials() == [] == lab.store.list()
+
+
+def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
+    sweep = lab.create(parallel=1)
+    lab.drive()
+    with pytest.raises(IntegrityError):
+        lab.driver.submit(sweep, 0, {}, lambda _: None)
+    assert len(lab.store.list()) == 1
+
+
+def test_a_tenant_has_few_sweeps_at_a_time(lab: Lab) -> None:
+    for number in range(MOST_RUNNING):
+        lab.create(name=f"sweep-{number}")
+    with pytest.raises(SweepConflict, match="which is the maximum; wait, or stop some"):
+        lab.create(name="one-more")
