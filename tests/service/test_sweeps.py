@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from playwright.sync_api import expect
 from pydantic import ValidationError
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
@@ -33,6 +34,7 @@ from service.models.access import Scope
 from service.models.problems import job_errors
 from service.models.sweeps import IllegalTrial, Sweep, SweepRequest, SweepState, SweepTrial, TrialState
 from service.scheduler.sweeps import SweepDriver, SweepLoop
+from tests.service.browser import Visit
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
 from tests.service.records import GOOD, a_checkpoint, a_step, an_evaluation, finish, numbered, start
@@ -82,10 +84,7 @@ class Lab:
         self.renew()
 
     def renew(self) -> None:
-        """Do as a new process does: the one before has no connections any more."""
-        for connection in CONNECTIONS:
-            connection.close()
-        CONNECTIONS.clear()
+        """Begin as a new process does."""
         self.store = JobStore(self.url)
         self.sweeps = SweepStore(self.store)
         self.studies = Studies(self.store.engine)
@@ -361,6 +360,13 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+def bury() -> None:
+    """Close a dead process's connections, as its end does."""
+    for connection in CONNECTIONS:
+        connection.close()
+    CONNECTIONS.clear()
+
+
 @contextmanager
 def killed(dies: Callable[[], bool]) -> Iterator[None]:
     """Let the process end before any transaction, or before its commit, of any database, when ``dies`` says so."""
@@ -387,6 +393,7 @@ def run_with_deaths(lab: Lab, dies: Callable[[], bool]) -> int:
                 lab.drive()
         except Killed:
             deaths += 1
+            bury()
             lab.renew()
             continue
         if not lab.sweeps.unfinished():
@@ -460,6 +467,7 @@ def test_a_sweep_survives_a_death_before_each_of_its_commits(tmp_path: Path, req
             try:
                 lab.drive()
             except Killed:
+                bury()
                 lab.renew()
                 continue
             finally:
@@ -481,10 +489,9 @@ def test_a_sweep_survives_a_death_before_each_of_its_commits(tmp_path: Path, req
 
 @BOTH
 def test_a_sweep_from_its_file_to_its_best_trial(
-    api: RunningApi, client: Client, store: JobStore, tmp_path: Path
+    api: RunningApi, client: Client, store: JobStore, database_url: str, tmp_path: Path
 ) -> None:
-    boost, lab = boost_at(api.url), Lab.__new__(Lab)
-    lab.url, lab.store, lab.loss, lab.speed, lab.fails, lab.paused_at = "", store, loss_of, lambda _: 4, {}, {}
+    boost, lab = boost_at(api.url), Lab(database_url, speed=lambda _: 4)
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(request(job="job.yaml", stop_early=HALVING, budget={"trials": 5}), sort_keys=False))
@@ -522,6 +529,27 @@ def test_a_sweep_from_its_file_to_its_best_trial(
     store.append_reports(best.id, best.attempt, numbered(a_checkpoint(9), first=100))
     refused = boost("sweep", "best", "rates", "--continue", "12").stderr
     assert "checkpoint.continue_from" in refused, "there are no files of this job"
+
+
+def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore, database_url: str) -> None:
+    page = visitor.open("/")
+    page.get_by_role("link", name="Sweeps").click()
+    expect(page.get_by_text("No sweeps yet. Begin one with: boost sweep create SWEEP.YAML")).to_be_visible()
+    lab = Lab(database_url)
+    lab.create(stop_early=HALVING, budget={"trials": 5}, parallel=1)
+    best = lab.run().best
+    row = page.get_by_role("row", name="rates")
+    expect(row).to_contain_text("FINISHED")
+    expect(row).to_contain_text(f"trial {best.number}")
+    row.get_by_role("link", name="rates").click()
+    expect(page.get_by_role("heading", name="rates")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(5)
+    expect(page.locator("tr.present")).to_contain_text("complete")
+    expect(page.get_by_role("columnheader", name="optimizer.learning_rate")).to_be_visible()
+    page.locator("tr.present").get_by_role("link").click()
+    expect(page).to_have_url(f"{visitor.url}/jobs/{best.job_id}")
+    visitor.open("/sweeps/rates").get_by_role("link", name="Its jobs").click()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(5)
 
 
 def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(client: Client) -> None:
