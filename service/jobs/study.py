@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from sqlalchemy import Engine, func, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from boost_core.config import JobSpec
 from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine
@@ -208,6 +209,7 @@ class Studies:
 
         with _CREATION:
             optuna.logging.disable_default_handler()  # errors are raised, too
+            optuna.logging.set_verbosity(optuna.logging.WARNING)  # else each choice is a line of the log
             url, arguments = self.engine.url, dict[str, Any]()
             if url.get_backend_name() == "sqlite":
                 file = str(url.database).removesuffix(".db") + "-sweeps.db"
@@ -232,12 +234,22 @@ class Studies:
                 return optuna.storages.get_storage(optuna.storages.RDBStorage(address, engine_kwargs=kwargs))
 
     def trials(self, sweep_id: str) -> "list[FrozenTrial]":
-        """A sweep's trials, in order; none if it has not begun."""
+        """A sweep's trials, in order; none if it has not begun.
+
+        Raises:
+            SQLAlchemyError: The database cannot be read.
+        """
+        from optuna.exceptions import StorageInternalError
+
         try:
             study_id = self.storage.get_study_id_from_name(sweep_id)
+            return self.storage.get_all_trials(study_id, deepcopy=False)
         except KeyError:
             return []
-        return self.storage.get_all_trials(study_id, deepcopy=False)
+        except StorageInternalError as error:
+            if isinstance(error.__cause__, SQLAlchemyError):
+                raise error.__cause__ from None
+            raise
 
     def add(self, sweep_id: str, request: SweepRequest, trial: "FrozenTrial") -> None:
         """Store a new trial."""
