@@ -45,6 +45,19 @@ from service.models.jobs import (
     TrackerState,
 )
 from service.models.problems import FieldError, Problem
+from service.models.sweeps import (
+    Budget,
+    Dimension,
+    StopEarly,
+    Sweep,
+    SweepDetail,
+    SweepList,
+    SweepRequest,
+    SweepState,
+    SweepTrial,
+    SweepTrialList,
+    TrialState,
+)
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 _JOB_ID = "job-1k0skwwex4yq1zy2"
@@ -138,6 +151,22 @@ def examples_of_models() -> list[Any]:
         id=job.id, name=job.name, state=job.state, final_loss=3.412, best_validation_loss=3.466, tokens=216_006_656,
         tokens_per_second=655_000, seconds=331.0, gpu_hours=0.74,
     )  # fmt: skip
+    searched = SweepRequest(
+        name="learning-rates", job=JobSpec.model_validate(SPEC), budget=Budget(trials=24), parallel=4, search="tpe",
+        space={"optimizer.learning_rate": Dimension(log_uniform=(1e-4, 1e-2)), "model.rank": Dimension(choices=(256,))},
+        stop_early=StopEarly(kind="successive_halving", first_step=400),
+    )  # fmt: skip
+    trial = SweepTrial(
+        number=3, state=TrialState.PRUNED, parameters={"optimizer.learning_rate": 0.0061, "model.rank": 256},
+        value=4.913, rungs={400: 4.913}, reason="its loss of 4.913 at step 400 is worse than others' there",
+        job_id=job.id,
+    )  # fmt: skip
+    sweep = SweepDetail(
+        name=searched.name, id="sweep-1k0skwwex4yq1zy2", tenant="lab", submitted_by="alice", spec=searched,
+        state=SweepState.RUNNING, message="trials: 4 running, 1 pruned", best=None, importance=None, created_at=_TIME,
+        trials={TrialState.RUNNING: 4, TrialState.PRUNED: 1}, finished_at=None,
+    )  # fmt: skip
+    of_list = Sweep.model_validate(sweep.model_dump(exclude={"importance"}))
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -162,6 +191,11 @@ def examples_of_models() -> list[Any]:
         Dataset.model_validate(dataset.model_dump(exclude={"lineage"})),
         dataset,
         DatasetList(datasets=[Dataset.model_validate(dataset.model_dump(exclude={"lineage"}))]),
+        searched,
+        of_list,
+        sweep,
+        SweepList(sweeps=[of_list]),
+        SweepTrialList(trials=[trial]),
         queue,
         QueueList(queues=[queue]),
         QueueSettings(description="Experiments.", gpus=64),

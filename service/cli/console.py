@@ -240,14 +240,23 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         raise BadInput(str(error)) from error
 
 
-def read_yaml_as(model: type[Model], path: Path) -> Model:
+def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> Model:
     """Read a YAML file, such as a dataset's description or the network's levels.
+
+    Args:
+        model: What it is.
+        path: The file.
+        inlined: A field that may be the path of another YAML file, which is read in its place.
 
     Raises:
         BadInput: The file cannot be read, or is not valid.
     """
     try:
-        return model.model_validate(read_yaml(path.read_text(encoding="utf-8")))
+        content = read_yaml(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get(inlined), str):
+            other = path.parent / content[inlined]
+            content = content | {inlined: read_yaml(other.read_text(encoding="utf-8"))}
+        return model.model_validate(content)
     except ValidationError as error:
         lines = _field_lines(job_errors(error.errors(), model))
         raise BadInput(*(f"{path}: {line}" for line in lines)) from error

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli.commands import access, checkpoints, cluster, comparison, jobs, local, plan
+from service.cli.commands import access, checkpoints, cluster, comparison, jobs, local, plan, sweeps
 from service.cli.console import ReadableErrors
 
 _JOBS = "Jobs"
@@ -57,6 +57,7 @@ for name, command in (("bench", local.bench), ("data", local.data)):
     app.command(name, rich_help_panel=_HERE, **local.HANDED_ON)(command)
 
 app.add_typer(checkpoints.app, name="ckpt", rich_help_panel=_JOBS)
+app.add_typer(sweeps.app, name="sweep", rich_help_panel=_JOBS)
 app.add_typer(cluster.datasets_app, name="datasets", rich_help_panel=_JOBS)
 app.add_typer(cluster.queues_app, name="queues", rich_help_panel=_CLUSTER)
 app.add_typer(cluster.profiles_app, name="profiles", rich_help_panel=_CLUSTER)

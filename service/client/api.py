@@ -60,6 +60,7 @@ from service.models.jobs import (
     TenantSettings,
     TrackerList,
 )
+from service.models.sweeps import Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
 
 
 def _service(_: object) -> tuple[object, ...]:
@@ -76,6 +77,10 @@ def _checkpoint(_: object, job_id: str, step: int) -> tuple[object, ...]:
 
 def _queue(_: object, name: str) -> tuple[object, ...]:
     return "queues", name
+
+
+def _sweep(_: object, name: str) -> tuple[object, ...]:
+    return "sweeps", name
 
 
 def _dataset(_: object, name: str) -> tuple[object, ...]:
@@ -407,6 +412,22 @@ class Api:
     delete_dataset = request(
         "DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; its files stay."
     )
+
+    # Sweeps.
+
+    @operation
+    def create_sweep(self, request: SweepRequest | Mapping[str, Any]) -> Call[Sweep]:
+        """Begin a sweep; a mapping is validated by the service. Beginning the same again returns it."""
+        return Call("POST", path_of("sweeps"), Sweep, body=plain(request), repeatable=True)
+
+    @operation
+    def sweeps(self, limit: int = 100) -> Call[SweepList]:
+        """Return the tenant's sweeps, newest first, at most ``limit``."""
+        return get(path_of("sweeps"), SweepList, limit=limit)
+
+    sweep = request("GET", _sweep, "", SweepDetail, "Return one sweep, with how much each field matters.")
+    sweep_trials = request("GET", _sweep, "trials", SweepTrialList, "Return a sweep's trials, in order.")
+    stop_sweep = request("POST", _sweep, "stop", Sweep, "Stop a sweep; its trials save a checkpoint and end.")
 
     # What helps before a job is submitted.
 

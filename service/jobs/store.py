@@ -312,7 +312,7 @@ class JobStore:
         """The jobs of a sweep's trials, by the trials' numbers."""
         trials = select(SweepTrialRow.job_id, SweepTrialRow.number).where(SweepTrialRow.sweep_id == sweep_id)
         with self.engine.connect() as connection:
-            numbers = {job_id: number for job_id, number in connection.execute(trials)}
+            numbers = {row.job_id: row.number for row in connection.execute(trials)}
             jobs = self._known.read(connection, queries.HEADS.where(JobRow.id.in_(numbers)))
         return {numbers[job.id]: job for job in jobs}
 

@@ -17,30 +17,32 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
-from numpy.random import SeedSequence
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage, get_storage
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState as OptunaState
 from pydantic import BaseModel
 from sqlalchemy import Engine, func, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from boost_core.config import JobSpec
 from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine
 from service.models.sweeps import SweepRequest, SweepTrial, TrialState
 
+if TYPE_CHECKING:  # Optuna and NumPy are imported when the first sweep needs them
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.study import StudyDirection
+    from optuna.trial import FrozenTrial
+
 _SCHEMA = "optuna"  # in PostgreSQL
 _CREATION = threading.Lock()  # among threads, and in PostgreSQL among processes:
 _CREATION_LOCK = 0x6F7074756E61  # any number, the same in all processes
 _START, _VERDICT, _REFUSED, _STOPPED = "start", "verdict", "refused", "stopped"  # attributes of trials
-_STATES = {
-    OptunaState.RUNNING: TrialState.RUNNING,
-    OptunaState.COMPLETE: TrialState.COMPLETE,
-    OptunaState.PRUNED: TrialState.PRUNED,
-    OptunaState.FAIL: TrialState.STOPPED,
+_STATES = {  # by Optuna's names
+    "RUNNING": TrialState.RUNNING,
+    "COMPLETE": TrialState.COMPLETE,
+    "PRUNED": TrialState.PRUNED,
+    "FAIL": TrialState.STOPPED,
 }
 
 
@@ -62,8 +64,10 @@ class Verdict(BaseModel):
     pruner: dict[str, Any] = {}
 
 
-def distributions(request: SweepRequest) -> dict[str, BaseDistribution]:
+def distributions(request: SweepRequest) -> "dict[str, BaseDistribution]":
     """What Optuna draws parameters from. A choice is its JSON, because Optuna stores only plain values."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     made: dict[str, BaseDistribution] = {}
     for path, dimension in request.space.items():
         if dimension.choices is not None:
@@ -76,13 +80,13 @@ def distributions(request: SweepRequest) -> dict[str, BaseDistribution]:
     return made
 
 
-def parameters_of(request: SweepRequest, trial: FrozenTrial) -> dict[str, Any]:
+def parameters_of(request: SweepRequest, trial: "FrozenTrial") -> dict[str, Any]:
     """A trial's values by the paths of their fields."""
     listed = {path for path, dimension in request.space.items() if dimension.choices is not None}
     return {path: json.loads(trial.params[path]) if path in listed else trial.params[path] for path in request.space}
 
 
-def ask(request: SweepRequest, trials: Sequence[FrozenTrial]) -> FrozenTrial:
+def ask(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> "FrozenTrial":
     """Choose the next trial's parameters.
 
     Args:
@@ -95,7 +99,7 @@ def ask(request: SweepRequest, trials: Sequence[FrozenTrial]) -> FrozenTrial:
 
 
 def judge(
-    request: SweepRequest, trials: Sequence[FrozenTrial], number: int, step: int, value: float | None,
+    request: SweepRequest, trials: "Sequence[FrozenTrial]", number: int, step: int, value: float | None,
     reason: str | None, *, last: bool,
 ) -> Verdict:  # fmt: skip
     """Judge a trial by its value at a milestone, which it compares with others' values there.
@@ -122,11 +126,11 @@ def judge(
     return Verdict(step=step, value=value, reason=reason, ends=last or pruned or value is None, pruner=pruner)
 
 
-def next_milestone(trial: FrozenTrial, milestones: Sequence[int]) -> tuple[int, int, int]:
+def next_milestone(trial: "FrozenTrial", milestones: Sequence[int]) -> tuple[int, int, int]:
     """When a running trial is judged next: on the sweep's clock, with its number, and at which step.
 
-    The clock counts steps, as if each slot of the sweep trained one step at a time: a trial starts when the verdict that
-    made room for it came. Verdicts in the order of this clock do not depend on how fast jobs really are.
+    The clock counts steps, as if all jobs trained equally fast: a trial starts when the verdict that made room for it
+    came. So verdicts in the order of this clock do not depend on how fast jobs really are.
     """
     start = int(trial.user_attrs[_START])
     if _REFUSED in trial.user_attrs:  # it needs no step to fail
@@ -135,24 +139,24 @@ def next_milestone(trial: FrozenTrial, milestones: Sequence[int]) -> tuple[int, 
     return start + step, trial.number, step
 
 
-def refusal(trial: FrozenTrial) -> str | None:
+def refusal(trial: "FrozenTrial") -> str | None:
     """Why a trial's job was refused; ``None`` if it was not."""
     reason = trial.user_attrs.get(_REFUSED)
     return None if reason is None else str(reason)
 
 
-def tokens_of(trial: FrozenTrial, spec: JobSpec) -> int:
+def tokens_of(trial: "FrozenTrial", spec: JobSpec) -> int:
     """Tokens on which a trial has trained up to its newest milestone."""
     return spec.training.samples(max(trial.intermediate_values, default=0)) * spec.training.sequence_length
 
 
-def shown(request: SweepRequest, trial: FrozenTrial, job_id: str | None) -> SweepTrial:
+def shown(request: SweepRequest, trial: "FrozenTrial", job_id: str | None) -> SweepTrial:
     """A trial as the API shows it."""
     verdict = Verdict.model_validate(trial.user_attrs[_VERDICT]) if _VERDICT in trial.user_attrs else None
-    state, reason = _STATES[trial.state], verdict.reason if verdict else None
-    if trial.state is OptunaState.COMPLETE and verdict is not None and verdict.value is None:
+    state, reason = _STATES[trial.state.name], verdict.reason if verdict else None
+    if state is TrialState.COMPLETE and verdict is not None and verdict.value is None:
         state = TrialState.FAILED
-    if trial.state is OptunaState.FAIL:
+    if state is TrialState.STOPPED:
         reason = str(trial.user_attrs[_STOPPED])
     worst = _told(request, None)
     rungs = {step: None if value == worst else value for step, value in sorted(trial.intermediate_values.items())}
@@ -163,19 +167,25 @@ def shown(request: SweepRequest, trial: FrozenTrial, job_id: str | None) -> Swee
         parameters=parameters_of(request, trial),
         value=value,
         rungs={step: value for step, value in rungs.items() if step > 0},
-        reason=reason if trial.state is not OptunaState.RUNNING else None,
+        reason=reason if trial.state.is_finished() else None,
         job_id=job_id,
     )
 
 
-def importance(request: SweepRequest, trials: Sequence[FrozenTrial]) -> dict[str, float] | None:
+def importance(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> dict[str, float] | None:
     """How much of the difference between good and bad trials each field explains; ``None`` if it cannot be told."""
-    finite = [trial for trial in trials if trial.state is OptunaState.COMPLETE and trial.value != _told(request, None)]
+    finite = [
+        trial
+        for trial in trials
+        if _STATES[trial.state.name] is TrialState.COMPLETE and trial.value != _told(request, None)
+    ]
     if len(finite) < 2 or len({trial.value for trial in finite}) < 2:
         return None
+    from optuna import importance as importances
+
     study = _copy(request, trials, 0)
-    return optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), params=list(request.space)
+    return importances.get_param_importances(
+        study, evaluator=importances.PedAnovaImportanceEvaluator(), params=list(request.space)
     )
 
 
@@ -183,8 +193,8 @@ def importance(request: SweepRequest, trials: Sequence[FrozenTrial]) -> dict[str
 class Studies:
     """Optuna's storage of all sweeps' trials, in the record's database. Threads may share it.
 
-    Optuna's tables include an ``alembic_version``, as the record's do. So in PostgreSQL they have a schema of their own;
-    in SQLite, which has none, a file beside the record's.
+    Optuna's tables include an ``alembic_version``, as the record's do. So in PostgreSQL they have a schema of their
+    own; in SQLite, which has none, a file beside the record's.
 
     Attributes:
         engine: The record's database.
@@ -193,10 +203,13 @@ class Studies:
     engine: Engine
 
     @cached_property
-    def storage(self) -> BaseStorage:
+    def storage(self) -> "BaseStorage":
         """The storage; its tables are made when it is first used."""
+        import optuna
+
         with _CREATION:
             optuna.logging.disable_default_handler()  # errors are raised, too
+            optuna.logging.set_verbosity(optuna.logging.WARNING)  # else each choice is a line of the log
             url, arguments = self.engine.url, dict[str, Any]()
             if url.get_backend_name() == "sqlite":
                 file = str(url.database).removesuffix(".db") + "-sweeps.db"
@@ -218,17 +231,27 @@ class Studies:
                 else:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
                 kwargs = {"connect_args": arguments, "pool_pre_ping": True}
-                return get_storage(RDBStorage(address, engine_kwargs=kwargs))
+                return optuna.storages.get_storage(optuna.storages.RDBStorage(address, engine_kwargs=kwargs))
 
-    def trials(self, sweep_id: str) -> list[FrozenTrial]:
-        """A sweep's trials, in order; none if it has not begun."""
+    def trials(self, sweep_id: str) -> "list[FrozenTrial]":
+        """A sweep's trials, in order; none if it has not begun.
+
+        Raises:
+            SQLAlchemyError: The database cannot be read.
+        """
+        from optuna.exceptions import StorageInternalError
+
         try:
             study_id = self.storage.get_study_id_from_name(sweep_id)
+            return self.storage.get_all_trials(study_id, deepcopy=False)
         except KeyError:
             return []
-        return self.storage.get_all_trials(study_id, deepcopy=False)
+        except StorageInternalError as error:
+            if isinstance(error.__cause__, SQLAlchemyError):
+                raise error.__cause__ from None
+            raise
 
-    def add(self, sweep_id: str, request: SweepRequest, trial: FrozenTrial) -> None:
+    def add(self, sweep_id: str, request: SweepRequest, trial: "FrozenTrial") -> None:
         """Store a new trial."""
         try:
             study_id = self.storage.get_study_id_from_name(sweep_id)
@@ -236,15 +259,15 @@ class Studies:
             study_id = self.storage.create_new_study([_direction(request)], sweep_id)
         self.storage.create_new_trial(study_id, template_trial=trial)
 
-    def refuse(self, trial: FrozenTrial, reason: str) -> None:
+    def refuse(self, trial: "FrozenTrial", reason: str) -> None:
         """Note why a trial's job was refused; its verdict comes in its turn."""
         self.storage.set_trial_user_attr(trial._trial_id, _REFUSED, reason)
 
-    def note(self, trial: FrozenTrial, verdict: Verdict) -> None:
+    def note(self, trial: "FrozenTrial", verdict: Verdict) -> None:
         """Store a verdict, which ``carry_out`` then carries out."""
         self.storage.set_trial_user_attr(trial._trial_id, _VERDICT, verdict.model_dump())
 
-    def carry_out(self, request: SweepRequest, trial: FrozenTrial) -> bool:
+    def carry_out(self, request: SweepRequest, trial: "FrozenTrial") -> bool:
         """Carry out what is left to do of a running trial's newest verdict; return whether there was anything."""
         if _VERDICT not in trial.user_attrs:
             return False
@@ -256,27 +279,34 @@ class Studies:
             self.storage.set_trial_system_attr(trial._trial_id, name, each)
         self.storage.set_trial_intermediate_value(trial._trial_id, verdict.step, value)
         if verdict.ends:
+            from optuna.trial import TrialState as OptunaState
+
             pruned = verdict.value is not None and verdict.reason is not None
             state = OptunaState.PRUNED if pruned else OptunaState.COMPLETE
             self.storage.set_trial_state_values(trial._trial_id, state, [value])
         return True
 
-    def stop(self, trial: FrozenTrial, reason: str) -> None:
+    def stop(self, trial: "FrozenTrial", reason: str) -> None:
         """End a running trial with its sweep."""
+        from optuna.trial import TrialState as OptunaState
+
         self.storage.set_trial_user_attr(trial._trial_id, _STOPPED, reason)
         self.storage.set_trial_state_values(trial._trial_id, OptunaState.FAIL)
 
 
-def _copy(request: SweepRequest, trials: Sequence[FrozenTrial], number: int) -> optuna.Study:
+def _copy(request: SweepRequest, trials: "Sequence[FrozenTrial]", number: int) -> "optuna.Study":
     """The study in memory, with the sampler and pruner for a choice that concerns the trial ``number``."""
+    import optuna
+    from numpy.random import SeedSequence
+
     seed = int(SeedSequence([request.seed, number]).generate_state(1)[0])
     sampler: optuna.samplers.BaseSampler
     match request.search:
         case "grid":  # the seed shuffles the grid, from which trials then take one combination after the other
             values = {
-                path: list(each.choices) if isinstance(each, CategoricalDistribution) else list(request.space[path].listed or ())
+                path: getattr(each, "choices", request.space[path].listed or ())
                 for path, each in distributions(request).items()
-            }  # fmt: skip
+            }
             sampler = optuna.samplers.GridSampler(values, seed=request.seed)
         case "random":
             sampler = optuna.samplers.RandomSampler(seed=seed)
@@ -294,14 +324,20 @@ def _copy(request: SweepRequest, trials: Sequence[FrozenTrial], number: int) -> 
                 pruner = optuna.pruners.MedianPruner(n_warmup_steps=first, interval_steps=rule.every_steps or first)
     # Hyperband derives a trial's bracket from the study's name, so equal sweeps need equal ones.
     study = optuna.create_study(
-        storage=InMemoryStorage(), sampler=sampler, pruner=pruner, study_name="sweep", directions=[_direction(request)]
+        storage=optuna.storages.InMemoryStorage(),
+        sampler=sampler,
+        pruner=pruner,
+        study_name="sweep",
+        directions=[_direction(request)],
     )
     study.add_trials(trials)
     return study
 
 
-def _direction(request: SweepRequest) -> optuna.study.StudyDirection:
-    return optuna.study.StudyDirection.MINIMIZE if request.minimize else optuna.study.StudyDirection.MAXIMIZE
+def _direction(request: SweepRequest) -> "StudyDirection":
+    from optuna.study import StudyDirection
+
+    return StudyDirection.MINIMIZE if request.minimize else StudyDirection.MAXIMIZE
 
 
 def _told(request: SweepRequest, value: float | None) -> float:
@@ -311,7 +347,7 @@ def _told(request: SweepRequest, value: float | None) -> float:
     return float("inf") if request.minimize else float("-inf")
 
 
-def _clock(trials: Sequence[FrozenTrial]) -> int:
+def _clock(trials: "Sequence[FrozenTrial]") -> int:
     """The time of the newest verdict."""
     return max((int(each.user_attrs[_START]) + max(each.intermediate_values, default=0) for each in trials), default=0)
 

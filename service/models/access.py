@@ -66,7 +66,8 @@ class KeyList(BaseModel):
 ACTIONS = (
     "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
     "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
-    "dataset.cancel", "dataset.delete", "sweep.create", "sweep.stop", "queue.put", "queue.delete", "tenant.put", "profile.put", "profile.delete",
+    "dataset.cancel", "dataset.delete", "sweep.create", "sweep.stop", "queue.put", "queue.delete", "tenant.put",
+    "profile.put", "profile.delete",
     "key.create", "key.revoke", "session.open", "session.close",
 )  # fmt: skip
 

@@ -10,10 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState as OptunaState
 from sqlalchemy import Connection
 
 from service.jobs import study
@@ -26,6 +24,9 @@ from service.jobs.sweeps import SweepStore
 from service.jobs.writes import AlreadyFinished
 from service.logs import RecurringFaults
 from service.models.sweeps import MOST_TRIALS, IllegalTrial, Sweep, SweepState, TrialState
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +48,13 @@ class _View:
     """
 
     sweep: Sweep
-    trials: Sequence[FrozenTrial]
+    trials: "Sequence[FrozenTrial]"
     jobs: Mapping[int, JobRecord]
 
     @property
-    def running(self) -> list[FrozenTrial]:
+    def running(self) -> "list[FrozenTrial]":
         """The trials without a final verdict."""
-        return [trial for trial in self.trials if trial.state is OptunaState.RUNNING]
+        return [trial for trial in self.trials if not trial.state.is_finished()]
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,9 @@ class SweepDriver:
                 return True
         # The jobs of ended trials stop gracefully: a pause saves a checkpoint, and then nothing is left to be ended.
         for number, job in view.jobs.items():
-            if not job.finished and view.trials[number].state is not OptunaState.RUNNING:
-                if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
-                    return True
+            ended = view.trials[number].state.is_finished()
+            if ended and not job.finished and self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
+                return True
         if view.running and (sweep.state is SweepState.STOPPING or self._too_many_failed(view)):
             why = "by its user" if sweep.state is SweepState.STOPPING else "because too many trials have failed"
             self.studies.stop(view.running[0], f"the sweep was stopped {why}")
@@ -170,7 +171,7 @@ class SweepDriver:
             return False
         return True
 
-    def _submit(self, sweep: Sweep, trial: FrozenTrial) -> None:
+    def _submit(self, sweep: Sweep, trial: "FrozenTrial") -> None:
         """Submit a trial's job, or note why that is impossible."""
         try:
             parameters = study.parameters_of(sweep.spec, trial)
@@ -200,7 +201,7 @@ class SweepDriver:
             return True
         return False
 
-    def _outcome(self, view: _View, trial: FrozenTrial, step: int) -> tuple[float | None, str | None]:
+    def _outcome(self, view: _View, trial: "FrozenTrial", step: int) -> tuple[float | None, str | None]:
         """A trial's value at a step, or else why it has failed; neither: it is still under way."""
         if (reason := study.refusal(trial)) is not None:
             return None, reason

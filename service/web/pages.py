@@ -20,6 +20,8 @@ _FOR_EVER = "public, max-age=31536000, immutable"  # the folder's name contains 
 
 @router.get("/")
 @router.get("/new")
+@router.get("/sweeps")
+@router.get("/sweeps/{name}")
 @router.get("/jobs/{job_id}")
 async def page() -> FileResponse:
     """Return the page. Its script reads the URL to decide what to show."""

@@ -32,6 +32,12 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs/{job_id}/profiles"): {},
     ("POST", "/v1/jobs/{job_id}/evaluations"): SCORES.model_dump(mode="json"),
     ("POST", "/v1/datasets"): {"name": "corpus", "source": GOOD_FOR_ALL["data"]["source"]},
+    ("POST", "/v1/sweeps"): {
+        "name": "rates",
+        "job": GOOD_FOR_ALL,
+        "space": {"optimizer.learning_rate": {"log_uniform": [1e-4, 1e-2]}},
+        "budget": {"trials": 1},
+    },
     ("PUT", "/v1/queues/{name}"): {},
     ("PUT", "/v1/tenants/{name}"): {},
     ("PUT", "/v1/profiles/{kind}"): PROFILE.model_dump(mode="json"),

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from service.jobs.database import migrate
+from service.jobs.model import Owner
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.access import Scope
+from service.models.sweeps import SweepRequest
 from service.settings import Settings
 from tests.service.conftest import RunningApi
 from tests.service.records import (
@@ -29,6 +31,7 @@ from tests.service.records import (
     start,
     write_checkpoints,
 )
+from tests.service.routes import BODIES
 
 pytestmark = pytest.mark.full
 
@@ -48,6 +51,10 @@ def lived_in(tmp_path: Path) -> Iterator[RunningApi]:
     )
     running = RunningApi(store, settings)
     running.app.state.context.profiles.put("X1", PROFILE, "ops")
+    sweep = BODIES["POST", "/v1/sweeps"]
+    for number in range(3):
+        request = SweepRequest.model_validate(sweep | {"name": f"rates-{number}"})
+        running.app.state.context.sweeps.create(request, Owner())
     known = {
         "jobs": jobs_in_every_state(store, tmp_path),
         "training": [job_with_checkpoints(store, tmp_path) for _ in range(12)],

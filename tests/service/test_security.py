@@ -28,7 +28,8 @@ SCOPES = {
         "GET /v1/jobs/compare",
         "GET /v1/jobs/{job_id}/metrics", "GET /v1/jobs/{job_id}/trackers", "GET /v1/metrics/targets", "GET /v1/nodes",
         "GET /v1/jobs/{job_id}/evaluations", "GET /v1/presets",
-        "GET /v1/datasets", "GET /v1/datasets/{name}", "GET /v1/queues", "GET /v1/queues/{name}",
+        "GET /v1/datasets", "GET /v1/datasets/{name}", "GET /v1/sweeps", "GET /v1/sweeps/{name}",
+        "GET /v1/sweeps/{name}/trials", "GET /v1/queues", "GET /v1/queues/{name}",
         "GET /v1/profiles", "GET /v1/profiles/{kind}",
         "GET /v1/versions", "GET /v1/whoami", "POST /v1/plans",
     },
@@ -39,7 +40,7 @@ SCOPES = {
         "POST /v1/jobs/dry-run", "POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/clone",
         "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/evaluations", "POST /v1/jobs/{job_id}/pause",
         "POST /v1/jobs/{job_id}/profiles", "POST /v1/jobs/{job_id}/resume", "POST /v1/jobs/{job_id}/retry",
-        "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin",
+        "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin", "POST /v1/sweeps", "POST /v1/sweeps/{name}/stop",
     },
     "admin": {
         "DELETE /v1/keys/{key_id}", "DELETE /v1/queues/{name}", "GET /v1/audit", "GET /v1/keys", "GET /v1/tenants",

@@ -56,7 +56,7 @@ from service.models.jobs import (
     TrackerState,
 )
 from service.models.problems import FieldError
-from service.trackers.opening import kinds_of, place_of
+from service.trackers.opening import place_of
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 

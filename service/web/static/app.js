@@ -6,6 +6,7 @@ import { showJobs } from "./jobs.js";
 import { showNewJob } from "./newjob.js";
 import { notify } from "./notices.js";
 import { identify, showSignIn } from "./signin.js";
+import { showSweep, showSweeps } from "./sweeps.js";
 
 const main = document.getElementById("main");
 let stop = () => {};
@@ -14,8 +15,11 @@ function show() {
   stop();
   stop = () => {};
   main.replaceChildren();
+  const sweep = /^\/sweeps\/([^/]+)$/.exec(location.pathname);
   const job = /^\/jobs\/([^/]+)$/.exec(location.pathname);
   if (location.pathname === "/new") stop = showNewJob(main, open);
+  else if (location.pathname === "/sweeps") stop = showSweeps(main);
+  else if (sweep) stop = showSweep(main, decodeURIComponent(sweep[1]));
   else stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
 }
 

@@ -64,6 +64,7 @@ export function showJobs(main) {
           "div",
           { class: "job-title" },
           h("h1", { id: "jobs-title" }, "Jobs"),
+          link("/sweeps", {}, "Sweeps"),
           link("/new", { class: "primary" }, "New job"),
         ),
         filters.element,

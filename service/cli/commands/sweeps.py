@@ -1,0 +1,150 @@
+"""``boost sweep``: trials of a job with other values of some fields."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.commands.comparison import value_in_words
+from service.cli.connection import open_client
+from service.cli.console import (
+    BadInput,
+    Failed,
+    number,
+    print_facts,
+    print_json,
+    print_list,
+    read_yaml_as,
+    say,
+    say_unchanged,
+)
+from service.cli.options import AsJson, Url
+from service.models.sweeps import Sweep, SweepRequest, SweepTrial, parameters_in_words
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
+
+
+@app.command("create")
+def create_sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="The sweep, as YAML or JSON.")], url: Url = None
+) -> None:
+    """Begin a sweep. Its trials become jobs in the group of its name."""
+    request = read_yaml_as(SweepRequest, file, inlined="job")
+    with open_client(url) as client:
+        sweep = client.create_sweep(request)
+    say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
+
+
+@app.command("list")
+def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
+    """List sweeps, newest first."""
+    with open_client(url) as client:
+        result = client.sweeps()
+    rows = (
+        (
+            sweep.name,
+            sweep.state,
+            str(sum(sweep.trials.values())),
+            f"{sweep.best.value:.4g} ({sweep.best.number})" if sweep.best else "-",
+            sweep.spec.metric,
+            f"{sweep.created_at:%Y-%m-%d %H:%M}",
+            sweep.submitted_by,
+        )
+        for sweep in result.sweeps
+    )
+    print_list(result, as_json, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"), rows)
+
+
+@app.command("status")
+def show_sweep(name: Name, as_json: AsJson = False, url: Url = None) -> None:
+    """Show a sweep, its best trial, and how much each field matters."""
+    with open_client(url) as client:
+        sweep = client.sweep(name)
+    if as_json:
+        print_json(sweep)
+        return
+    facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep.best))]
+    shares = sorted((sweep.importance or {}).items(), key=lambda each: -each[1])
+    facts += [("importance" if place == 0 else "", f"{share:.0%} {path}") for place, (path, share) in enumerate(shares)]
+    print_facts(facts)
+
+
+@app.command("trials")
+def list_trials(
+    name: Name,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List a sweep's trials; --json and --csv have their values at all rungs."""
+    if as_csv and as_json:
+        raise BadInput("give one of --csv and --json")
+    with open_client(url) as client:
+        metric, result = client.sweep(name).spec.metric, client.sweep_trials(name)
+    if as_csv:
+        say_unchanged(result.as_csv().removesuffix("\n"))
+        return
+    paths = list(result.trials[0].parameters) if result.trials else []
+    rows = (
+        (
+            str(trial.number),
+            trial.state,
+            number(trial.value),
+            str(max(trial.rungs, default="-")),
+            trial.job_id or "-",
+            *(value_in_words(value) for value in trial.parameters.values()),
+            trial.reason or "",
+        )
+        for trial in result.trials
+    )
+    print_list(result, as_json, ("TRIAL", "STATE", metric.upper(), "STEP", "JOB", *paths, "REASON"), rows)
+
+
+@app.command("stop")
+def stop_sweep(name: Name, url: Url = None) -> None:
+    """Stop a sweep; its trials save a checkpoint and end."""
+    with open_client(url) as client:
+        sweep = client.stop_sweep(name)
+    say(f"sweep {sweep.name} is {sweep.state}: {sweep.message}")
+
+
+@app.command("best")
+def show_best(
+    name: Name,
+    steps: Annotated[
+        int | None,
+        typer.Option("--continue", min=1, metavar="STEPS", help="Continue from its checkpoint, up to this step."),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Show the best trial of a sweep, or continue it as a new job."""
+    with open_client(url) as client:
+        best = _best_of(client.sweep(name))
+        if steps is None:
+            if as_json:
+                print_json(best)
+            else:
+                say(_best_in_words(best))
+                say(f"continue it: boost sweep best {name} --continue STEPS")
+            return
+        changes = {"name": f"{name}-{best.number}-continued", "tags": ["continued"], "training": {"steps": steps}}
+        job = client.clone(str(best.job_id), changes, from_checkpoint=True)
+    if as_json:
+        print_json(job)
+    else:
+        say(f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}")
+
+
+def _best_of(sweep: Sweep) -> SweepTrial:
+    if sweep.best is None:
+        raise Failed(f"no trial of sweep {sweep.name} has completed yet; boost sweep status {sweep.name} shows them")
+    return sweep.best
+
+
+def _best_in_words(best: SweepTrial | None) -> str:
+    if best is None:
+        return "no trial has completed yet"
+    return f"trial {best.number}, {number(best.value)}, job {best.job_id}: {parameters_in_words(best.parameters)}"

@@ -1,0 +1,618 @@
+"""Sweeps in the record and over HTTP, with jobs that do as the test says; test_sweeps_end_to_end has real ones."""
+
+import json
+import math
+import random
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from playwright.sync_api import expect
+from pydantic import ValidationError
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import IntegrityError
+
+from service.api.routes.sweeps import trial_submitter
+from service.client import ApiError, Client
+from service.jobs import study
+from service.jobs.leases import LeaseLost, Leases
+from service.jobs.model import JobRecord, Owner
+from service.jobs.states import JobState, Reason
+from service.jobs.store import JobStore
+from service.jobs.study import Studies
+from service.jobs.sweeps import MOST_RUNNING, SweepConflict, SweepStore
+from service.models.access import Scope
+from service.models.problems import job_errors
+from service.models.sweeps import IllegalTrial, Sweep, SweepRequest, SweepState, SweepTrial, TrialState
+from service.scheduler.sweeps import SweepDriver, SweepLoop
+from tests.service.browser import Visit
+from tests.service.command_line import boost_at
+from tests.service.conftest import RunningApi, With
+from tests.service.records import GOOD, a_checkpoint, a_step, an_evaluation, finish, numbered, start
+from tests.service.routes import GOOD_FOR_ALL
+
+JOB = GOOD | {"data": {}, "training": {"steps": 9, "sequence_length": 64, "evaluate_every_steps": 3}}
+RATES = {"optimizer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "model.rank": {"choices": [8, 16]}}
+GRID = {"optimizer.learning_rate": {"choices": [0.01, 0.001]}, "model.rank": {"choices": [8, 16, 32]}}
+HALVING = {"kind": "successive_halving", "first_step": 1, "reduction_factor": 3}
+BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+
+
+CONNECTIONS: list[Any] = []  # of the driver's process
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    return {"name": "rates", "job": JOB, "space": RATES, "budget": {"trials": 6}, "parallel": 2} | changes
+
+
+def loss_of(job: JobRecord, step: int) -> float:
+    """What a job's loss is said to be: best at a learning rate of 0.01, and with crossing curves."""
+    rate = job.spec.optimizer.learning_rate
+    return 5 - math.log(1 + step) + abs(math.log10(rate) + 2) * (1 + 0.1 * step) - 0.01 * job.spec.model.rank
+
+
+def plain_submit(store: JobStore) -> Callable[..., JobRecord]:
+    def submit(
+        sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
+    ) -> JobRecord:
+        spec, owner = sweep.spec.trial(number, parameters), Owner(sweep.tenant, sweep.submitted_by)
+        return store.create(spec, "/checkpoints", owner, trial=(sweep.id, number), alongside=alongside)
+
+    return submit
+
+
+@dataclass
+class Lab:
+    """A record, jobs that train a few steps a turn, and the driver, which may be replaced by a new one."""
+
+    url: str
+    loss: Callable[[JobRecord, int], float] = loss_of
+    speed: Callable[[JobRecord], int] = lambda _: 1  # steps a turn
+    fails: dict[int, tuple[int, str]] = field(default_factory=dict)  # by trial: after which step, and why
+    paused_at: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin as a new process does."""
+        self.store = JobStore(self.url)
+        self.sweeps = SweepStore(self.store)
+        self.studies = Studies(self.store.engine)
+        self.driver = SweepDriver(self.sweeps, self.studies, plain_submit(self.store))
+
+    def create(self, **changes: Any) -> Sweep:
+        return self.sweeps.create(SweepRequest.model_validate(request(**changes)), Owner("default", "tester"))
+
+    def drive(self) -> None:
+        for sweep in self.sweeps.unfinished():
+            self.driver.drive(sweep)
+
+    def train(self) -> None:
+        """Let each job go on: begin, train, pause, end."""
+        for job in self.store.active():
+            number = int(next(tag for tag in job.spec.tags if tag.startswith("trial-")).removeprefix("trial-"))
+            if job.state is JobState.QUEUED:
+                start(self.store, job.id)
+                continue
+            done = job.progress.step if job.progress else 0
+            if job.pause_requested:
+                if job.state is not JobState.PAUSED:
+                    self.paused_at[job.id] = done
+                    self.store.change(job.id, Reason.PAUSED_BY_USER, "paused")
+                continue
+            ends_at, why = self.fails.get(number, (10**9, ""))
+            reports, steps = [], min(job.spec.training.steps, ends_at, done + self.speed(job))
+            for step in range(done + 1, steps + 1):
+                reports.append(a_step(step, loss=self.loss(job, step)))
+                if step % job.spec.training.evaluate_every_steps == 0:
+                    reports.append(an_evaluation(step, self.loss(job, step) + 0.1, sets=("web",)))
+            first = self.store.last_sequences([job.id])[job.id] + 1
+            self.store.append_reports(job.id, job.attempt, numbered(*reports, first=first))
+            if steps == ends_at:
+                self.store.change(job.id, Reason.TRAINING_FAILED, why)
+            elif steps == job.spec.training.steps:
+                finish(self.store, job.id)
+
+    def run(self, turns: int = 500) -> Sweep:
+        """Drive and train until the sweep has ended."""
+        for _ in range(turns):
+            self.drive()
+            if not self.sweeps.unfinished():
+                return self.sweeps.get("rates", "default")
+            self.train()
+        raise AssertionError(self.trials())
+
+    def trials(self) -> list[SweepTrial]:
+        sweep = self.sweeps.get("rates", "default")
+        jobs = self.store.of_sweep(sweep.id)
+        return [
+            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            for trial in self.studies.trials(sweep.id)
+        ]
+
+    def choices(self) -> list[dict[str, Any]]:
+        """All that is decided about the trials."""
+        return [trial.model_dump(exclude={"job_id"}) for trial in self.trials()]
+
+
+@pytest.fixture
+def lab(database_url: str) -> Lab:
+    return Lab(database_url)
+
+
+@pytest.fixture(autouse=True)
+def _without_fsync() -> Iterator[None]:
+    """Processes die in these tests, machines do not."""
+
+    def hurry(connection: Any, _record: Any) -> None:
+        CONNECTIONS.append(connection)
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", hurry)
+    yield
+    event.remove(Engine, "connect", hurry)
+    CONNECTIONS.clear()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "what"),
+    [
+        ({"space": {}}, "space", "at least 1"),
+        ({"space": {"optimizer.learning rate": {"choices": [1]}}}, "space.optimizer.learning rate", "path of a field"),
+        ({"space": {"group": {"choices": ["a"]}}}, "space.group", "the sweep sets this field"),
+        ({"space": {"training.steps": {}}}, "space.training.steps", "exactly one of uniform"),
+        ({"space": {"a.b": {"uniform": [0, 1], "choices": [1]}}}, "space.a.b", "exactly one of uniform"),
+        ({"space": {"a.b": {"uniform": [1, 1]}}}, "space.a.b", "1 is not below 1"),
+        ({"space": {"a.b": {"log_uniform": [0, 1]}}}, "space.a.b", "numbers above 0"),
+        ({"space": {"a.b": {"int_uniform": [1, 2.5]}}}, "space.a.b.int_uniform[1]", "whole number"),
+        ({"space": {"a.b": {"choices": [1, 2, 1]}}}, "space.a.b", "twice"),
+        ({"search": "grid"}, "space.optimizer.learning_rate", "a grid needs values that can be listed"),
+        ({"search": "grid", "space": {"training.steps": {"int_uniform": [1, 2000]}}}, "space", "2000 combinations"),
+        ({"search": "annealing"}, "search", "grid"),
+        ({"budget": {}}, "budget", "search=random has no end of its own"),
+        ({"budget": {"trials": 0}}, "budget.trials", "1"),
+        ({"parallel": 65}, "parallel", "64"),
+        ({"metric": "accuracy"}, "metric", "loss"),
+        ({"metric": "validation.web"}, "metric", "no validation set 'web'; it has: none"),
+        ({"stop_early": {"kind": "median", "first_step": 9}}, "stop_early.first_step", "not below training.steps=9"),
+        ({"stop_early": HALVING, "metric": "validation"}, "stop_early.first_step", "rung at step 1, but the job is"),
+        ({"stop_early": HALVING | {"every_steps": 2}}, "stop_early.every_steps", "only median"),
+        ({"job": GOOD | {"training": {"steps": 0, "sequence_length": 64}}}, "job.training.steps", "1"),
+        ({"seed": -1}, "seed", "0"),
+        ({"pruner": "none"}, "pruner", "there is no such field"),
+    ],
+)
+def test_what_makes_no_sweep_is_refused_by_its_field(changes: dict[str, Any], where: str, what: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SweepRequest.model_validate(request(**changes))
+    errors = {error.field: error.message for error in job_errors(refused.value.errors(), SweepRequest)}
+    assert where in errors and what in errors[where], errors
+
+
+def test_any_field_of_the_job_is_varied_by_its_path() -> None:
+    mixture = [{"kind": "text", "paths": ["a.txt"], "weight": 1}, {"kind": "text", "paths": ["b.txt"], "weight": 1}]
+    sweep = SweepRequest.model_validate(request(job=JOB | {"data": {"mixture": mixture}, "tags": ["mine", "trial-9"]}))
+    parameters = {
+        "data.mixture[1].weight": 3.0,
+        "model.preset": "60m",
+        "elasticity.data_parallel_size": {"min": 1, "max": 2},
+    }
+    spec = sweep.trial(7, parameters)
+    assert [source.weight for source in spec.data.mixture] == [1.0, 3.0]
+    assert (spec.model.hidden_size, spec.elasticity.data_parallel_size.max) == (512, 2)
+    assert (spec.name, spec.group, spec.tags) == ("rates-7", "rates", ("mine", "trial-7"))
+    for parameters, what in (
+        ({"model.rank": 4000}, r"with model.rank=4000: model.rank: 4000 is above hidden_size"),
+        ({"optimizer.rate": 1}, r"there is no such field"),
+        ({"name.first": "a"}, r"what is above first is not a section"),
+        ({"data.mixture[2].weight": 1}, r"the job has no entry 2 there"),
+    ):
+        with pytest.raises(IllegalTrial, match=what):
+            sweep.trial(0, parameters)
+
+
+def test_a_grid_is_every_combination_once(lab: Lab) -> None:
+    lab.create(search="grid", space=GRID, budget={})
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials) == (SweepState.FINISHED, {TrialState.COMPLETE: 6})
+    tried = {tuple(trial.parameters.values()) for trial in lab.trials()}
+    assert tried == {(rate, rank) for rate in (0.01, 0.001) for rank in (8, 16, 32)}
+    assert sweep.best.parameters == {"optimizer.learning_rate": 0.01, "model.rank": 32}
+    assert sweep.message == f"trials: 6 complete; the best is trial {sweep.best.number} with {sweep.best.value:.6g}"
+
+
+@pytest.mark.parametrize("search", ["grid", "random"])
+def test_the_seed_decides_which_trials_there_are(search: str, lab: Lab) -> None:
+    def parameters(parallel: int, seed: int) -> list[dict[str, Any]]:
+        name = f"s-{parallel}-{seed}"
+        lab.create(name=name, search=search, space=GRID if search == "grid" else RATES, parallel=parallel, seed=seed)
+        while lab.sweeps.unfinished():
+            lab.drive()
+            lab.train()
+        sweep = lab.sweeps.get(name, "default")
+        return [trial.params for trial in lab.studies.trials(sweep.id)]
+
+    assert parameters(1, 1) == parameters(6, 1) != parameters(1, 2)
+
+
+def test_a_trial_is_judged_by_its_value_at_the_rung_and_not_by_its_best(lab: Lab) -> None:
+    # The second is better at each step but the rung; the third is better there, and worse before.
+    curves = {"rates-0": [4, 4, 4], "rates-1": [3, 3, 5], "rates-2": [9, 9, 3]}
+    lab.loss = lambda job, step: float(curves[job.name][step - 1]) if step <= 3 else 2.0
+    rule = {"kind": "successive_halving", "first_step": 3, "reduction_factor": 2}
+    lab.create(
+        parallel=1, budget={"trials": 3}, stop_early=rule, job=JOB | {"training": JOB["training"] | {"steps": 6}}
+    )
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    pruned = lab.trials()[1]
+    assert (pruned.rungs, pruned.value, pruned.reason) == (
+        {3: 5.0}, 5.0, "its loss of 5 at step 3 is worse than others' there",
+    )  # fmt: skip
+
+
+def test_the_median_is_compared_with_the_value_at_the_step(lab: Lab) -> None:
+    lab.loss = lambda job, step: 1.0 if step < 4 and job.name == "rates-5" else 9.0 if job.name == "rates-5" else 4.0
+    rule = {"kind": "median", "first_step": 4, "every_steps": 2}
+    lab.create(parallel=1, stop_early=rule)
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["COMPLETE"] * 5 + ["PRUNED"]
+    assert lab.trials()[5].rungs == {4: 9.0}
+
+
+def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
+    lab.create(stop_early=HALVING, budget={"trials": 8}, parallel=4)
+    sweep = lab.run()
+    pruned = [trial for trial in lab.trials() if trial.state is TrialState.PRUNED]
+    assert len(pruned) >= 4 and sweep.state is SweepState.FINISHED
+    for trial in pruned:
+        job = lab.store.get(trial.job_id)
+        assert (job.state, job.message) == ("CANCELLED", f"trial {trial.number} of sweep rates has ended")
+        assert lab.paused_at[job.id] <= max(trial.rungs) + 3, "a pause saves, and comes within a pass"
+
+
+def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
+    lab.fails = {0: (0, "out of memory"), 3: (5, "the loss is not finite")}
+    lab.loss = lambda job, step: math.nan if job.name == "rates-1" and step == 3 else loss_of(job, step)
+    lab.create(search="tpe", stop_early=HALVING, budget={"trials": 5}, parallel=1)
+    sweep = lab.run()
+    trials = lab.trials()
+    assert sweep.state is SweepState.FINISHED
+    assert (trials[0].state, trials[0].reason) == ("FAILED", "its job failed: out of memory")
+    assert (trials[1].state, trials[1].reason) == ("FAILED", "its loss at step 3 is nan")
+    assert trials[1].rungs[3] is None and trials[1].value is None
+    assert sweep.best.number not in (0, 1, 3)
+    assert sweep.trials[TrialState.FAILED] == sum(trial.state is TrialState.FAILED for trial in trials)
+
+
+def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab) -> None:
+    lab.create(budget={"trials": 2}, parallel=1)
+    lab.drive()
+    lab.store.request_cancel(lab.trials()[0].job_id)
+    lab.run()
+    assert [trial.state for trial in lab.trials()] == ["FAILED", "COMPLETE"]
+    assert lab.trials()[0].reason == "its job cancelled: cancelled while it was queued"
+
+
+def test_too_many_failures_end_a_sweep(lab: Lab) -> None:
+    lab.fails = dict.fromkeys(range(6), (2, "it diverges"))
+    lab.create(max_failures=1, parallel=2)
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials[TrialState.FAILED]) == (SweepState.FAILED, 2)
+    assert sweep.message.startswith("more than 1 trials have failed; trials: ")
+    assert all(job.finished for job in lab.store.of_sweep(sweep.id).values())
+
+
+def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
+    space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
+    job = JOB | {"training": JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}}
+    lab.create(search="grid", space=space, job=job, budget={})
+    sweep = lab.run()
+    (failed,) = [trial for trial in lab.trials() if trial.state is TrialState.FAILED]
+    assert failed.parameters == {"training.micro_batch_size": 3, "training.global_batch_size": 4}
+    assert "training.micro_batch_size=3, training.global_batch_size=4: " in failed.reason and failed.job_id is None
+    assert sweep.state is SweepState.FINISHED and len(lab.store.of_sweep(sweep.id)) == 3
+
+
+def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
+    tokens = 9 * JOB["training"]["sequence_length"] * SweepRequest.model_validate(request()).job.training.samples(1)
+    lab.create(budget={"tokens": 2 * tokens + 1, "trials": 50}, parallel=1)
+    assert lab.run().trials == {TrialState.COMPLETE: 3}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SweepStore, "gpu_hours", lambda _, jobs: 1.0 * len(jobs))
+        lab.create(name="hours", budget={"gpu_hours": 2}, parallel=1)
+        while lab.sweeps.unfinished():
+            lab.drive()
+            lab.train()
+    assert lab.sweeps.get("hours", "default").trials == {TrialState.COMPLETE: 2}
+
+
+def test_a_stopped_sweep_stops_its_trials(lab: Lab) -> None:
+    lab.create(parallel=3)
+    for _ in range(3):
+        lab.drive()
+        lab.train()
+    lab.sweeps.request_stop("rates", "default")
+    sweep = lab.run()
+    assert (sweep.state, sweep.trials) == (SweepState.STOPPED, {TrialState.STOPPED: 3})
+    assert {job.state for job in lab.store.of_sweep(sweep.id).values()} == {JobState.CANCELLED}
+    assert {trial.reason for trial in lab.trials()} == {"the sweep was stopped by its user"}
+    assert len(lab.paused_at) == 3, "each has saved"
+    with pytest.raises(SweepConflict, match="there is a sweep 'rates' already"):
+        lab.create()
+
+
+# Whoever dies, and however fast jobs are.
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def bury() -> None:
+    """Close a dead process's connections, as its end does."""
+    for connection in CONNECTIONS:
+        connection.close()
+    CONNECTIONS.clear()
+
+
+@contextmanager
+def killed(dies: Callable[[], bool]) -> Iterator[None]:
+    """Let the process end before any transaction, or before its commit, of any database, when ``dies`` says so."""
+
+    def happen(*_: object) -> None:
+        if dies():
+            raise Killed
+
+    for moment in ("begin", "commit"):
+        event.listen(Engine, moment, happen)
+    try:
+        yield
+    finally:
+        for moment in ("begin", "commit"):
+            event.remove(Engine, moment, happen)
+
+
+def run_with_deaths(lab: Lab, dies: Callable[[], bool]) -> int:
+    """As ``Lab.run``, but whenever the driver has died, a new one goes on; returns how often it did."""
+    deaths = 0
+    for _ in range(2000):
+        try:
+            with killed(dies):
+                lab.drive()
+        except Killed:
+            deaths += 1
+            bury()
+            lab.renew()
+            continue
+        if not lab.sweeps.unfinished():
+            return deaths
+        lab.train()
+    raise AssertionError(lab.trials())
+
+
+SWEEPS: list[dict[str, Any]] = [
+    {"search": "random", "stop_early": HALVING},
+    {"search": "tpe", "stop_early": HALVING | {"kind": "hyperband"}, "metric": "loss"},
+    {"search": "tpe", "metric": "validation"},
+]
+
+
+@BOTH
+@pytest.mark.parametrize("changes", SWEEPS)
+def test_a_sweep_survives_deaths_anywhere_with_the_same_choices(
+    changes: dict[str, Any], database_url: str, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
+    quiet = Lab(calm_database(tmp_path, request))
+    quiet.fails = {2: (2, "out of memory")}
+    quiet.create(budget={"trials": 8}, parallel=3, **changes)
+    quiet.run()
+    expected = quiet.choices()
+
+    lab = Lab(database_url)
+    lab.fails = quiet.fails
+    lab.create(budget={"trials": 8}, parallel=3, **changes)
+    lab.speed = lambda job: 1 + hash(job.id) % 4  # others at each run
+    chance = random.Random(str(changes))
+    deaths = run_with_deaths(lab, lambda: chance.random() < 0.02)
+    assert deaths > 5
+    assert lab.choices() == expected
+    jobs = [job for job in lab.store.list(limit=100) if job.spec.group == "rates"]
+    assert sorted(job.name for job in jobs) == sorted(f"rates-{number}" for number in range(8)), "none twice"
+    assert all(job.finished for job in jobs)
+
+
+def calm_database(folder: Any, request: pytest.FixtureRequest) -> str:
+    file = folder / "calm.db"
+    shutil.copyfile(request.getfixturevalue("migrated_file"), file)
+    return f"sqlite:///{file}"
+
+
+class Dies:
+    """Dies once, before the commit of a certain number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.commits = number, 0
+
+    def __call__(self, *_: object) -> None:
+        self.commits += 1
+        if self.commits == self.number:
+            raise Killed
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_sweep_survives_a_death_before_each_of_its_commits(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    changes = {"search": "tpe", "stop_early": HALVING, "budget": {"trials": 4}, "parallel": 2}
+    expected, number = None, 0
+    while True:  # the first run dies nowhere, the last one has no more commits
+        (folder := tmp_path / str(number)).mkdir()
+        lab = Lab(calm_database(folder, request))
+        lab.fails = {1: (2, "out of memory")}
+        lab.create(**changes)
+        dies = Dies(number)
+        for _ in range(100):
+            event.listen(Engine, "commit", dies)
+            try:
+                lab.drive()
+            except Killed:
+                bury()
+                lab.renew()
+                continue
+            finally:
+                event.remove(Engine, "commit", dies)
+            lab.train()
+            if not lab.sweeps.unfinished():
+                break
+        assert expected in (None, lab.choices()), number
+        expected = lab.choices()
+        assert len(lab.store.list(limit=100)) == 4
+        if number > dies.commits:
+            break
+        number += 1
+    assert number > 40
+
+
+# Over HTTP.
+
+
+@BOTH
+def test_a_sweep_from_its_file_to_its_best_trial(
+    api: RunningApi, client: Client, store: JobStore, database_url: str, tmp_path: Path
+) -> None:
+    boost, lab = boost_at(api.url), Lab(database_url, speed=lambda _: 4)
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(request(job="job.yaml", stop_early=HALVING, budget={"trials": 5}), sort_keys=False))
+    done = boost("sweep", "create", str(file))
+    assert done.exit_code == 0 and " is RUNNING: boost sweep status rates" in done.stdout, done.stderr
+    assert boost("sweep", "create", str(file)).exit_code == 0, "the same again is the same sweep"
+    assert boost("sweep", "best", "rates").stderr.startswith("error: no trial of sweep rates has completed yet")
+    context, lease = api.app.state.context, Leases(store.engine, "test").take("scheduler", 60)
+    loop = SweepLoop(store, context.studies, lambda: lease, trial_submitter(context), 0.05)
+    loop.start()
+    try:
+        deadline = time.monotonic() + 60
+        while client.sweep("rates").state is SweepState.RUNNING:
+            assert time.monotonic() < deadline
+            lab.train()
+            time.sleep(0.1)
+    finally:
+        loop.stop()
+    sweep, trials = client.sweep("rates"), client.sweep_trials("rates").trials
+    assert (sweep.state, len(trials), client.sweeps().sweeps[0].name) == (SweepState.FINISHED, 5, "rates")
+    assert [trial.number for trial in trials if trial.state is TrialState.COMPLETE]
+    jobs = client.list(group="rates", tags=["trial-3"]).jobs
+    assert [job.id for job in jobs] == [trials[3].job_id] and jobs[0].submitted_by == "anonymous"
+    assert jobs[0].spec.optimizer.learning_rate == trials[3].parameters["optimizer.learning_rate"]
+
+    lines = boost("sweep", "trials", "rates", "--csv").stdout.splitlines()
+    assert lines[0] == "trial,state,value,job,optimizer.learning_rate,model.rank,step 1,step 3,step 9,reason"
+    assert [line.split(",")[3] for line in lines[1:]] == [trial.job_id for trial in trials]
+    assert httpx.get(f"{api.url}/v1/sweeps/rates/trials?format=csv").text.splitlines() == lines
+    assert f"best        trial {sweep.best.number}, " in boost("sweep", "status", "rates").stdout
+    assert "rates  FINISHED  5" in boost("sweep", "list").stdout
+    assert json.loads(boost("sweep", "status", "rates", "--json").stdout)["importance"] == sweep.importance
+    assert "nothing to stop" in boost("sweep", "stop", "rates").stderr
+    best = store.get(sweep.best.job_id)
+    store.append_reports(best.id, best.attempt, numbered(a_checkpoint(9), first=100))
+    refused = boost("sweep", "best", "rates", "--continue", "12").stderr
+    assert "checkpoint.continue_from" in refused, "there are no files of this job"
+
+
+def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore, database_url: str) -> None:
+    page = visitor.open("/")
+    page.get_by_role("link", name="Sweeps").click()
+    expect(page.get_by_text("No sweeps yet. Begin one with: boost sweep create SWEEP.YAML")).to_be_visible()
+    lab = Lab(database_url)
+    lab.create(stop_early=HALVING, budget={"trials": 5}, parallel=1)
+    best = lab.run().best
+    row = page.get_by_role("row", name="rates")
+    expect(row).to_contain_text("FINISHED")
+    expect(row).to_contain_text(f"trial {best.number}")
+    row.get_by_role("link", name="rates").click()
+    expect(page.get_by_role("heading", name="rates")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(5)
+    expect(page.locator("tr.present")).to_contain_text("complete")
+    expect(page.get_by_role("columnheader", name="optimizer.learning_rate")).to_be_visible()
+    page.locator("tr.present").get_by_role("link").click()
+    expect(page).to_have_url(f"{visitor.url}/jobs/{best.job_id}")
+    visitor.open("/sweeps/rates").get_by_role("link", name="Its jobs").click()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(5)
+
+
+def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(client: Client) -> None:
+    space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
+    training = JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}
+    with pytest.raises(ApiError) as refused:
+        client.create_sweep(request(search="grid", space=space, job=JOB | {"training": training}))
+    (error,) = refused.value.errors
+    assert error.field == "space"
+    assert error.message.startswith("with training.micro_batch_size=3, training.global_batch_size=4: training.")
+    rates = {"optimizer.rate": {"uniform": [0, 1]}, "model.rank": {"choices": [8, 4000]}}
+    with pytest.raises(ApiError) as refused:
+        client.create_sweep(request(space=rates))
+    assert [error.message.partition(":")[0] for error in refused.value.errors] == [
+        "with optimizer.rate=0.0", "with optimizer.rate=1.0", "with model.rank=4000",
+    ]  # fmt: skip
+    with pytest.raises(ApiError, match="there is no queue 'night'"):
+        client.create_sweep(request(space={"queue": {"choices": ["night"]}}))
+    assert client.sweeps().sweeps == []
+
+
+def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: With, store: JobStore) -> None:
+    body = request(job=GOOD_FOR_ALL | {"training": JOB["training"]})
+    ours, others = client_with(Scope.SUBMIT, tenant="lab", name="alice"), client_with(Scope.SUBMIT, tenant="other")
+    assert ours.post("/v1/sweeps", json=body).status_code == 201
+    assert others.get("/v1/sweeps").json() == {"sweeps": []}
+    for method, path in (("GET", ""), ("GET", "/trials"), ("POST", "/stop")):
+        assert others.request(method, f"/v1/sweeps/rates{path}").status_code == 404
+    assert others.post("/v1/sweeps", json=body).status_code == 201, "names are the tenant's own"
+    assert client_with(Scope.READ, tenant="lab").post("/v1/sweeps/rates/stop").status_code == 403
+    assert ours.post("/v1/sweeps/rates/stop").json()["state"] == "STOPPING"
+    audit = client_with(Scope.ADMIN).get("/v1/audit").json()["entries"]
+    assert [(each["action"], each["resource"]) for each in audit if each["key_name"] == "alice"] == [
+        ("sweep.create", "/v1/sweeps"), ("sweep.stop", "/v1/sweeps/rates/stop"),
+    ]  # fmt: skip
+    driver = SweepDriver(SweepStore(store), Studies(store.engine), trial_submitter(guarded.app.state.context))
+    driver.drive(SweepStore(store).get("rates", "other"))
+    assert {(job.tenant, job.submitted_by) for job in store.list()} == {("other", "tester")}
+
+
+def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
+    first, second = (Leases(lab.store.engine, name) for name in ("first", "second"))
+    lease = first.take("scheduler", 0.01)
+    time.sleep(0.05)
+    assert second.take("scheduler", 60)
+    lab.create()
+    lab.sweeps = SweepStore(lab.store, lease)
+    lab.driver = SweepDriver(lab.sweeps, lab.studies, plain_submit(lab.store))
+    with pytest.raises(LeaseLost):
+        lab.drive()
+    assert lab.trials() == [] == lab.store.list()
+
+
+def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
+    sweep = lab.create(parallel=1)
+    lab.drive()
+    with pytest.raises(IntegrityError):
+        lab.driver.submit(sweep, 0, {}, lambda _: None)
+    assert len(lab.store.list()) == 1
+
+
+def test_a_tenant_has_few_sweeps_at_a_time(lab: Lab) -> None:
+    for number in range(MOST_RUNNING):
+        lab.create(name=f"sweep-{number}")
+    with pytest.raises(SweepConflict, match="which is the maximum; wait, or stop some"):
+        lab.create(name="one-more")
