@@ -189,10 +189,7 @@ def line_of(event: JobEvent) -> str:
     else:
         match event.kind:
             case "patch":
-                changes = (
-                    f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
-                )
-                text = f"changed: {', '.join(changes)}"
+                text = f"changed: {messages.changes_in_words(data)}"
             case "drill":
                 when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
                 text = f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
@@ -208,14 +205,6 @@ def line_of(event: JobEvent) -> str:
             case _:
                 text = f"{event.kind}: {data.get('message', data)}"
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
-
-
-def _value(value: object) -> str:
-    if value is None or value in ("", []):
-        return "none"
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
 
 
 def follow(client: Client, job_id: str, console: Console) -> JobRecord:
