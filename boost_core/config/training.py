@@ -502,6 +502,11 @@ class TrainingConfig(Config):
             done = until
         return total + (steps - done) * self.global_batch_size
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in all steps: at least ``tokens``."""
+        return self.samples(self.steps) * self.sequence_length
+
 
 class LoroConfig(Config):
     """How LORO alternates exact and lazy steps."""

@@ -27,7 +27,7 @@ class GpusPatch(Config):
 
 
 class SamplePatch(Config):
-    """New prompts to sample; what is missing stays as it is."""
+    """New values of ``training.sample``; what is missing stays as it is."""
 
     every_steps: int | None = None
     prompts: tuple[str, ...] | None = None
@@ -35,25 +35,25 @@ class SamplePatch(Config):
 
 
 class TrainingPatch(Config):
-    """New values of ``training``; what is missing stays as it is."""
+    """New values of ``training``; what is missing stays as it is, and null stands for the default."""
 
     steps: int | None = None
     evaluate_every_steps: int | None = None
-    sample: SamplePatch | None = Field(None, description="null: sample no more.")
+    sample: SamplePatch | None = None
 
 
 class OptimizerPatch(Config):
-    """New values of ``optimizer``; what is missing stays as it is."""
+    """New values of ``optimizer``; what is missing stays as it is, and null stands for the default."""
 
     learning_rate: float | None = None
     schedule: Schedule | None = None
-    decay_steps: int | None = Field(None, description="null: the default, as for another schedule than wsd.")
+    decay_steps: int | None = None
     warmup_steps: int | None = None
     final_learning_rate_ratio: float | None = None
 
 
 class CheckpointPatch(Config):
-    """New values of ``checkpoint``; what is missing stays as it is."""
+    """New values of ``checkpoint``; what is missing stays as it is, and null stands for the default."""
 
     every_steps: int | None = None
 
@@ -70,14 +70,14 @@ class JobPatch(Config):
     gpus: GpusPatch | None = Field(
         None, description="Of elasticity, with layouts=auto; the layouts are chosen anew then."
     )
-    training: TrainingPatch | None = Field(
-        None, description="A job that trains makes this change between two steps, the same on all ranks."
-    )
-    optimizer: OptimizerPatch | None = Field(None, description="Likewise.")
-    checkpoint: CheckpointPatch | None = Field(None, description="Likewise.")
     group: str | None = Field(None, description="May be changed after the job has ended, too; an empty one removes it.")
     tags: tuple[str, ...] | None = Field(None, description="All of them; likewise.")
     notes: str | None = Field(None, description="Likewise.")
+    training: TrainingPatch | None = Field(
+        None, description="All ranks of a job that trains take these values, and the next two, between the same steps."
+    )
+    optimizer: OptimizerPatch | None = None
+    checkpoint: CheckpointPatch | None = None
 
     @property
     def only_describes(self) -> bool:
