@@ -108,7 +108,7 @@ def test_what_the_job_cannot_be_is_refused(
     api: RunningApi, store: JobStore, changes: dict[str, Any], field: str, message: str
 ) -> None:
     job = training(store)
-    with Client(api.url) as client, pytest.raises(ApiError, match="") as refused:
+    with Client(api.url) as client, pytest.raises(ApiError) as refused:
         client.patch(job.id, changes)
     assert refused.value.status == 422
     (error,) = [error for error in refused.value.errors if error.field == field]

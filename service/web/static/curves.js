@@ -130,7 +130,7 @@ export function curveCards(course, sets, zoomed) {
         course.bucketSteps > 1 &&
           `A point is the mean of ${whole(course.bucketSteps)} steps, the band their least and most.`,
         restarts.length && "Dashed: training went on after an interruption.",
-        changes.length && `Dashed in green: steered after step ${changes.map(whole).join(", ")}.`,
+        changes.length && `Dashed in violet: steered after step ${changes.map(whole).join(", ")}.`,
       ]
         .filter(Boolean)
         .join(" "),
@@ -139,7 +139,7 @@ export function curveCards(course, sets, zoomed) {
 
   function draw(name, columns) {
     const colored = (steps, color) => steps.map((step) => ({ step, color }));
-    const marks = [...colored(restarts, "--recomputed"), ...colored(changes, "--succeeded")];
+    const marks = [...colored(restarts, "--recomputed"), ...colored(changes, "--paused")];
     charts[name].set(columns, course.range, marks);
   }
 
