@@ -113,7 +113,8 @@ def facts(
     before = job.spec.steering
     for steer in job.steers:
         changes = changes_in_words(before.changes_to(steer.steering))
-        yield "to change", f"{changes}, as {steer.by} has asked; waits for its gang"
+        waits = "the job ended before" if job.finished else "waits for its gang"
+        yield "to change", f"{changes}, as {steer.by} has asked; {waits}"
         before = steer.steering
     for stage, after in zip(job.spec.steered, [*job.spec.steered, job.spec.steering][1:], strict=True):
         changes = changes_in_words(stage.changes_to(after))
