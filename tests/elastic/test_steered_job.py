@@ -9,14 +9,14 @@ from tests.elastic.ray_cluster import Job, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # Ray and the service start twice, on two busy cores
 
 
 def test_a_job_of_the_service_is_steered_through_its_death_and_that_of_a_worker(ranks: Ranks, tmp_path: Path) -> None:
-    spec = elastic_job(write_corpus(tmp_path / "corpus"), (1, 2))
-    with world(tmp_path, nodes=2) as (_, service):
+    spec = elastic_job(write_corpus(tmp_path / "corpus"), (1, 1))
+    with world(tmp_path, nodes=1) as (_, service):
         running = Job(service, spec)
-        running.trains(2)
+        running.trains(1)
         service.client.patch(running.id, {"optimizer": {"learning_rate": 1e-3}, "training": {"steps": 50_000}})
         service.kill()
         service.start()
@@ -24,12 +24,12 @@ def test_a_job_of_the_service_is_steered_through_its_death_and_that_of_a_worker(
         running.until(lambda: running.of("steered"), "steered")
         (steered,) = running.of("steered")
         running.until(lambda: running.step >= steered["step"] + 2, "goes on")
-        running.processes()[3].kill()
+        running.processes()[1].kill()
         running.until(lambda: running.of("restart"), "a restart after a killed worker")
-        running.trains(2)
+        running.trains(1)
         service.client.patch(running.id, {"optimizer": {"schedule": "constant"}})
         running.until(lambda: len(running.of("steered")) == 2, "steered again")
-        running.trains(2)
+        running.trains(1)
         service.client.cancel(running.id)
         running.until(lambda: running.record.finished, "cancelled")
     record = running.record
