@@ -6,13 +6,16 @@ job's supervisor; the service stores them as events.
 
 import json
 import math
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
-from boost_core.config import Layout
+from boost_core.config import JobSpec, Layout
 from boost_core.config.base import Config, Frozen
+from boost_core.config.job import Steering
 from boost_core.terminal import duration
 
 Provenance = Literal["assumed", "fitted", "measured", "measured_fitted"]
@@ -341,6 +344,24 @@ class SpareReport(Frozen):
     node: str | None = Field(description="The node that keeps it.")
 
 
+class SteeredReport(Frozen):
+    """The job's values have been changed while it trained: the new ones hold from the next step on, on all ranks."""
+
+    kind: Literal["steered"] = "steered"
+    number: int = Field(description="Number of the change, counted over the job's life; 0 before its first gang.")
+    step: int = Field(description="The last step with the old values.")
+    by: str = Field(description="Name of the API key with which they were changed.")
+    requested_at: datetime | None = Field(description="When that was requested.")
+    changes: dict[str, Any] = Field(description="from and to of each changed field.")
+    steering: Steering = Field(description="The values that hold now, changed or not.")
+
+    def applied_to(self, spec: JobSpec) -> JobSpec:
+        """Return the job with the change, unless it has been made there."""
+        if self.number <= len(spec.steered):
+            return spec
+        return spec.steered_after(self.step, self.steering, self.by, self.requested_at)
+
+
 class LogLine(Frozen):
     """One line of a rank's log."""
 
@@ -364,6 +385,7 @@ Report = (
     | ComparisonReport
     | ProfileReport
     | SpareReport
+    | SteeredReport
     | LogLine
 )
 
@@ -411,6 +433,29 @@ class Profile(Config):
 
 
 WorkerCommand = Drill | Profile
+
+
+class Steer(Frozen):
+    """A change of values, which all ranks make between the same two steps. Changes are made in order, each once."""
+
+    number: int = Field(ge=1, description="Number of the change, counted over the job's life.")
+    by: str = Field(description="Name of the API key with which it was requested.")
+    requested_at: datetime
+    steering: Steering = Field(description="The values that are to hold, changed or not.")
+
+    def made(self, spec: JobSpec, step: int) -> tuple[JobSpec, SteeredReport]:
+        """Return a job with the change made after a step, and the report of it.
+
+        A job that has meanwhile done the steps that it is to end with ends with the next one.
+        """
+        training = self.steering.training
+        training = training.model_copy(update={"steps": max(training.steps, step + 1)})
+        steering = self.steering.model_copy(update={"training": training})
+        report = SteeredReport(
+            number=self.number, step=step, by=self.by, requested_at=self.requested_at,
+            changes=spec.steering.changes_to(steering), steering=steering,
+        )  # fmt: skip
+        return report.applied_to(spec), report
 
 
 # A checkpoint's scores on tasks, as the trainer's side hands them to whoever stores them.
@@ -492,6 +537,8 @@ def line_of(report: Report) -> str:
             return "no spare copy of the state is kept any more"
         case SpareReport():
             return f"step {report.step}  spare copy of the state on node {(report.node or '')[:12]}"
+        case SteeredReport():
+            return f"steered by {report.by}: from step {report.step + 1} on {changes_in_words(report.changes)}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"
 
@@ -517,6 +564,21 @@ def comparison_in_words(report: ComparisonReport) -> str:
     if report.step_seconds is None:
         return memory
     return f"{memory}; {report.step_seconds:.3g} s a step, predicted {report.predicted_step_seconds:.3g} s"
+
+
+def changes_in_words(changes: Mapping[str, Any]) -> str:
+    """What was changed, given ``from`` and ``to`` of each field."""
+    return ", ".join(f"{field} from {_value(each['from'])} to {_value(each['to'])}" for field, each in changes.items())
+
+
+def _value(value: object) -> str:
+    if value is None or value in ("", []):
+        return "none"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return f"{value['min']}–{value['max']}" if "min" in value else json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def layout_in_words(shape: ShapeReport) -> str:

@@ -3,13 +3,16 @@
 import math
 import re
 from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     Field,
     StringConstraints,
     ValidationError,
@@ -45,7 +48,15 @@ from boost_core.config.parallelism import (
     chunk_tokens,
     strategy_problems,
 )
-from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, OptimizerConfig, TrainingConfig
+from boost_core.config.training import (
+    BYTE_TOKENS,
+    BYTES,
+    DataConfig,
+    OptimizerConfig,
+    SampleConfig,
+    Schedule,
+    TrainingConfig,
+)
 
 # Where checkpoints are stored.
 
@@ -119,6 +130,61 @@ class CheckpointConfig(Config):
             raise ValueError("without keep_last all checkpoints are kept; set keep_last, too, or leave keep_every out")
         return value
 
+
+# What can be changed while a job trains.
+
+
+class SteeredTraining(Config):
+    """The fields of ``training`` that can be changed while a job trains."""
+
+    steps: int
+    evaluate_every_steps: int
+    sample: SampleConfig | None = None
+
+
+class SteeredOptimizer(Config):
+    """The fields of ``optimizer`` that can be."""
+
+    learning_rate: float
+    schedule: Schedule
+    decay_steps: int | None = None
+    warmup_steps: int
+    final_learning_rate_ratio: float
+
+
+class SteeredCheckpoint(Config):
+    """The field of ``checkpoint`` that can be."""
+
+    every_steps: int
+
+
+class Steering(Config):
+    """What can be changed while a job trains, as its sections have it."""
+
+    training: SteeredTraining
+    optimizer: SteeredOptimizer
+    checkpoint: SteeredCheckpoint
+
+    def changes_to(self, other: "Steering") -> dict[str, dict[str, Any]]:
+        """``from`` and ``to`` of each field that another one has different, such as ``optimizer.learning_rate``."""
+        before, after = self.model_dump(mode="json"), other.model_dump(mode="json")
+        return {
+            f"{section}.{field}": {"from": value, "to": after[section][field]}
+            for section in Steering.model_fields
+            for field, value in before[section].items()
+            if value != after[section][field]
+        }
+
+
+class SteeringStage(Steering):
+    """What held up to a step, after which the job was steered."""
+
+    until_step: int = Field(ge=0, le=100_000_000, description="The last optimizer step with these values.")
+    changed_by: str = Field("", max_length=100, description="Name of the API key with which they were changed.")
+    requested_at: AwareDatetime | None = Field(None, description="When that was requested.")
+
+
+MOST_STEERED = 200  # changes of a job, which its record holds
 
 # How a job handles faults.
 
@@ -335,6 +401,11 @@ class JobSpec(Config):
     group: Label | None = Field(None, description="The runs that it belongs with, such as a series of experiments.")
     tags: tuple[Label, ...] = Field((), max_length=MOST_TAGS, description="Words to find it by, each once.")
     notes: Notes = Field("", description="What its users write down about it.")
+    steered: tuple[SteeringStage, ...] = Field(
+        (),
+        max_length=MOST_STEERED,
+        description="What held at first of a job that was changed while it trained, in order; written by the service.",
+    )
 
     @field_validator("tags")
     @classmethod
@@ -342,6 +413,14 @@ class JobSpec(Config):
         if twice := [tag for number, tag in enumerate(tags) if tag in tags[:number]]:
             raise ValueError(f"has {twice[0]} more than once; leave it out there")
         return tags
+
+    @field_validator("steered")
+    @classmethod
+    def _stages_in_order(cls, stages: tuple[SteeringStage, ...]) -> tuple[SteeringStage, ...]:
+        for before, after in pairwise(stages):
+            if after.until_step < before.until_step:
+                raise ValueError(f"until_step={after.until_step} comes after until_step={before.until_step}")
+        return stages
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
@@ -359,9 +438,12 @@ class JobSpec(Config):
     def as_written(self) -> dict[str, Any]:
         """The job as JSON, without those fields of its model and optimizer that their others decide anyway.
 
-        A change of one takes effect on the others, as in a job file: made dense, a model loses its preset's rank.
+        A change of one takes effect on the others, as in a job file: made dense, a model loses its preset's rank. What
+        held before the job was steered is left out, too.
         """
-        written = self.model_dump(mode="json")
+        written = self.model_dump(mode="json", exclude={"steered"})
+        if self.training.tokens is not None:
+            del written["training"]["steps"]
         for name, section in (("model", self.model), ("optimizer", self.optimizer)):
             written[name] = section.model_dump(mode="json")
             _leave_out(written[name], written[name], section)
@@ -387,6 +469,30 @@ class JobSpec(Config):
     def with_parallelism(self, **changes: object) -> "JobSpec":
         """Return the job with other fields of ``parallelism``, which are not checked."""
         return self.model_copy(update={"parallelism": self.parallelism.model_copy(update=changes)})
+
+    @property
+    def steering(self) -> Steering:
+        """What can be changed while the job trains, as it is now."""
+        return Steering.model_validate(self, from_attributes=True)
+
+    def with_steering(self, steering: Steering) -> "JobSpec":
+        """Return the job with other values of what can be changed while it trains, which are not checked."""
+        changes = {
+            name: getattr(self, name).model_copy(update=dict(getattr(steering, name))) for name in Steering.model_fields
+        }
+        if steering.training.steps != self.training.steps:
+            changes["training"] = changes["training"].model_copy(update={"tokens": None})
+        return self.model_copy(update=changes)
+
+    def steered_after(self, step: int, steering: Steering, changed_by: str, requested_at: datetime | None) -> "JobSpec":
+        """Return the job with other values from the optimizer step after ``step`` on."""
+        stage = SteeringStage(**dict(self.steering), until_step=step, changed_by=changed_by, requested_at=requested_at)
+        return self.with_steering(steering).model_copy(update={"steered": (*self.steered, stage)})
+
+    def at_step(self, step: int) -> "JobSpec":
+        """Return the job with the values that hold in optimizer step ``step``, counted from 1."""
+        stage = next((stage for stage in self.steered if step <= stage.until_step), None)
+        return self if stage is None else self.with_steering(stage)
 
     @property
     def leaves_layouts(self) -> bool:

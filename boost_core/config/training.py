@@ -1,9 +1,12 @@
 """What to train on and how: the data, and the trajectory of steps, batches, optimizer and learning rate."""
 
+import re
+from decimal import Decimal
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from boost_core.config.base import SOURCE_SCHEMES, Config, Count, Location, refuse_unserved, spelled
 from boost_core.config.model import SparseAttentionConfig
@@ -358,16 +361,33 @@ class SampleConfig(Config):
     max_new_tokens: int = Field(32, ge=1, le=64, description="Tokens per prompt; each takes a forward pass.")
 
 
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])")
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
 class TrainingConfig(Config):
     """How long to train, on what batches, and in what precision."""
 
-    steps: int = Field(ge=1, le=100_000_000, description="Optimizer steps.")
     sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens per sequence.")
     global_batch_size: Count = Field(16, description="Sequences per optimizer step, whatever the gang's size.")
     batch_size_warmup: tuple[BatchStage, ...] = Field(
         (),
         max_length=16,
         description="Smaller batches at the start, in order; then global_batch_size. Not with a pipeline.",
+    )
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        le=10**18,
+        description="Tokens to train on, such as 300B or 1.5T (K, M, B and T are powers of 1000), instead of steps, "
+        "which are then as many as it takes.",
+    )
+    steps: int = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        validate_default=True,
+        description="Optimizer steps; or give tokens.",
     )
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch on a rank.")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
@@ -396,9 +416,38 @@ class TrainingConfig(Config):
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
     )
+    evaluate_at_start: bool = Field(False, description="Evaluate before the first step, too.")
     evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation, for each set.")
 
     sample: SampleConfig | None = Field(None, description="Text to generate during training. Default: none.")
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _read_unit(cls, value: Any) -> Any:
+        """Read 300B or 3e11 as a whole number."""
+        if isinstance(value, str):
+            if (number := _TOKENS.fullmatch(value)) is None:
+                raise ValueError("must be a number of tokens, such as 300B or 1.5T; units are K, M, B and T")
+            return round(Decimal(number[1]) * _UNITS[number[2]])
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _steps_of_tokens(cls, value: Any, info: Any) -> Any:
+        """Fill in the steps that it takes to train on ``tokens``."""
+        tokens, batch, length = map(info.data.get, ("tokens", "global_batch_size", "sequence_length"))
+        if value is None and "tokens" in info.data and tokens is None:
+            raise PydanticKnownError("missing")
+        if None in (tokens, batch, length, info.data.get("batch_size_warmup")):  # one of them is invalid
+            return 1 if value is None else value
+        left, steps = -(-tokens // length), 0  # in sequences
+        for stage in info.data["batch_size_warmup"]:
+            of_stage = min(stage.until_step - steps, -(-left // stage.global_batch_size))
+            left, steps = left - of_stage * stage.global_batch_size, steps + of_stage
+        steps += max(0, -(-left // batch))
+        if value not in (None, steps):
+            raise ValueError(f"tokens={tokens:,} takes {steps:,} steps, not {value}; leave one of the two out")
+        return steps
 
     @field_validator("sample", "batch_size_warmup")
     @classmethod
@@ -453,6 +502,11 @@ class TrainingConfig(Config):
             done = until
         return total + (steps - done) * self.global_batch_size
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in all steps: at least ``tokens``."""
+        return self.samples(self.steps) * self.sequence_length
+
 
 class LoroConfig(Config):
     """How LORO alternates exact and lazy steps."""
@@ -467,6 +521,7 @@ class MuonConfig(Config):
     momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov momentum of the factors' gradients.")
 
 
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
 NO_CLIPPING = 1e9  # a norm that no gradient reaches
 
 
@@ -490,7 +545,7 @@ class OptimizerConfig(Config):
     clip_norm: float = Field(
         0.5, gt=0, le=1e12, description="Largest global gradient norm. Default: 0.5; for loro 1e9, which clips nothing."
     )
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+    schedule: Schedule = Field(
         "cosine",
         description="The learning rate after the warm-up: cosine decay, linear decay, constant, or wsd: constant, then "
         "linear decay in the last decay_steps.",

@@ -13,6 +13,7 @@ from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadab
 from boost_core.checkpoint.saver import HostCopies, SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import Chunk, SaveFailed, read_on_first_rank
 from boost_core.checkpoint.snapshot_store import Snapshot
+from boost_core.config import JobSpec
 from boost_core.messages import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import SnapshotKey
 from boost_core.train.state import Membership, TrainState
@@ -277,6 +278,10 @@ class CheckpointManager:
         if self._due.requested:
             self._copy(ask_store=stored_step is None)
         self.copies.prepare(self._state.chunks())
+
+    def steer(self, spec: JobSpec) -> None:
+        """Take other steps and another interval from a job that was steered."""
+        self._due.steps, self._due.store_every_steps = spec.training.steps, spec.checkpoint.every_steps
 
     def before_step(self) -> bool:
         """Report the outcome of the previous copy, and have it make way if one is due after the coming step.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
-from boost_core.checkpoint.shards import SaveFailed
+from boost_core.checkpoint.shards import SaveFailed, read_on_first_rank
 from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
@@ -37,6 +37,8 @@ from boost_core.messages import (
     RestartReport,
     SampleReport,
     StartReport,
+    Steer,
+    SteeredReport,
     StepReport,
     ValidationLoss,
     line_of,
@@ -295,13 +297,17 @@ def train(
     run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
     try:
         run.resume()
+        run.steer_at_start()
+        if state.step == 0 and spec.training.evaluate_at_start:
+            run.evaluate()
         with collected_between_steps() as collect_garbage:
-            while state.step < spec.training.steps:
+            while state.step < state.spec.training.steps:
                 before = state.step
                 requests = run.step()
                 collect_garbage(state.step)
-                ahead, last = state.step > before, state.step == spec.training.steps
-                if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
+                ahead, last = state.step > before, state.step == state.spec.training.steps
+                every = state.spec.at_step(state.step).training.evaluate_every_steps
+                if ahead and (last or state.step % every == 0):
                     run.evaluate()
                 if ahead:
                     run.sample()
@@ -309,6 +315,8 @@ def train(
                     return run.halt(requests.store)
                 if ahead:  # else it has rolled back to a state of which there is a copy
                     run.checkpoints.after_step(requests.put_off)
+                    if requests.steer:
+                        run.steer()
         return run.finish()
     finally:
         state.graph.release("training has ended")  # before the communicators that it captured are destroyed
@@ -328,6 +336,7 @@ class _StateKeeper:
     def resume(self) -> None:
         """Load the state to continue from, if any, and report where training starts."""
         state, memory, started = self._state, self._membership.recovery, time.perf_counter()
+        known = len(state.spec.steered)
         source: str | None = None
         stored_step: int | None = 0  # the job's newest checkpoint, 0 for none; ``None`` if unknown
         if memory is not None:
@@ -358,6 +367,20 @@ class _StateKeeper:
                 attention=attention_backend(state.spec, state.mesh.device),
             )
         )
+        spec = state.spec
+        self.checkpoints.steer(spec)
+        for number, stage in enumerate(spec.steered[known:], known + 1):
+            after = spec.steered[number] if number < len(spec.steered) else spec.steering
+            self._report(
+                SteeredReport(
+                    number=number,
+                    step=stage.until_step,
+                    by=stage.changed_by,
+                    requested_at=stage.requested_at,
+                    changes=stage.changes_to(after),
+                    steering=spec.with_steering(after).steering,
+                )
+            )
         self.checkpoints.after_resuming(stored_step)
 
     def finish(self) -> Outcome:
@@ -417,7 +440,12 @@ class _Run(_StateKeeper):
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        requests = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
+        requests = Requests(
+            self._membership.halt.is_set(),
+            self._membership.store.is_set(),
+            put_off,
+            self._next_steer(before + 1) is not None,
+        )
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
         comparison = self._comparison
         with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():
@@ -533,11 +561,58 @@ class _Run(_StateKeeper):
                 )
             )
 
+    def steer_at_start(self) -> None:
+        """Make the changes that all ranks have been given, before the first step; all ranks call it."""
+        group, device = self._state.process_groups.gang, self._state.mesh.device
+        while True:
+            has_next = torch.tensor(float(self._next_steer(self._state.step) is not None), device=device)
+            agreed = group.all_reduce_(has_next, "steering").item() == group.size
+            self._membership.refuse_aborted()
+            if not agreed:
+                return
+            self.steer()
+
+    def _next_steer(self, step: int) -> Steer | None:
+        """The change to make after a step, if this rank has it; none before the step after which the last one was."""
+        steered = self._state.spec.steered
+        if steered and step < steered[-1].until_step:
+            return None
+        return self._membership.steers.get(len(steered) + 1)
+
+    def steer(self) -> None:
+        """Make the next change, which all ranks have: its values hold from the next step on."""
+        state = self._state
+        steer, before = self._membership.steers[len(state.spec.steered) + 1], state.spec
+        sample = steer.steering.training.sample
+        if sample != before.training.sample:
+            # Only a rank can count a prompt's tokens. One that does not fit must not end the job.
+            wanted, _ = steer.made(before, state.step)
+            if problem := read_on_first_rank(partial(_problem_of_prompts, wanted)):
+                logger.warning("the prompts to sample stay as they are: %s", problem)
+                training = steer.steering.training.model_copy(update={"sample": before.training.sample})
+                steer = steer.model_copy(update={"steering": steer.steering.model_copy(update={"training": training})})
+        if state.step == before.training.steps:
+            state.fits_captured_step = None  # nobody has looked at what follows the last step
+        state.spec, report = steer.made(before, state.step)
+        if state.spec.training.sample != before.training.sample:
+            self._prompts = Prompts(state.spec)
+        self.checkpoints.steer(state.spec)
+        self._report(report)
+
     def sample(self) -> None:
         """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
         if samples := self._prompts.take(self._state, self._membership.refuse_aborted):
             self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
+
+
+def _problem_of_prompts(spec: JobSpec) -> str | None:
+    """Why a job's prompts cannot be continued; ``None`` if they can."""
+    try:
+        Prompts(spec)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore, load_from
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sequences
 from boost_core.kernels import fp8_product
+from boost_core.messages import Steer
 from boost_core.model.attention import Rotation, backends
 from boost_core.model.decoder import Decoder, StageModule, build
 from boost_core.model.low_rank import weight_specs
@@ -71,13 +72,14 @@ class StepInputs:
         token_bt: Each sequence with the token that follows it.
         loss_limit: The loss above which the step has diverged, one float64 element.
         notices: What this rank tells all others, one float64 element each, 0 or 1: to halt, to store before that, to
-            postpone a copy of the state, and that its next batch has more documents than a captured step has room for.
+            postpone a copy of the state, that it has the next change of values, and that its next batch has more
+            documents than a captured step has room for.
     """
 
     def __init__(self, sequences: int, length: int, device: torch.device) -> None:
         self._on_host = [
             torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-            for shape, dtype in (((sequences, length + 1), torch.int64), ((5,), torch.float64))
+            for shape, dtype in (((sequences, length + 1), torch.int64), ((6,), torch.float64))
         ]
         self._written = [tensor.numpy() for tensor in self._on_host]
         self.sequences: Sequences = self._written[0]
@@ -86,7 +88,7 @@ class StepInputs:
         self.token_bt, words = self._read
         self.loss_limit, *self.notices = words.unbind()
 
-    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool, bool]) -> None:
+    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool, bool, bool]) -> None:
         """Write the next step's inputs, ``[b, t]`` tokens first; b may be smaller than the room."""
         tokens, words = self._written
         tokens[: len(sequences)] = sequences
@@ -122,7 +124,7 @@ class TrainState:
     """One rank's part of a job.
 
     Attributes:
-        spec: The job.
+        spec: The job, with the values that hold now.
         mesh: This rank's place in the gang.
         ledger: Counts this rank's collectives.
         clock: Times the parts of its steps.
@@ -299,6 +301,10 @@ class TrainState:
         self.optimizer.round_masters()
         if not weights_only:
             self.step, self.samples = manifest.step, manifest.samples
+        if origin is None and len(manifest.job.get("steered", ())) > len(self.spec.steered):
+            # The gang that wrote it was steered and lost, before the job's record had that.
+            there = JobSpec.model_validate(manifest.job)
+            self.spec = self.spec.with_steering(there.steering).model_copy(update={"steered": there.steered})
 
     def load_from_memory(self, memory: MemoryState[Any], fetch: Fetch) -> None:
         """Continue from a state in the memory of processes, whatever layout made it. All ranks call it.
@@ -379,6 +385,7 @@ class Membership:
         while_saving: Called repeatedly after the last step with the store's error for the last checkpoint; empty
             as long as it has not failed.
         waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
+        steers: Changes of values to make, by number. Each is made once all ranks have it.
     """
 
     generation: int = 1
@@ -395,6 +402,7 @@ class Membership:
     before_save: Callable[[], None] = lambda: None
     while_saving: Callable[[str], None] = lambda _: None
     waited_seconds: float = 0.0
+    steers: dict[int, Steer] = field(default_factory=dict)
 
     def abort(self) -> None:
         """End the kernels that wait for a rank that is gone. NCCL's collectives are left for the caller to abort."""

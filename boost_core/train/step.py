@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import tokenizers
@@ -65,11 +65,13 @@ class Requests:
         halt: To stop.
         store: To write a checkpoint before that.
         put_off: To take no copy of the state now, because the previous one is still waiting for a failing store.
+        steer: To make the next change of values, which all ranks have.
     """
 
     halt: bool = False
     store: bool = False
     put_off: bool = False
+    steer: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def training_step(
         if captured and following is not None:
             too_many = most_documents(following, state.end_of_document) > places
     state.clock.has_batch()
-    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, too_many))
+    state.inputs.write(sequences, loss_limit, (*astuple(requests), too_many))
 
     # A graph is for batches of one size: the final one, which most steps have.
     documents, captures = most_documents(sequences, state.end_of_document), False
@@ -143,17 +145,19 @@ def training_step(
         state.partitioner.plan_ahead([following[begin : begin + micro] for begin in range(0, ahead, micro)])
 
     with record_function("optimizer"):  # the update, unless the step has diverged
-        loss, norm, jumped, halt, store, put_off, too_many_next = state.clock.values(values)
+        loss, norm, jumped, halt, store, put_off, steer, too_many_next = state.clock.values(values)
         refuse()
         diverged = jumped > 0 or not math.isfinite(norm)
         state.step += 1
         state.samples += training.batch_size(state.step)
         state.fits_captured_step = None if too_many_next > 0 else state.samples
-        rate = learning_rate(state.step, training.steps, state.spec.optimizer)
+        present = state.spec.at_step(state.step)
+        rate = learning_rate(state.step, present.training.steps, present.optimizer)
         if not diverged:
             before_update()
             state.optimizer.step(clip, rate, state.step)
-        return StepResult(loss, norm, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
+        agreed = Requests(halt > 0, store > 0, put_off > 0, steer == state.process_groups.gang.size)
+        return StepResult(loss, norm, rate, diverged, agreed)
 
 
 def _reduced(state: TrainState, size: int, documents: int) -> Results:
@@ -276,7 +280,7 @@ class Prompts:
     def __init__(self, spec: JobSpec) -> None:
         config, training = spec.training.sample, spec.training
         self.prompts = config.prompts if config else ()
-        self._every, self._steps = config.every_steps if config else 0, training.steps
+        self._every = config.every_steps if config else 0
         if config is None:
             return
         self._new_tokens = config.max_new_tokens
@@ -298,7 +302,7 @@ class Prompts:
 
         Arguments are as for ``continued``.
         """
-        if not self.prompts or (state.step % self._every and state.step != self._steps):
+        if not self.prompts or (state.step % self._every and state.step != state.spec.training.steps):
             return ()
         size = state.spec.training.micro_batch_size  # as in evaluation, so it fits into memory
         batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))

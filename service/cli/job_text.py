@@ -21,6 +21,7 @@ from boost_core.messages import (
     Score,
     Scores,
     StepReport,
+    changes_in_words,
     comparison_in_words,
     layout_in_words,
     numbers_of,
@@ -108,7 +109,16 @@ def facts(
         if spent >= 0.005 * seconds > 0
     ]
     yield "goodput", f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"
-    yield "step", step(job)
+    yield "step", f"{step(job)}, on {job.spec.training.total_tokens:,} tokens in all"
+    before = job.spec.steering
+    for steer in job.steers:
+        changes = changes_in_words(before.changes_to(steer.steering))
+        waits = "the job ended before" if job.finished else "waits for its gang"
+        yield "to change", f"{changes}, as {steer.by} has asked; {waits}"
+        before = steer.steering
+    for stage, after in zip(job.spec.steered, [*job.spec.steered, job.spec.steering][1:], strict=True):
+        changes = changes_in_words(stage.changes_to(after))
+        yield "changed", f"from step {stage.until_step + 1} on: {changes}, by {stage.changed_by}"
     if job.progress:
         yield "newest step", numbers_of(job.progress)
     if job.comparison:
@@ -189,10 +199,7 @@ def line_of(event: JobEvent) -> str:
     else:
         match event.kind:
             case "patch":
-                changes = (
-                    f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
-                )
-                text = f"changed: {', '.join(changes)}"
+                text = f"changed: {changes_in_words(data)}"
             case "drill":
                 when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
                 text = f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
@@ -208,14 +215,6 @@ def line_of(event: JobEvent) -> str:
             case _:
                 text = f"{event.kind}: {data.get('message', data)}"
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
-
-
-def _value(value: object) -> str:
-    if value is None or value in ("", []):
-        return "none"
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
 
 
 def follow(client: Client, job_id: str, console: Console) -> JobRecord:

@@ -37,6 +37,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "retry": jobs.retry,
         "patch": jobs.patch,
+        "steer": jobs.steer,
         "drill": jobs.drill,
         "profile": jobs.profile,
         "export": checkpoints.export,

@@ -176,7 +176,7 @@ class Api:
     def patch(
         self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
     ) -> Call[JobRecord]:
-        """Change a job's name, priority, limits of replicas or GPUs, group, tags or notes.
+        """Change a job's name, priority, limits of replicas or GPUs, group, tags, notes, or how it trains from here on.
 
         Args:
             job_id: The job.
@@ -184,7 +184,9 @@ class Api:
             if_match: The ``etag`` of the record that the changes apply to; refused if it has changed since.
         """
         headers = {"If-Match": if_match} if if_match else {}
-        return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
+        # What is null is not what is missing.
+        body = changes.model_dump(mode="json", exclude_unset=True) if isinstance(changes, JobPatch) else changes
+        return Call("PATCH", path_of("jobs", job_id), JobRecord, body=body, headers=headers)
 
     cancel = request("DELETE", _job, "", JobRecord, "Request that a job be cancelled.")
     pause = request("POST", _job, "pause", JobRecord, "Request that a job be paused.")

@@ -11,7 +11,7 @@ from enum import StrEnum
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.messages import Report
+from boost_core.messages import Report, Steer
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from service.gang.control.fault_detection import Heartbeat
@@ -91,6 +91,7 @@ class Assignment:
         owner_of: For each rank, the rank that keeps a copy of its snapshots.
         waited_seconds: How long the job has waited for the store to take its last checkpoint.
         gpus: The GPUs of its tensor parallel group, in the order of the ranks.
+        steers: Changes of values that the job is still to make, the same for all ranks.
     """
 
     generation: int
@@ -100,6 +101,7 @@ class Assignment:
     owner_of: tuple[int, ...]
     waited_seconds: float = 0.0
     gpus: tuple[str, ...] = ()
+    steers: tuple[Steer, ...] = ()
 
 
 class End(StrEnum):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages import Cause, Report, WorkerCommand
+from boost_core.messages import Cause, Report, Steer, WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 
 
@@ -62,6 +62,7 @@ class Orders:
         avoid: Kinds of GPU, by Ray's names, with too little memory for one of these layouts.
         near: Labels of the nodes on which workers are to start; given only for some seconds.
         unusable: Nodes on which no worker could start.
+        steers: Changes of values that have been requested and that the gang has not been seen to make, in order.
     """
 
     target: Layout | None
@@ -70,6 +71,7 @@ class Orders:
     avoid: tuple[str, ...] = ()
     near: Labels = ()
     unusable: tuple[str, ...] = ()
+    steers: tuple[Steer, ...] = ()
 
 
 @dataclass(frozen=True)

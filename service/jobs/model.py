@@ -21,6 +21,7 @@ from boost_core.messages import (
     RestartReport,
     ShapeReport,
     SpareReport,
+    Steer,
     StepReport,
     WorkerCommand,
 )
@@ -117,6 +118,9 @@ class JobRecord(BaseModel):
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
+    steers: list[Steer] = Field(
+        [], description="Changes of values that were requested while it trained and that its gang has not made yet."
+    )
     restarts: list[RestartRecord] = Field([], description="The newest 50 restarts, oldest first.")
     restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
     fault_counts: dict[str, int] = Field(
@@ -137,13 +141,19 @@ class JobRecord(BaseModel):
     @cached_property
     def etag(self) -> str:
         """HTTP's entity tag of what a user can change: the spec. Progress does not alter it."""
-        digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()
+        spec = self.requested_spec.model_dump_json(exclude={"steered"})
+        digest = hashlib.sha256(spec.encode()).hexdigest()
         return f'"{digest[:_TAG_DIGITS]}"'
 
     def with_values(self, values: Mapping[str, Any]) -> "JobRecord":
         """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
         fields = {name: getattr(self, name) for name in JobRecord.model_fields}
         return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
+
+    @property
+    def requested_spec(self) -> JobSpec:
+        """The spec once its gang has made all changes of values that were requested."""
+        return self.spec.with_steering(self.steers[-1].steering) if self.steers else self.spec
 
     @property
     def basis(self) -> Basis:
@@ -248,7 +258,7 @@ class JobPage(BaseModel):
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "sample", "checkpoint", "shape", "interruption", "restart", "fault",
     "ranks", "profile", "spare", "log", "patch", "drill", "scores",
-    "layouts", "comparison",
+    "layouts", "comparison", "steered",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 

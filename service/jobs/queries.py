@@ -344,7 +344,8 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     width = max(1, math.ceil((last - first + 1) / points))
     step = EventRow.data["step"].as_integer()
     bucket: ColumnElement[int] = (step - first) // width
-    within = EventRow.job_id == job_id, step.between(first, last)
+    # From the first step on includes an evaluation before it.
+    within = EventRow.job_id == job_id, step.between(0 if first == 1 else first, last)
     numbers = {name: _finite(name) for name in _MEANS}
     samples = (
         select(

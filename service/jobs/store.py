@@ -435,23 +435,28 @@ class JobStore:
         )
 
     def patch(
-        self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
-    ) -> JobRecord:
+        self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None,
+        by: str = "anonymous",
+    ) -> JobRecord:  # fmt: skip
         """Change a job's spec for its user, and store an event with the changes.
+
+        What its ranks have to change between two steps waits in ``steers`` until its gang has done so.
 
         Args:
             job_id: The job.
             changes: The changes.
             expected: The entity tag that the job must have; ``None`` for any.
             chosen: Layouts chosen for the changed job, and why; stored as an event, too.
+            by: Name of the user's key.
 
         Raises:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has come to its end, and more than its group, tags and notes would change.
             Outdated: The job has another tag.
+            WrongState: The job has no step left to do, or has been steered too often.
             pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
         """
-        return self._write(job_id, lambda record, _: writes.patched(record, changes, expected, chosen))
+        return self._write(job_id, lambda record, _: writes.patched(record, changes, expected, chosen, by))
 
     def ask(self, job_id: str, command: WorkerCommand, request: Request | None = None) -> JobRecord:
         """Request a drill, which is also stored as an event, or a profile of a job's gang; see ``take_commands``.

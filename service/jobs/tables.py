@@ -102,6 +102,7 @@ class JobRow(Table):
     # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
     commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
+    steers: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
     fault_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
@@ -115,10 +116,17 @@ def searched(spec: JobSpec) -> dict[str, str | None]:
     return {"name": spec.name, "group": spec.group, "tags": f" {' '.join(spec.tags)} ", "notes": spec.notes}
 
 
+_NEW_IN_TRAINING = ("tokens", "evaluate_at_start")
+
+
 def stored(spec: JobSpec) -> dict[str, Any]:
-    """The column ``spec``: without descriptions that a job lacks, which the release before would refuse."""
-    lacks = {name for name in ("group", "tags", "notes") if not getattr(spec, name)}
-    return spec.model_dump(mode="json", exclude=lacks)
+    """The column ``spec``: without what a job lacks that the release before would refuse."""
+    written = spec.model_dump(mode="json")
+    for section, names in ((written, ("group", "tags", "notes", "steered")), (written["training"], _NEW_IN_TRAINING)):
+        for name in names:
+            if not section[name]:
+                del section[name]
+    return written
 
 
 _Earlier = aliased(JobRow)

@@ -10,7 +10,18 @@ from typing import Any
 from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.messages import Cause, ComparisonReport, Drill, FaultReport, Report, RestartReport, WorkerCommand
+from boost_core.config.job import MOST_STEERED, Steering, door_problems
+from boost_core.messages import (
+    Cause,
+    ComparisonReport,
+    Drill,
+    FaultReport,
+    Report,
+    RestartReport,
+    Steer,
+    SteeredReport,
+    WorkerCommand,
+)
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
@@ -190,8 +201,9 @@ def retried(record: JobRecord) -> Write | None:
 
 
 def patched(
-    record: JobRecord, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
-) -> Write | None:
+    record: JobRecord, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None,
+    by: str = "anonymous",
+) -> Write | None:  # fmt: skip
     """Change a job's spec; ``None`` if nothing changes.
 
     Args:
@@ -199,22 +211,47 @@ def patched(
         changes: The changes.
         expected: The entity tag that the job must have; ``None`` for any.
         chosen: Layouts chosen for the changed job, and why.
+        by: Name of the key with which it is changed.
 
     Raises:
         AlreadyFinished: The job has ended, and more than its group, tags and notes would change.
         Outdated: It has another tag.
+        WrongState: It has no step left to do, or has been steered too often.
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """
     if record.finished and not changes.only_describes:
         raise AlreadyFinished(record, "changed, except for its group, tags and notes")
     if expected is not None and expected != record.etag:
         raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag}")
-    spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None, record.basis)
-    if not differences:
+    before = record.requested_spec
+    spec, differences = apply(changes, before, chosen.sizes if chosen else None, record.basis)
+    values, events = dict[str, Any](), [event(record, "patch", differences)] if differences else []
+    if spec.steering != before.steering:
+        raise_problems("JobSpec", door_problems(spec.training))
+        done = record.progress.step if record.progress else 0
+        if done >= record.spec.training.steps:
+            raise WrongState(record, f"it has done all of its {done} steps; clone it from its checkpoint to train on")
+        if spec.training.steps <= done:
+            problem = f"step {done} is done already; use {done + 1} or more, or cancel the job"
+            raise_problems("JobSpec", [FieldProblem(("training", "steps"), spec.training.steps, problem)])
+        number = len(record.spec.steered) + len(record.steers) + 1
+        if number > MOST_STEERED:
+            raise WrongState(record, f"it has been steered {MOST_STEERED} times; clone it from its checkpoint")
+        steer = Steer(number=number, by=by, requested_at=datetime.now(UTC), steering=spec.steering)
+        if record.attempt:  # its gang says from which step on it holds
+            values["steers"] = [each.model_dump(mode="json") for each in (*record.steers, steer)]
+        else:
+            report = steer.made(before, 0)[1].model_copy(update={"number": 0})
+            events.append(event(record, report.kind, _plain(report)))
+    if not values and not events:
         return None
-    values = {"spec": stored(spec), **searched(spec)}
-    layouts = [event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
-    return Write(values, [event(record, "patch", differences), *layouts])
+    if record.attempt:
+        spec = spec.model_copy(update={section: getattr(record.spec, section) for section in Steering.model_fields})
+    if spec != record.spec:
+        values |= {"spec": stored(spec), **searched(spec)}
+    if chosen:
+        events.append(event(record, "layouts", chosen.model_dump(mode="json")))
+    return Write(values, events)
 
 
 def commanded(record: JobRecord, command: WorkerCommand) -> Write:
@@ -256,6 +293,12 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     newest: dict[str, Report] = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
     times = {f"{report.kind}_at": time for _, time, report in reports if report.kind in _DATED}
     changes: dict[str, Any] = {**newest, **times}
+    if steered := [report for _, _, report in reports if isinstance(report, SteeredReport)]:
+        spec = record.spec
+        for each in steered:
+            spec = each.applied_to(spec)
+        changes["spec"] = spec
+        changes["steers"] = [steer for steer in record.steers if steer.number > len(spec.steered)]
     restarts = [
         RestartRecord(time=time, **report.model_dump())
         for _, time, report in reports
@@ -273,6 +316,9 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         **{each["kind"]: each["data"] for each in events if each["kind"] in _NEWEST},
         "goodput": goodput.model_dump(mode="json"),
     }
+    if steered:
+        values["spec"] = stored(changes["spec"])
+        values["steers"] = [steer.model_dump(mode="json") for steer in changes["steers"]]
     if "restarts" in changes:
         values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
     after = {**changes, "goodput": goodput, "version": record.version + 1}

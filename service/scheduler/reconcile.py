@@ -131,7 +131,7 @@ class GangMemory:
         """
         gang, now = Gang(None, target, limit=limit, near=near), self.clock()
         self.entries[job.id] = GangEntry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return replace(gang.orders(job.spec, job.basis), unusable=self.unusable)
+        return replace(gang.orders(job.spec, job.basis), unusable=self.unusable, steers=tuple(job.steers))
 
     def takes_part(self, job: JobRecord) -> bool:
         """Whether a job has or wants resources. A gang that only keeps a state does not, unless it has lost it."""
@@ -149,7 +149,7 @@ class GangMemory:
             self.order(job.id, entry.gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
         if entry.gang.near and entry.looked_at is not None and self.clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
-        return replace(entry.gang.orders(job.spec, job.basis), unusable=self.unusable)
+        return replace(entry.gang.orders(job.spec, job.basis), unusable=self.unusable, steers=tuple(job.steers))
 
     def saw(self, job: JobRecord, status: GangStatus) -> None:
         """Note a gang's status."""

@@ -18,7 +18,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import Chunk
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost, load_from_memory
 from boost_core.config import JobSpec
-from boost_core.messages import Report, StepReport
+from boost_core.messages import Report, Steer, StepReport
 from boost_core.plan.snapshots import (
     MemoryState,
     Region,
@@ -107,6 +107,7 @@ class Told:
         stores: Pickled stores to recover from.
         refuse: Whether the store refuses what is written after that step.
         generation: Number of the gang.
+        steers: Changes of values, each with the step after which each rank gets it; 0: before the first.
     """
 
     nodes: str = ""
@@ -115,6 +116,7 @@ class Told:
     stores: bytes | None = None
     refuse: bool = False
     generation: int = 1
+    steers: tuple[tuple[Steer, tuple[int, ...]], ...] = ()
 
 
 def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], bytes]:
@@ -128,8 +130,13 @@ def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], by
         fetch=fetch_from(stores),
     )
 
+    def take_steers(step: int) -> None:
+        taken = {steer.number: steer for steer, after in told.steers if after[dist.get_rank()] == step}
+        membership.steers.update(taken)
+
     def after_step(times: StepTimes) -> None:
         seen[0] = times.step
+        take_steers(times.step)
         if told.halt == (dist.get_rank(), times.step):
             if told.store:
                 membership.store.set()
@@ -139,6 +146,7 @@ def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], by
         if told.refuse and told.halt and seen[0] > told.halt[1]:
             raise OSError("the store is full")
 
+    take_steers(0)
     membership.after_step, membership.before_save = after_step, before_save
     with patch.object(saver, "RETRY_SECONDS", (0.01,)), patch.object(checkpoint_manager, "HALT_SECONDS", 0.1):
         outcome = train(spec, recorder, membership)
@@ -153,6 +161,7 @@ class Ended:
     steps: set[int]
     losses: dict[int, float]
     stores: Stores
+    reports: list[Report]
 
 
 def run(ranks: Ranks, spec: JobSpec, told: Told) -> Ended:
@@ -163,6 +172,7 @@ def run(ranks: Ranks, spec: JobSpec, told: Told) -> Ended:
         set(steps),
         losses(reports[0]),
         {rank: pickle.loads(snapshots) for rank, snapshots in enumerate(stores)},
+        reports[0],
     )
 
 

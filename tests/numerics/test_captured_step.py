@@ -151,6 +151,19 @@ def test_batches_that_grow_are_captured_once_they_have_grown(corpus: Path) -> No
     assert replays == STEPS - 2 - step_graph.WARM_STEPS
 
 
+@pytest.mark.usefixtures("alone")
+def test_another_learning_rate_needs_no_other_capture(corpus: Path) -> None:
+    spec = job(corpus, {})
+    colder = spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"learning_rate": 1e-4})})
+    found, results, replays = differences(spec.steered_after(3, colder.steering, "", None))
+    assert all(found)
+    assert replays == STEPS - step_graph.WARM_STEPS
+    _, steady, _ = differences(spec)
+    rates = [now.learning_rate / before.learning_rate for now, before in zip(results, steady, strict=True)]
+    assert rates == pytest.approx([1] * 3 + [0.01] * 3)
+    assert [now.loss == before.loss for now, before in zip(results, steady, strict=True)] == [True] * 4 + [False] * 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_so_they_are_on_several_ranks(ranks: Ranks, corpus: Path, layout: dict[str, Any]) -> None:
     spec = job(corpus, {"parallelism": layout})
@@ -214,7 +227,7 @@ def test_two_steps_read_the_same_memory(corpus: Path, changes: dict[str, Any]) -
     training_step(state, sampler)
     training_step(state, sampler)
     for graph in graphs:
-        state.inputs.write(sampler.sequences(0, spec.training.global_batch_size), 1e9, (False,) * 4)
+        state.inputs.write(sampler.sequences(0, spec.training.global_batch_size), 1e9, (False,) * 5)
         graph.capture(partial(_reduced, state, spec.training.global_batch_size, PLACES))
     assert graphs[0].read == graphs[1].read
     addresses = {weight.untyped_storage().data_ptr() for weight in state.model.parameters()}

@@ -23,7 +23,11 @@ def job(store: JobStore) -> JobRecord:
     steps = [a_step(step, steps=STEPS, loss=loss(step)) for step in range(1, STEPS + 1)]
     steps[41] = steps[41].model_copy(update={"loss": math.nan})
     ranks = [RankTimesReport(step=step, busy_seconds=[0.1, step / 100]) for step in range(5, STEPS, 5)]
-    others: list[EvaluationReport] = [an_evaluation(50, 4.0, ("books",)), an_evaluation(100, math.inf)]
+    others: list[EvaluationReport] = [
+        an_evaluation(0, 9.0),
+        an_evaluation(50, 4.0, ("books",)),
+        an_evaluation(100, math.inf),
+    ]
     return store.append_reports(job.id, 1, numbered(*steps, *ranks, *others))
 
 
@@ -42,8 +46,8 @@ def test_every_step_is_a_point_where_there_is_room(store: JobStore, job: JobReco
     assert found.samples[2].loss == found.samples[2].loss_min == found.samples[2].loss_max == loss(3)
     assert found.samples[41].loss is None
     assert found.samples[41].tokens_per_second == 2048.0
-    assert [(point.step, point.loss) for point in found.evaluations] == [(50, 4.0), (100, None)]
-    first, last = found.evaluations
+    assert [(point.step, point.loss) for point in found.evaluations] == [(0, 9.0), (50, 4.0), (100, None)]
+    _, first, last = found.evaluations
     assert first.perplexity == pytest.approx(math.exp(4))
     (books,) = first.sets
     assert (books.name, books.loss, books.bits_per_byte) == ("books", 4.5, 1.25)

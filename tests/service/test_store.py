@@ -61,7 +61,7 @@ def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: st
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0020"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0021"]
 
 
 @pytest.mark.parametrize("there_before", [False, True])

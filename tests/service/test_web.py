@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, Request, expect
 from service.accounts.keys import KeyStore
 from service.jobs.model import Owner
 from service.jobs.outlook import Outlook
+from service.jobs.patch import JobPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.access import Scope
@@ -167,6 +168,20 @@ def test_curves_are_drawn_and_grow(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_label("Steps shown")).to_have_value("100")
     page.get_by_label("Logarithmic").check()
     assert drawn(page, "#loss canvas", "--curve") > 50
+
+
+def test_a_change_of_values_is_marked_on_the_curves_and_told(visitor: Visit, job: SampleJob) -> None:
+    page = visitor.open(f"/jobs/{job.id}")
+    expect(page.locator("#loss")).to_contain_text("went on after an interruption.")
+    assert drawn(page, "#throughput canvas", "--paused") == 0
+    job.store.patch(job.id, JobPatch.model_validate({"optimizer": {"learning_rate": 1e-4}}), by="ann")
+    (steer,) = job.store.get(job.id).steers
+    job.report(steer.made(job.record.spec, DONE)[1], step_report(DONE + 1), step_report(DONE + 2))
+    expect(page.locator("#loss")).to_contain_text(f"Dashed in violet: steered after step {DONE}.")
+    assert drawn(page, "#throughput canvas", "--paused") > 5
+    page.get_by_text("What happened").click()
+    told = f"from step {DONE + 1} on optimizer.learning_rate from 0.003 to 0.0001, by ann"
+    expect(page.locator(".story")).to_contain_text(told)
 
 
 def test_validation_sets_have_curves_and_a_table(visitor: Visit, store: JobStore, tmp_path: Path) -> None:

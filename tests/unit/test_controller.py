@@ -1,12 +1,13 @@
 """A gang's life on plain values: what its controller decides about what happens to it."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages import Cause, Drill, Fault, LogLine, Profile
+from boost_core.messages import Cause, Drill, Fault, LogLine, Profile, Steer
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.controller import (
@@ -461,6 +462,33 @@ def test_drills_and_profiles_reach_their_ranks() -> None:
         gang.record.status(0).reports[-1].report.message
         == "kill_rank skipped: rank 9 is gone; the gang has 4 ranks now"
     )
+
+
+def test_changes_of_values_reach_all_ranks_once_and_the_gangs_after() -> None:
+    gang = FakeGang(job(), orders(2), "ab")
+    now, wanted = datetime(2026, 1, 31, tzinfo=UTC), job(optimizer={"learning_rate": 0.5}).steering
+    first, second = (Steer(number=number, by="alice", requested_at=now, steering=wanted) for number in (1, 2))
+    gang.tell(replace(orders(2), steers=(first,)))
+    gang.wait(START_SECONDS + 1)
+    gang.train(3)
+    assert [each.steers for each in gang.training.assignments] == [(first,)] * 4
+    assert gang.of(port.SendCommand) == []
+    gang.tell(replace(orders(2), steers=(first, second)))
+    gang.wait(1)
+    gang.tell(replace(orders(2), steers=(first, second)))
+    gang.wait(1)
+    assert gang.of(port.SendCommand) == [port.SendCommand(worker, second) for worker in gang.training.workers]
+    gang.say(first.made(job(), 3)[1])
+    gang.train(1)
+    gang.lose(1)
+    gang.wait(0.5)
+    assignment = gang.training.assignments[0]
+    assert assignment.spec.optimizer.learning_rate == 0.5
+    assert assignment.spec.at_step(3).optimizer.learning_rate == 0.01
+    assert assignment.steers == (first, second)
+    gang.tell(orders(2))
+    gang.wait(1)
+    assert len(gang.of(port.SendCommand)) == 4
 
 
 def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:

@@ -42,6 +42,48 @@ def test_every_batch_of_a_warm_up_splits_among_the_replicas_of_every_layout() ->
     assert [spec.training.samples(steps) for steps in range(11)] == [sum(sizes[:steps]) for steps in range(11)]
 
 
+def test_tokens_say_how_many_steps_to_do() -> None:
+    for tokens, steps in (
+        ("1M", 245),
+        (1_000_000, 245),
+        (1e6, 245),
+        ("0.5K", 1),
+        (4096, 1),
+        (4097, 2),
+        ("1.5 B", 366_211),
+    ):
+        spec = JobSpec.model_validate(GOOD | {"training": {"tokens": tokens}})
+        assert spec.training.steps == steps
+        assert spec.training.samples(steps - 1) * 256 < spec.training.tokens <= spec.training.samples(steps) * 256
+        assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+        assert "steps" not in spec.as_written()["training"]
+    stages = [{"until_step": 3, "global_batch_size": 32}, {"until_step": 5, "global_batch_size": 48}]
+    for tokens in range(1, 1000 * 256, 199):
+        training = {"tokens": tokens, "global_batch_size": 96, "batch_size_warmup": stages}
+        spec = JobSpec.model_validate(GOOD | {"training": training})
+        steps = spec.training.steps
+        assert spec.training.samples(steps - 1) * 256 < tokens <= spec.training.samples(steps) * 256
+
+
+def test_a_steered_job_has_the_values_of_each_step() -> None:
+    spec = JobSpec.model_validate(changed(training={"steps": 100}, checkpoint={"url": "/x"}))
+    colder = JobSpec.model_validate(changed(training={"steps": 245}, optimizer={"learning_rate": 1e-4}))
+    last = JobSpec.model_validate(changed(training={"steps": 300}, checkpoint={"every_steps": 7}))
+    spec = spec.steered_after(20, colder.steering, "alice", None).steered_after(50, last.steering, "bob", None)
+    found = [
+        (at.training.steps, at.optimizer.learning_rate, at.checkpoint.every_steps, at.checkpoint.url)
+        for at in map(spec.at_step, (1, 20, 21, 50, 51, 300))
+    ]
+    first, second, third = (100, 3e-3, 100, "/x"), (245, 1e-4, 100, "/x"), (300, 3e-3, 7, "/x")
+    assert found == [first, first, second, second, third, third]
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert "steered" not in spec.as_written()
+    backwards = spec.model_dump(mode="json")
+    backwards["steered"].reverse()
+    with pytest.raises(ValidationError, match="until_step=20 comes after until_step=50"):
+        JobSpec.model_validate(backwards)
+
+
 def test_a_batch_that_never_grows_is_refused_at_the_door_and_read_of_earlier_jobs(tmp_path: Path) -> None:
     stages = [{"until_step": 10, "global_batch_size": 32}]
     content = changed(
@@ -124,6 +166,11 @@ BAD = [
     ),
     (changed(training={"global_batch_size": 24}), "training.global_batch_size", "such as 32"),
     (changed(training={"steps": 0}), "training.steps", "greater than or equal"),
+    (GOOD | {"training": {}}, "training.steps", "Field required"),
+    (GOOD | {"training": {"tokens": "1G"}}, "training.tokens", "such as 300B or 1.5T"),
+    (GOOD | {"training": {"tokens": True}}, "training.tokens", "valid integer"),
+    (GOOD | {"training": {"tokens": "1000T"}}, "training.steps", "less than or equal"),
+    (changed(training={"tokens": "1M"}), "training.steps", "takes 245 steps, not 10; leave one of the two out"),
     (changed(training={"precision": "fp16"}), "training.precision", "'fp32', 'bf16' or 'fp8'"),
     (changed(training={"precision": "fp8"}, model={"rank": 24}), "training.precision", "gives a rank 24 columns"),
     (

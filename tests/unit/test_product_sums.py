@@ -88,7 +88,7 @@ def steps(folder: Path, changes: dict[str, Any], count: int) -> dict[str, torch.
     share = 4 // state.process_groups.data.size
     for _ in range(count):
         sequences = sampler.sequences(share * state.process_groups.data.rank, share)
-        state.inputs.write(sequences, 1e9, (False,) * 4)
+        state.inputs.write(sequences, 1e9, (False,) * 5)
         _reduced(state, 4, 1)
     return {
         f"{index} {name}": each.clone()

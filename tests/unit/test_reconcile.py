@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.job import MOST_LOSSES
-from boost_core.messages import Cause, CheckpointReport, Drill, LogLine, Profile, ShapeReport, WorkerCommand
+from boost_core.messages import Cause, CheckpointReport, Drill, LogLine, Profile, ShapeReport, Steer, WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 from service.gang.status import (
     Bundle,
@@ -818,6 +818,45 @@ def test_errands_are_handed_on_once(service: Service) -> None:
     service.tick()
     service.tick()
     assert service.gangs.commands == [(job.id, 1, drill), (job.id, 1, profile)]
+
+
+def test_changes_of_values_are_repeated_until_the_gang_has_made_them(service: Service) -> None:
+    job = service.started()
+    service.store.patch(job.id, JobPatch.model_validate({"optimizer": {"learning_rate": 0.5}}), by="alice")
+    service.store.patch(job.id, JobPatch.model_validate({"training": {"steps": 20}}), by="bob")
+    service.tick()
+    service.start_again()
+    service.tick()
+    first, second = service.gangs.orders[job.id].steers
+    assert (first.number, first.by, first.steering.training.steps) == (1, "alice", 8)
+    assert (second.number, second.by) == (2, "bob")
+    assert (second.steering.training.steps, second.steering.optimizer.learning_rate) == (20, 0.5)
+    assert service.store.get(job.id).spec == job.spec
+
+    def report(steer: Steer, step: int) -> None:
+        told = service.gangs.gangs[job.id, 1]
+        report = steer.made(service.store.get(job.id).spec, step)[1]
+        number = service.store.last_sequences([job.id])[job.id] + 1
+        reports = [GangReport(number, datetime.now(UTC), report)]
+        service.gangs.gangs[job.id, 1] = replace(told, reports=reports)
+        service.tick()
+
+    report(first, 3)
+    assert service.store.get(job.id).steers == [second]
+    report(second, 5)
+    service.tick()
+    after = service.store.get(job.id)
+    assert (after.steers, service.gangs.orders[job.id].steers) == ([], ())
+    assert [(stage.until_step, stage.changed_by) for stage in after.spec.steered] == [(3, "alice"), (5, "bob")]
+    rates = [after.spec.at_step(step).optimizer.learning_rate for step in (1, 3, 4, 6)]
+    assert rates == [0.01, 0.01, 0.5, 0.5]
+    assert [after.spec.at_step(step).training.steps for step in (5, 6)] == [8, 20]
+    events = [event.data for event in service.store.events(job.id) if event.kind == "steered"]
+    assert [event["changes"] for event in events] == [
+        {"optimizer.learning_rate": {"from": 0.01, "to": 0.5}}, {"training.steps": {"from": 8, "to": 20}},
+    ]  # fmt: skip
+    report(second, 7)  # of a gang that was replaced by one that has made it
+    assert service.store.get(job.id).spec == after.spec
 
 
 def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_service(service: Service) -> None:

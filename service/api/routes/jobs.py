@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -34,7 +34,7 @@ from service.api.requests import StrictRoute
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
-from service.jobs.patch import JobPatch, changed_spec
+from service.jobs.patch import JobPatch, changed_spec, merged
 from service.jobs.queries import EventFilter, JobNotFound, history
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
@@ -221,15 +221,6 @@ async def _create(
     return Response(context.outlook().of(record).as_json, HTTPStatus.CREATED, headers, _JSON)
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7396): its members replace existing ones, ``null`` removes one."""
-    if not isinstance(patch, dict):
-        return patch
-    old = target if isinstance(target, dict) else {}
-    changed = {name: merged(old.get(name), value) for name, value in patch.items() if value is not None}
-    return {name: value for name, value in old.items() if name not in patch} | changed
-
-
 # Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
 
 changes_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
@@ -247,14 +238,14 @@ IfMatch = Annotated[
 def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
-    """Change a job's name, priority, limits or description; a running gang is resized to fit."""
+    """Change a job's name, priority, limits, description or schedule; a running gang takes it between two steps."""
     expected, chosen = None if if_match == "*" else if_match, None
     with _illegal_fields(JobSpec):
         if changes.gpus and not job.finished:
-            spec = changed_spec(changes, job.spec)
+            spec = changed_spec(changes, job.requested_spec)
             spec, chosen = with_layouts(spec, context, who.tenant, job.basis)
             expected = expected or job.etag  # what was chosen is for this spec
-        record = context.store.patch(job.id, changes, expected, chosen)
+        record = context.store.patch(job.id, changes, expected, chosen, who.name)
     response.headers["ETag"] = record.etag
     return context.outlook().of(record)
 

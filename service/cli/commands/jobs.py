@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from boost_core.config.base import read_yaml
-from boost_core.messages import Drill, Profile, numbers_of
+from boost_core.config.job import Steering
+from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
 from service.cli.commands.plan import print_chosen, print_plan, print_stored
 from service.cli.connection import open_client
@@ -320,6 +321,33 @@ def patch(
     else:
         size = f"{spec.parallelism.data_parallel_size} replica(s)"
     say(f"{job.id} is {job.name}, priority {spec.priority}, with {size}")
+
+
+def steer(
+    job_id: JobId,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="New value, such as optimizer.learning_rate=1e-4; repeatable."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Change a job while it trains: learning rate and schedule, steps, intervals, prompts to sample."""
+    patch = merge_patch(changes or [])
+    if not patch:
+        raise BadInput("nothing to change; give --set FIELD=VALUE, such as --set optimizer.learning_rate=1e-4")
+    if others := patch.keys() - Steering.model_fields:
+        raise BadInput(f"--set {min(others)}: only fields of training, optimizer and checkpoint can be steered")
+    with open_client(url) as client:
+        before = client.get(job_id)
+        job = client.patch(job_id, patch)
+    if as_json:
+        print_json(job)
+        return
+    text = changes_in_words(before.requested_spec.steering.changes_to(job.requested_spec.steering)) or "nothing new"
+    say(f"{job.id}: {text}" + ("; waits for its gang, and an event says from which step on" if job.steers else ""))
 
 
 def drill(

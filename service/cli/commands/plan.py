@@ -134,7 +134,7 @@ def print_plan(plan: Plan, spec: JobSpec, price: float | None = None) -> None:
     facts = {
         "parameters": f"{plan.parameters:,}",
         "FLOPs per token": f"{plan.flops_per_token:,}",
-        "tokens per step": f"{plan.tokens_per_step:,}",
+        "tokens per step": f"{plan.tokens_per_step:,}, {spec.training.total_tokens:,} in {spec.training.steps:,} steps",
     }
     print_facts(facts.items(), 17)
     rows, training = [], spec.training

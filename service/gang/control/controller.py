@@ -18,7 +18,16 @@ from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import counted
-from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile, RankTimesReport, WorkerCommand
+from boost_core.messages import (
+    Cause,
+    Drill,
+    Fault,
+    FaultReport,
+    Profile,
+    RankTimesReport,
+    SteeredReport,
+    WorkerCommand,
+)
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.report import at
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
@@ -94,6 +103,7 @@ class GangController:
         self._idle_view: tuple[object, ...] | None = None  # of which nothing follows, while all replicas are ready
         self._idle_at = 0.0  # when that was so last
         self._commands: list[WorkerCommand] = []
+        self._steers_sent = 0  # number of the newest change of values that the gang's ranks have been given
         self._spare = policy.SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
@@ -141,6 +151,9 @@ class GangController:
                 if event.kept_step is not None:
                     gang.kept_step = max(gang.kept_step, event.kept_step)
                 self._record.take(event.reports, event.kept_step)
+                for _, report in event.reports:
+                    if isinstance(report, SteeredReport):
+                        self._spec = report.applied_to(self._spec)
                 if event.saving and event.rank == 0:  # all ranks hear the same within a moment
                     self._record.saving(event.saving)
                 if event.failed is not None:  # acted on with the next observation: workers' calls carry out nothing
@@ -401,11 +414,12 @@ class GangController:
         self._layout, self._stored, self._memory_is_lost = form.layout, False, False
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
-        waited = self._record.waited_seconds
+        waited, steers = self._record.waited_seconds, self._orders.steers
+        self._steers_sent = max((steer.number for steer in steers), default=len(spec.steered))
         tensor = form.layout.tp
         gpus = visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
         assignments = (
-            Assignment(self._generation, spec, rank, event.rendezvous, owners, waited, gpus[rank])
+            Assignment(self._generation, spec, rank, event.rendezvous, owners, waited, gpus[rank], steers)
             for rank in range(len(workers))
         )
         yield port.StartTraining(tuple(workers), tuple(assignments), recovery)
@@ -413,7 +427,7 @@ class GangController:
     # While it trains
 
     def _tend_training(self, formation: policy.Formation) -> Iterator[port.Decision]:
-        """Send drills and profiles, report the ranks' times, suspect a gang that hangs or has a silent worker."""
+        """Send what is asked of workers, report the ranks' times, suspect a gang that hangs or has a silent worker."""
         commands: list[WorkerCommand] = []
         if self._record.start is not None:
             commands, self._commands = self._commands, []
@@ -432,6 +446,13 @@ class GangController:
                     yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
                 else:  # all ranks write to the store, and rank 0 is asked first
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+
+        if self._record.start is not None:
+            for steer in self._orders.steers:
+                if steer.number > self._steers_sent:
+                    self._steers_sent = steer.number
+                    for worker in formation.workers:
+                        yield port.SendCommand(worker, steer)
 
         now = self._now
         times = formation.watch.rank_times(len(formation.workers), now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from boost_core.config import JobSpec
-from boost_core.messages import WorkerCommand
+from boost_core.messages import Steer, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex
 from service.gang.assignment import Assignment, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.status import GangPhase, Orders
@@ -213,10 +213,10 @@ class AbortTraining:
 
 @dataclass(frozen=True)
 class SendCommand:
-    """Send a drill or a profile to a worker."""
+    """Send a drill, a profile or a change of values to a worker."""
 
     worker: int
-    command: WorkerCommand
+    command: WorkerCommand | Steer
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 from ray.train.v2._internal.util import ObjectRefWrapper
 
-from boost_core.messages import CheckpointReport, Drill, WorkerCommand
+from boost_core.messages import CheckpointReport, Drill, Steer, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.ray.private_api import free_memory
@@ -222,9 +222,12 @@ class RankWorker(RayTrainWorker):
         return redact(stacks)
 
     @ray.method
-    def command(self, command: WorkerCommand) -> None:
-        """Inject a fault into its process, or trace its next steps."""
-        if isinstance(command, Drill):
+    def command(self, command: WorkerCommand | Steer) -> None:
+        """Inject a fault into its process, trace its next steps, or note a change of values to make."""
+        if isinstance(command, Steer):
+            if (membership := self._worker.membership) is not None:
+                membership.steers[command.number] = command
+        elif isinstance(command, Drill):
             self._worker.drills.add(command)
         else:
             self._worker.profiler.ask(command.steps)

@@ -239,6 +239,7 @@ class Worker:
             before_save=self.drills.before_save,
             while_saving=self._reporter.saves,
             waited_seconds=assignment.waited_seconds,
+            steers={steer.number: steer for steer in assignment.steers},
         )
 
     def _after_step(self, times: StepTimes) -> None:

@@ -12,7 +12,7 @@ const FONT = "12px system-ui, sans-serif";
  *
  * `series` lists {label, color (a CSS property), dots, band: [upper, lower]}; `format` writes its values; `zoomed` is
  * called with the steps between which somebody wants to look, or null for all. `set` takes the aligned columns (steps
- * first), the range and the steps at which training went on; `logarithmic` may be set before.
+ * first), the range and the marks, each with its step and colour; `logarithmic` may be set before.
  */
 export class Chart {
   logarithmic = false;
@@ -146,9 +146,9 @@ export class Chart {
   #drawMarks(plot) {
     const { ctx: pen, bbox } = plot;
     pen.save();
-    pen.strokeStyle = themed("--recomputed");
     pen.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
-    for (const step of this.#marks) {
+    for (const { step, color } of this.#marks) {
+      pen.strokeStyle = themed(color);
       const x = plot.valToPos(step, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       pen.beginPath();

@@ -12,7 +12,8 @@ const OF_SETS = ["--productive", "--restart", "--data_stall", "--compile", "--pa
  * steps is wanted.
  */
 export function curveCards(course, sets, zoomed) {
-  let marks = [];
+  let restarts = [];
+  let changes = [];
   let following = 0; // so many steps up to the newest, if not 0
   const zoom = (range, last = 0) => {
     following = last;
@@ -101,9 +102,10 @@ export function curveCards(course, sets, zoomed) {
     return [Math.max(0, newest - count), newest];
   }
 
-  /** Draw the course; `restarted` lists the steps at which training went on. */
-  function update(restarted = marks) {
-    marks = restarted;
+  /** Draw the course; `restarted` lists the steps at which training went on, `steered` those of changed values. */
+  function update(restarted = restarts, steered = changes) {
+    restarts = restarted;
+    changes = steered;
     const newest = course.samples.at(-1)?.step;
     element.hidden = newest === undefined && !course.range;
     if (following && newest > course.range[1]) course.range = lastSteps(following);
@@ -127,7 +129,8 @@ export function curveCards(course, sets, zoomed) {
       [
         course.bucketSteps > 1 &&
           `A point is the mean of ${whole(course.bucketSteps)} steps, the band their least and most.`,
-        marks.length && "Dashed: training went on after an interruption.",
+        restarts.length && "Dashed: training went on after an interruption.",
+        changes.length && `Dashed in violet: steered after step ${changes.map(whole).join(", ")}.`,
       ]
         .filter(Boolean)
         .join(" "),
@@ -135,6 +138,8 @@ export function curveCards(course, sets, zoomed) {
   }
 
   function draw(name, columns) {
+    const colored = (steps, color) => steps.map((step) => ({ step, color }));
+    const marks = [...colored(restarts, "--recomputed"), ...colored(changes, "--paused")];
     charts[name].set(columns, course.range, marks);
   }
 

@@ -92,7 +92,8 @@ export function showJob(main, id, open) {
       if (!changed) return;
       changed = false;
       spec.textContent = JSON.stringify(job.spec, null, 2);
-      curves.update(restarts(events).map((restart) => restart.resumed_step));
+      const changes = events.filter((event) => event.kind === "steered").map((event) => event.data.step);
+      curves.update(restarts(events).map((restart) => restart.resumed_step), changes);
       parts.heat.update(course.ranks, job.shape?.nodes);
     }
 
@@ -105,7 +106,7 @@ export function showJob(main, id, open) {
         if (event.kind === "scores") parts.scores.take(event.data);
         if (event.kind === "sample") parts.samples.take(event.data);
         if (event.kind === "evaluation") job = { ...job, evaluation: event.data };
-        if (event.kind === "state" || event.kind === "restart" || event.kind === "shape") records.now();
+        if (["state", "restart", "shape", "steered"].includes(event.kind)) records.now();
         // A list that cannot be read now is read with the next one.
         if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {});
       },

@@ -33,10 +33,8 @@ const SENTENCES = {
   drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,
   layouts: (data) =>
     `chosen from ${whole(data.timed)} legal layouts: ${data.layouts.map((each) => `${each.layout} (${small(each.step_seconds)} s)`).join(", ")}`,
-  patch: (data) =>
-    Object.entries(data)
-      .map(([field, change]) => `${field} from ${value(change?.from)} to ${value(change?.to)}`)
-      .join(", "),
+  patch: changesText,
+  steered: (data) => `from step ${whole(data.step + 1)} on ${changesText(data.changes)}, by ${data.by}`,
 };
 
 /** What an event says, for people. */
@@ -56,6 +54,12 @@ export function restartText(restart) {
     `and ${lost} ${lost === 1 ? "step" : "steps"} done again,`,
     `recovered from ${restart.recovered_from}.`,
   ].join(" ");
+}
+
+function changesText(changes) {
+  return Object.entries(changes)
+    .map(([field, change]) => `${field} from ${value(change?.from)} to ${value(change?.to)}`)
+    .join(", ");
 }
 
 function value(anything) {

@@ -12,6 +12,7 @@ export const TIMELINE_KINDS = [
   "profile",
   "patch",
   "drill",
+  "steered",
 ];
 
 const OF_STATE = { QUEUED: "queued", PAUSED: "paused", SUCCEEDED: "ended", FAILED: "ended", CANCELLED: "ended" };
