@@ -56,7 +56,7 @@ _CONDITIONS = {
     "cursor": JobRow.id < bindparam("cursor"),
 }
 
-_MEANS = (
+MEANS = (
     "loss",
     "learning_rate",
     "gradient_norm",
@@ -345,7 +345,7 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     step = EventRow.data["step"].as_integer()
     bucket: ColumnElement[int] = (step - first) // width
     within = EventRow.job_id == job_id, step.between(first, last)
-    numbers = {name: _finite(name) for name in _MEANS}
+    numbers = {name: _finite(name) for name in MEANS}
     samples = (
         select(
             func.max(step).label("step"),
