@@ -12,7 +12,9 @@ import { every } from "./live.js";
 
 const SECONDS = 5;
 const AT_ONCE = 50; // jobs in a request, so that the first curves show while others are read for the first time
-const POINTS = 500;
+const MOST_POINTS = 500; // of a curve
+const ALL_POINTS = 60_000; // which are drawn in less time than people notice
+const ADDRESS_MS = 150; // browsers refuse an address that changes with every move of a slider
 
 /** Show the page; returns what ends it. */
 export function showCompare(main) {
@@ -24,6 +26,8 @@ export function showCompare(main) {
   const noSweeps = new Set([""]); // groups that are no sweep's
   let comparison = { jobs: [], fields: [] };
   let drawn = `${view.metric} ${view.axis}`; // of what the known curves are
+  let hidden = view.hide;
+  let writing = null;
   let asked = 0;
 
   const empty = h("p", { class: "empty" });
@@ -48,14 +52,18 @@ export function showCompare(main) {
   });
 
   function changed(anew) {
-    history.replaceState(null, "", addressOf(view));
+    clearTimeout(writing);
+    writing = setTimeout(() => history.replaceState(null, "", addressOf(view)), ADDRESS_MS);
     const what = `${view.metric} ${view.axis}`;
     if (what !== drawn) {
       drawn = what;
       known.clear();
       curves.update(comparison.jobs, known);
     }
-    space.draw();
+    if (view.hide !== hidden) {
+      hidden = view.hide;
+      space.draw();
+    }
     if (!anew) return;
     final.clear();
     asked += 1; // what is under way is for another view
@@ -76,10 +84,11 @@ export function showCompare(main) {
       table.update(found);
       space.update(found);
     }
+    const points = Math.min(MOST_POINTS, Math.floor(ALL_POINTS / found.jobs.length));
     const jobs = found.jobs.filter((job) => !final.has(job.id));
     for (let begin = 0; begin < jobs.length; begin += AT_ONCE) {
       const some = jobs.slice(begin, begin + AT_ONCE);
-      const query = { job: some.map((job) => job.id), metric, axis, low, high, points: POINTS };
+      const query = { job: some.map((job) => job.id), metric, axis, low, high, points };
       const answer = await get("/v1/jobs/compare/curves", query, stopped.signal);
       if (!current()) return;
       for (const curve of answer.curves) known.set(curve.id, curve);
@@ -103,6 +112,7 @@ export function showCompare(main) {
   }
 
   return () => {
+    clearTimeout(writing);
     stopped.abort();
     reading.stop();
     curves.stop();

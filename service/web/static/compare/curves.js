@@ -3,7 +3,7 @@
 import { card, h, setText, themed } from "../dom.js";
 import { duration, finite, loss, short, small, tick, whole } from "../format.js";
 import { Picture } from "./picture.js";
-import { clipped, drawAxes, drawCurve, drawPoint, inside, runColor, Scale } from "./plot.js";
+import { clipped, drawAxes, drawCurve, drawPoint, inside, runColor, runHue, Scale } from "./plot.js";
 import { saveCsv } from "./save.js";
 
 const HEIGHT = 420;
@@ -136,8 +136,8 @@ export function curvesCard(view, changed) {
       legend.replaceChildren(...runs.map(entry));
     runs.forEach((run, index) => {
       const item = legend.children[index].firstElementChild;
-      item.setAttribute("aria-pressed", String(!hidden.has(run.id)));
-      item.firstElementChild.style.setProperty("background", runColor(run.index));
+      const pressed = String(!hidden.has(run.id));
+      if (item.getAttribute("aria-pressed") !== pressed) item.setAttribute("aria-pressed", pressed);
       setText(item.lastElementChild, run.name);
     });
     const drawn = shown().filter((run) => run.curve.x.length).length;
@@ -151,8 +151,12 @@ export function curvesCard(view, changed) {
     return h(
       "li",
       { "data-id": run.id },
-      h("button", { type: "button", class: "run", title: run.id, on: { click: toggle, ...over } }, h("i"), h("span")),
+      h("button", { type: "button", class: "run", title: run.id, on: { click: toggle, ...over } }, swatch(run), h("span")),
     );
+  }
+
+  function swatch({ index }) {
+    return h("i", { style: { "--hue": runHue(index) } });
   }
 
   function mark(id) {
@@ -249,8 +253,7 @@ export function curvesCard(view, changed) {
       ...nearest.map(({ run, index }) => {
         const { mean, min, max } = run.line;
         const range = min[index] < max[index] ? ` (${y[1](min[index])} to ${y[1](max[index])})` : "";
-        const swatch = h("i", { style: { background: runColor(run.index) } });
-        return h("li", {}, swatch, h("b", {}, run.name), ` ${x[0].toLowerCase()} ${x[1](run.line.x[index])}: ${y[1](mean[index])}${range}`);
+        return h("li", {}, swatch(run), h("b", {}, run.name), ` ${x[0].toLowerCase()} ${x[1](run.line.x[index])}: ${y[1](mean[index])}${range}`);
       }),
     );
   }

@@ -18,17 +18,17 @@ export class Picture {
     Object.assign(this, { draw, over, height });
     this.element = h("div", { class: "picture", role: "img", tabindex: 0, "aria-label": label }, this.#canvas, this.#above);
     this.element.style.setProperty("height", `${height}px`);
-    this.#resized = new ResizeObserver(() => this.redraw());
+    this.#resized = new ResizeObserver(([{ contentRect }]) => {
+      this.width = contentRect.width;
+      this.redraw();
+    });
     this.#resized.observe(this.element);
     this.#unthemed = onTheme(() => this.redraw());
   }
 
+  width = 0;
   #resized;
   #unthemed;
-
-  get width() {
-    return this.element.clientWidth;
-  }
 
   redraw() {
     this.#ask("all");

@@ -3,7 +3,7 @@
 import { badge } from "../badge.js";
 import { card, h, link } from "../dom.js";
 import { duration, loss, short, UNKNOWN } from "../format.js";
-import { runColor } from "./plot.js";
+import { runHue } from "./plot.js";
 import { saveCsv } from "./save.js";
 
 const RESULTS = [
@@ -76,7 +76,7 @@ export function tableCard(view, changed) {
     const job = comparison.jobs[place];
     const state = badge();
     state.update(job);
-    const name = [h("i", { class: "swatch", style: { background: runColor(place) } }), link(`/jobs/${encodeURIComponent(job.id)}`, { title: job.id }, job.name)];
+    const name = [h("i", { class: "swatch", style: { "--hue": runHue(place) } }), link(`/jobs/${encodeURIComponent(job.id)}`, { title: job.id }, job.name)];
     const cells = columns.slice(2).map(({ format, values }) => {
       const value = values[place];
       return h("td", { class: typeof value === "number" ? "number" : null }, value === null || value === undefined ? UNKNOWN : format(value));
