@@ -64,7 +64,7 @@ export function spaceCards(view, changed) {
 
   function draw() {
     pointed = { lines: null, points: null };
-    const job = (what) => `${what} of ${comparison.jobs.length} jobs. The table has the same values.`;
+    const job = (what) => `${what}, for ${comparison.jobs.length} jobs. The table has the same values.`;
     lines.element.setAttribute("aria-label", job("Parallel coordinates"));
     points.element.setAttribute("aria-label", job(`${selects.up.value} over ${selects.across.value}`));
     lines.redraw();
