@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from tests.service.browser import PATIENCE_MS, Visit, drawn, visit
 from tests.service.conftest import RunningApi
+from tests.service.many_runs import GROUP, frames, hover, serving, zoom
+from tests.service.many_runs import SPIKE as SPIKE_OF_MANY
 from tests.service.records import a_checkpoint, a_spec, a_step, an_evaluation, finish, start
 from tests.service.sample_jobs import SampleJob
 
@@ -259,3 +262,20 @@ def test_what_does_not_fit_a_job_is_not_offered(visitor: Visit, store: JobStore,
     page.get_by_role("dialog").get_by_role("button", name="Back").click()
     store.change(job.id, Reason.TRAINING_FINISHED, "done")
     expect(buttons).to_have_text(["Export"], timeout=PATIENCE_MS)
+
+
+@pytest.mark.full
+def test_200_jobs_of_10000_steps_stay_smooth(browser: Browser) -> None:
+    with serving(200, 10_000) as api, visit(browser, api.url, viewport={"width": 1440, "height": 900}) as visiting:
+        visiting.refused = {404}
+        page = visiting.open(f"/compare#group={GROUP}")
+        drawing = page.locator("#curves .picture")
+        expect(drawing).to_have_attribute("aria-label", re.compile("curves of 200 jobs"), timeout=300_000)
+        page.wait_for_load_state("networkidle")
+        rows = [*csv.DictReader(downloaded(page, "#curves", "CSV").splitlines())]
+        assert len(rows) <= 60_000
+        assert max(float(row["loss_max"]) for row in rows) == SPIKE_OF_MANY
+        for act in (hover, zoom):
+            # Of three times, because other processes share the machine's cores.
+            longest = min(frames(page, partial(act, page))[-1] for _ in range(3))
+            assert longest < 100, act

@@ -58,13 +58,13 @@ export function runHue(index) {
 
 /** The colour of one of many runs, in light or dark. */
 export function runColor(index) {
-  return `hsl(${runHue(index)} ${themed("--run")})`;
+  return `hsl(${runHue(index)}, ${themed("--run").replace(" ", ", ")})`; // as programs that read SVG know it
 }
 
 /** The colour of a share between 0 and 1, from the theme's cool one to its hot one. */
 export function shareColor(share) {
   const [cool, hot] = ["--cool", "--hot"].map((name) => rgb(themed(name)));
-  return `rgb(${cool.map((from, channel) => Math.round(from + (hot[channel] - from) * share)).join(" ")})`;
+  return `rgb(${cool.map((from, channel) => Math.round(from + (hot[channel] - from) * share)).join(", ")})`;
 }
 
 /** Clear a drawing, with the background of the page's cards. */
@@ -264,9 +264,9 @@ export class SvgPen {
 
 function escaped(text) {
   const names = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
-  // Characters that XML has no form of, such as other control characters, would make the whole drawing unreadable.
+  // One character that XML does not allow, such as a control character, makes the whole drawing unreadable.
   return String(text)
-    .replace(/[^\t\n\r\u0020-\ud7ff\ue000-\ufffd]/g, "\ufffd")
+    .replace(/[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd")
     .replace(/[&<>"]/g, (character) => names[character]);
 }
 
