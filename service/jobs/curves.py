@@ -4,15 +4,15 @@ A job's steps are in the record as one event each, and 200 jobs of 10,000 steps 
 was requested stays in memory, in buckets of consecutive steps with the lowest, the highest and the mean value. A later
 request reads only the events since, and nothing if the job's version is the same. When a curve has got too many
 buckets, each two of them become one.
+
+NumPy is imported where it is used: processes that draw no curves start without it.
 """
 
 import math
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import Engine, Select, select
 
 from service.jobs.model import JobRecord
@@ -20,7 +20,11 @@ from service.jobs.queries import MEANS
 from service.jobs.tables import RESULTS, EventRow
 from service.models.jobs import Axis, Curve
 
-Array = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
 
 VALIDATION = "validation_loss"  # and after a slash, the name of one of its sets
 METRICS = f"^({'|'.join(MEANS)}|{VALIDATION}(/.+)?)$"
@@ -45,10 +49,12 @@ class _Buckets:
     version: int
     newest: int
     width: int
-    table: Array
+    table: "Array"
 
-    def with_points(self, steps: Array, values: Array) -> "_Buckets":
+    def with_points(self, steps: "Array", values: "Array") -> "_Buckets":
         """Add ``[n]`` values at ``[n]`` steps."""
+        import numpy as np
+
         width, table = self.width, self.table
         while steps.max() // width >= MOST_BUCKETS:
             table, width = _combined(table, 2), 2 * width
@@ -64,13 +70,17 @@ class _Buckets:
         return replace(self, width=width, table=table)
 
 
-def _empty(count: int) -> Array:
+def _empty(count: int) -> "Array":
     """Empty buckets, ``[5, count]``."""
+    import numpy as np
+
     return np.repeat(np.array([[-1.0], [math.inf], [-math.inf], [0.0], [0.0]]), count, axis=1)
 
 
-def _combined(table: Array, count: int) -> Array:
+def _combined(table: "Array", count: int) -> "Array":
     """Buckets, ``[5, k]``, of which each ``count`` become one, ``[5, ceil(k / count)]``."""
+    import numpy as np
+
     starts = np.arange(0, table.shape[1], count)
     ways = (np.maximum, np.minimum, np.maximum, np.add, np.add)
     return np.stack([way.reduceat(row, starts) for way, row in zip(ways, table, strict=True)])
@@ -101,6 +111,8 @@ class CurveCache:
             low: The least x. One point before it is included, so that a line through the points begins at the edge.
             high: The greatest x; likewise.
         """
+        import numpy as np
+
         table = self._read(job, metric).table
         table = table[:, table[_STEP] >= 0]
         x = self._x(job, table[_STEP], axis)
@@ -120,8 +132,10 @@ class CurveCache:
         mean, least, most = ([None if math.isnan(each) else each for each in row] for row in rounded.tolist())
         return Curve(id=job.id, x=x.tolist(), mean=mean, min=least, max=most)
 
-    def _x(self, job: JobRecord, steps: Array, axis: Axis) -> Array:
+    def _x(self, job: JobRecord, steps: "Array", axis: Axis) -> "Array":
         """Where ``[k]`` steps are on an axis; never less than for the step before."""
+        import numpy as np
+
         newest = job.progress
         if axis is Axis.STEP or newest is None or not steps.size:
             return steps
@@ -136,6 +150,8 @@ class CurveCache:
         return tokens * (newest.model_flops_per_second / newest.tokens_per_second)
 
     def _read(self, job: JobRecord, metric: str) -> _Buckets:
+        import numpy as np
+
         key = job.id, metric
         with self._lock:
             buckets = self._kept.get(key) or _Buckets(-1, 0, 1, _empty(0))
