@@ -17,7 +17,7 @@ from tests.service.browser import open_browser, visit
 from tests.service.many_runs import GROUP, frames, hover, serving, zoom
 
 JOBS, STEPS, SHOWN_JOBS, SHOWN_STEPS = 200, 10_000, 18, 4000
-SIZE = {"width": 1280, "height": 1230}
+SIZE = {"width": 1280, "height": 1000}
 PATIENCE_MS = 300_000
 
 

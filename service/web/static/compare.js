@@ -1,4 +1,4 @@
-// The page that compares jobs: it reads their results and curves, keeps them up to date, and keeps the view in the address.
+// The page that compares jobs: it reads results and curves, keeps them up to date, and the view in the address.
 
 import { get } from "./api.js";
 import { FINISHED } from "./badge.js";
@@ -13,7 +13,7 @@ import { every } from "./live.js";
 const SECONDS = 5;
 const AT_ONCE = 50; // jobs in a request, so that the first curves show while others are read for the first time
 const MOST_POINTS = 500; // of a curve
-const ALL_POINTS = 60_000; // which are drawn in less time than people notice
+const ALL_POINTS = 40_000; // which are drawn in less time than people notice
 const ADDRESS_MS = 150; // browsers refuse an address that changes with every move of a slider
 
 /** Show the page; returns what ends it. */
@@ -78,7 +78,10 @@ export function showCompare(main) {
     const same = JSON.stringify(found) === JSON.stringify(comparison);
     comparison = found;
     shown.hidden = !found.jobs.length;
-    setText(empty, found.jobs.length ? "" : which ? "No job is found." : "Choose a group, tags, words, or single jobs.");
+    setText(
+      empty,
+      found.jobs.length ? "" : which ? "No job is found." : "Choose a group, tags, words, or single jobs.",
+    );
     if (!same) {
       chooser.update(found.jobs);
       table.update(found);

@@ -15,7 +15,7 @@ const DRILLS = {
   fill_store: "Checkpoints cannot be written for some seconds.",
 };
 
-// Each has a label, what it is for, which jobs it is for, and a form: the fields, and how to send what they have. `done`
+// Each has a label, what it does, which jobs it is for, and a form: its fields, and how to send what they have. `done`
 // says what then happens.
 const FORMS = [
   {
@@ -30,7 +30,8 @@ const FORMS = [
       const [min, max] = [now.min, now.max].map((value) => number(value, 1));
       return {
         fields: [field(`At least, ${unit}`, min), field(`At most, ${unit}`, max)],
-        send: () => call("PATCH", jobPath(job.id), { body: { [what]: { min: Number(min.value), max: Number(max.value) } } }),
+        send: () =>
+          call("PATCH", jobPath(job.id), { body: { [what]: { min: Number(min.value), max: Number(max.value) } } }),
       };
     },
   },
@@ -42,7 +43,11 @@ const FORMS = [
     done: "The drill is requested; the timeline shows how the job recovers.",
     form(job) {
       const explained = h("small");
-      const kind = h("select", {}, Object.keys(DRILLS).map((value) => h("option", { value }, value.replaceAll("_", " "))));
+      const kind = h(
+        "select",
+        {},
+        Object.keys(DRILLS).map((value) => h("option", { value }, value.replaceAll("_", " "))),
+      );
       const [rank, step, steps, seconds] = [number(0, 0), number("", 0, false), number(10, 1), number(10, 0)];
       seconds.step = "any";
       const late = field("Steps", steps);
@@ -56,9 +61,21 @@ const FORMS = [
       explain();
       const key = idempotencyKey();
       return {
-        fields: [h("label", { class: "field" }, h("span", {}, "Fault"), kind, explained), field("Rank", rank), field("After step", step, "Empty: now."), late, lasting],
+        fields: [
+          h("label", { class: "field" }, h("span", {}, "Fault"), kind, explained),
+          field("Rank", rank),
+          field("After step", step, "Empty: now."),
+          late,
+          lasting,
+        ],
         send: () => {
-          const body = { kind: kind.value, rank: Number(rank.value), steps: Number(steps.value), seconds: Number(seconds.value), at_step: step.value === "" ? null : Number(step.value) };
+          const body = {
+            kind: kind.value,
+            rank: Number(rank.value),
+            steps: Number(steps.value),
+            seconds: Number(seconds.value),
+            at_step: step.value === "" ? null : Number(step.value),
+          };
           return call("POST", jobPath(job.id, "drills"), { body, headers: { "Idempotency-Key": key } });
         },
       };
@@ -99,7 +116,13 @@ export function steerCard(changed) {
     const focused = buttons.contains(document.activeElement) && document.activeElement.textContent;
     const [disabled, title] = mayChange() ? [false, null] : [true, "Your key may only read"];
     buttons.replaceChildren(
-      ...fitting.map((one) => h("button", { type: "button", class: one.danger ? "danger" : "", disabled, title, on: { click: () => act(one, job) } }, one.label)),
+      ...fitting.map((one) =>
+        h(
+          "button",
+          { type: "button", class: one.danger ? "danger" : "", disabled, title, on: { click: () => act(one, job) } },
+          one.label,
+        ),
+      ),
       ...(job.checkpoint ? [h("button", { type: "button", on: { click: () => exported(job) } }, "Export")] : []),
     );
     if (focused) [...buttons.children].find((one) => one.textContent === focused)?.focus();

@@ -56,8 +56,16 @@ export function curvesCard(view, changed) {
   const picture = new Picture({ label: "Curves", height: HEIGHT, draw, over });
   const readout = h("ul", { class: "readout", "aria-live": "polite" });
   const legend = h("ul", { class: "runs", "aria-label": "Runs" });
-  const metric = chosen("Value", "metric", Object.entries(METRICS).map(([value, [label]]) => [value, label]));
-  const axis = chosen("Over", "axis", Object.entries(AXES).map(([value, [label]]) => [value, label]));
+  const metric = chosen(
+    "Value",
+    "metric",
+    Object.entries(METRICS).map(([value, [label]]) => [value, label]),
+  );
+  const axis = chosen(
+    "Over",
+    "axis",
+    Object.entries(AXES).map(([value, [label]]) => [value, label]),
+  );
   const smooth = h("input", {
     type: "range",
     min: 0,
@@ -71,23 +79,42 @@ export function curvesCard(view, changed) {
     ["logx", "Logarithmic x"],
     ["logy", "Logarithmic y"],
   ].map(([name, label]) => {
-    const input = h("input", { type: "checkbox", checked: view[name], on: { change: () => set({ [name]: input.checked }, false) } });
+    const input = h("input", {
+      type: "checkbox",
+      checked: view[name],
+      on: { change: () => set({ [name]: input.checked }, false) },
+    });
     return h("label", { class: "check" }, input, label);
   });
   const all = h("button", { type: "button", class: "small", on: { click: () => zoom(null, null) } }, "Whole course");
   const element = card(
     "Curves",
-    { id: "curves", controls: [...picture.saving(() => `compare-${view.metric}`), button("CSV", "Save as CSV", saveCurves)] },
+    {
+      id: "curves",
+      controls: [...picture.saving(() => `compare-${view.metric}`), button("CSV", "Save as CSV", saveCurves)],
+    },
     h("div", { class: "fields" }, metric, axis, h("label", { class: "check" }, "Smoothing", smooth), flags, all),
     picture.element,
-    h("p", { class: "muted" }, "Drag over a stretch to look at it closely, double-click to see all. Keys: arrows, + and −, 0."),
+    h(
+      "p",
+      { class: "muted" },
+      "Drag over a stretch to look at it closely, double-click to see all. Keys: arrows, + and −, 0.",
+    ),
     readout,
-    h("div", { class: "controls" }, button("Show all", null, () => hide([])), button("Hide all", null, () => hide(runs.map((run) => run.id)))),
+    h(
+      "div",
+      { class: "controls" },
+      button("Show all", null, () => hide([])),
+      button("Hide all", null, () => hide(runs.map((run) => run.id))),
+    ),
     legend,
   );
 
   function chosen(label, name, choices) {
-    const select = h("select", { "aria-label": label, on: { change: () => set({ [name]: select.value, low: null, high: null }, true) } });
+    const select = h("select", {
+      "aria-label": label,
+      on: { change: () => set({ [name]: select.value, low: null, high: null }, true) },
+    });
     select.append(...choices.map(([value, text]) => h("option", { value }, text)));
     return select;
   }
@@ -132,7 +159,10 @@ export function curvesCard(view, changed) {
     all.hidden = view.low === null && view.high === null;
     for (const run of runs) run.line = smoothed(run.curve, view.smooth);
     const hidden = new Set(view.hide);
-    if (legend.children.length !== runs.length || runs.some((run, index) => legend.children[index].dataset.id !== run.id))
+    if (
+      legend.children.length !== runs.length ||
+      runs.some((run, index) => legend.children[index].dataset.id !== run.id)
+    )
       legend.replaceChildren(...runs.map(entry));
     runs.forEach((run, index) => {
       const item = legend.children[index].firstElementChild;
@@ -141,17 +171,31 @@ export function curvesCard(view, changed) {
       setText(item.lastElementChild, run.name);
     });
     const drawn = shown().filter((run) => run.curve.x.length).length;
-    picture.element.setAttribute("aria-label", `${labels().y[0]} by ${labels().x[0].toLowerCase()}: curves of ${drawn} jobs`);
+    picture.element.setAttribute(
+      "aria-label",
+      `${labels().y[0]} by ${labels().x[0].toLowerCase()}: curves of ${drawn} jobs`,
+    );
     picture.redraw();
   }
 
   function entry(run) {
-    const over = { pointerenter: () => mark(run.id), pointerleave: () => mark(null), focus: () => mark(run.id), blur: () => mark(null) };
-    const toggle = () => hide(view.hide.includes(run.id) ? view.hide.filter((id) => id !== run.id) : [...view.hide, run.id]);
+    const over = {
+      pointerenter: () => mark(run.id),
+      pointerleave: () => mark(null),
+      focus: () => mark(run.id),
+      blur: () => mark(null),
+    };
+    const toggle = () =>
+      hide(view.hide.includes(run.id) ? view.hide.filter((id) => id !== run.id) : [...view.hide, run.id]);
     return h(
       "li",
       { "data-id": run.id },
-      h("button", { type: "button", class: "run", title: run.id, on: { click: toggle, ...over } }, swatch(run), h("span")),
+      h(
+        "button",
+        { type: "button", class: "run", title: run.id, on: { click: toggle, ...over } },
+        swatch(run),
+        h("span"),
+      ),
     );
   }
 
@@ -184,7 +228,8 @@ export function curvesCard(view, changed) {
         if ((view.low !== null && x < view.low) || (view.high !== null && x > view.high)) continue;
         if (x < low) low = x;
         if (x > high) high = x;
-        const [under, over] = view.logy && line.min[index] <= 0 ? [line.mean[index], line.max[index]] : [line.min[index], line.max[index]];
+        const [under, over] =
+          view.logy && line.min[index] <= 0 ? [line.mean[index], line.max[index]] : [line.min[index], line.max[index]];
         if ((!view.logy || under > 0) && under < least) least = under;
         if (over > most) most = over;
       }
@@ -198,10 +243,19 @@ export function curvesCard(view, changed) {
     const { x, y } = ranges();
     const logx = view.logx && x[0] > 0;
     const room = view.logy && y[0] > 0 ? [y[0], y[1]] : [y[0] - 0.03 * (y[1] - y[0]), y[1] + 0.03 * (y[1] - y[0])];
-    scales = { box, x: new Scale(...x, box.left, box.right, logx), y: new Scale(...room, box.bottom, box.top, view.logy && y[0] > 0) };
+    scales = {
+      box,
+      x: new Scale(...x, box.left, box.right, logx),
+      y: new Scale(...room, box.bottom, box.top, view.logy && y[0] > 0),
+    };
     const said = labels();
     const format = view.axis === "seconds" ? duration : tick;
-    drawAxes(pen, box, { scale: scales.x, label: said.x[0], format }, { scale: scales.y, label: said.y[0], format: tick });
+    drawAxes(
+      pen,
+      box,
+      { scale: scales.x, label: said.x[0], format },
+      { scale: scales.y, label: said.y[0], format: tick },
+    );
     clipped(pen, box, () => {
       for (const run of shown()) drawCurve(pen, run.line, scales.x, scales.y, runColor(run.index));
     });
@@ -253,7 +307,13 @@ export function curvesCard(view, changed) {
       ...nearest.map(({ run, index }) => {
         const { mean, min, max } = run.line;
         const range = min[index] < max[index] ? ` (${y[1](min[index])} to ${y[1](max[index])})` : "";
-        return h("li", {}, swatch(run), h("b", {}, run.name), ` ${x[0].toLowerCase()} ${x[1](run.line.x[index])}: ${y[1](mean[index])}${range}`);
+        return h(
+          "li",
+          {},
+          swatch(run),
+          h("b", {}, run.name),
+          ` ${x[0].toLowerCase()} ${x[1](run.line.x[index])}: ${y[1](mean[index])}${range}`,
+        );
       }),
     );
   }
@@ -318,7 +378,10 @@ export function curvesCard(view, changed) {
     const rows = shown().flatMap(({ id, name, curve }) =>
       curve.x.map((x, index) => [id, name, x, curve.mean[index], curve.min[index], curve.max[index]]),
     );
-    saveCsv(`compare-${view.metric}.csv`, [["id", "name", view.axis, `${view.metric}_mean`, `${view.metric}_min`, `${view.metric}_max`], ...rows]);
+    saveCsv(`compare-${view.metric}.csv`, [
+      ["id", "name", view.axis, `${view.metric}_mean`, `${view.metric}_min`, `${view.metric}_max`],
+      ...rows,
+    ]);
   }
 
   return { element, update, stop: picture.stop.bind(picture) };

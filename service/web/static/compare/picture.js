@@ -1,4 +1,4 @@
-// A drawing on the page: a canvas that is drawn anew when its size or the theme changes, and one over it for the pointer.
+// A drawing on the page: a canvas, drawn anew when its size or the theme changes, and one over it for the pointer.
 
 import { h, onTheme } from "../dom.js";
 import { SvgPen, drawBackground } from "./plot.js";
@@ -16,7 +16,12 @@ export class Picture {
 
   constructor({ label, height, draw, over = () => {} }) {
     Object.assign(this, { draw, over, height });
-    this.element = h("div", { class: "picture", role: "img", tabindex: 0, "aria-label": label }, this.#canvas, this.#above);
+    this.element = h(
+      "div",
+      { class: "picture", role: "img", tabindex: 0, "aria-label": label },
+      this.#canvas,
+      this.#above,
+    );
     this.element.style.setProperty("height", `${height}px`);
     this.#resized = new ResizeObserver(([{ contentRect }]) => {
       this.width = contentRect.width;
@@ -53,7 +58,10 @@ export class Picture {
       this.draw(pen, this.width, this.height);
       save(`${name()}.svg`, new Blob([pen.text], { type: "image/svg+xml" }));
     };
-    return [["PNG", png], ["SVG", svg]].map(([label, click]) =>
+    return [
+      ["PNG", png],
+      ["SVG", svg],
+    ].map(([label, click]) =>
       h("button", { type: "button", class: "small", title: `Save as ${label}`, on: { click } }, label),
     );
   }

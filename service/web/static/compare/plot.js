@@ -112,7 +112,10 @@ export function drawCurve(pen, { x, mean, min, max }, across, up, color, width =
   const ranges = [];
   let begun = false;
   pen.beginPath();
-  for (let index = 0; index < x.length; index += 1) {
+  // From the last point before the shown part to the first after it.
+  const first = Math.max(0, x.findIndex((each) => each >= across.low) - 1);
+  const after = x.findIndex((each) => each > across.high);
+  for (let index = first; index <= (after < 0 ? x.length - 1 : after); index += 1) {
     const [at, middle] = [across.at(x[index]), mean[index] === null ? NaN : up.at(mean[index])];
     if (!Number.isFinite(at) || !Number.isFinite(middle)) {
       begun = false;
@@ -254,7 +257,9 @@ export class SvgPen {
 
   clip() {
     this.#clips += 1;
-    this.#parts.push(`<clipPath id="clip${this.#clips}"><path d="${this.#path}"/></clipPath><g clip-path="url(#clip${this.#clips})">`);
+    this.#parts.push(
+      `<clipPath id="clip${this.#clips}"><path d="${this.#path}"/></clipPath><g clip-path="url(#clip${this.#clips})">`,
+    );
   }
 
   restore() {
@@ -275,7 +280,14 @@ function round(value) {
 }
 
 function line(pen, color, fromX, fromY, toX, toY) {
-  drawThrough(pen, [[fromX, fromY], [toX, toY]], color);
+  drawThrough(
+    pen,
+    [
+      [fromX, fromY],
+      [toX, toY],
+    ],
+    color,
+  );
 }
 
 /** A text of at most so many characters: its beginning, or its end. */

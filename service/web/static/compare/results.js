@@ -1,4 +1,4 @@
-// The results of the compared jobs, and the fields in which their specs differ: the values of each, and a table of them.
+// The results of the compared jobs and the fields in which their specs differ: the values of each, and a table.
 
 import { badge } from "../badge.js";
 import { card, h, link } from "../dom.js";
@@ -17,8 +17,17 @@ const RESULTS = [
 
 /** The columns of a comparison: {key, label, format, result, values}, a value for each job, null where it has none. */
 export function columnsOf({ jobs, fields }) {
-  const results = RESULTS.map(([key, label, format]) => ({ key, label, format, result: true, values: jobs.map((job) => job[key]) }));
-  return [...results, ...fields.map(({ field, values }) => ({ key: field, label: field, format: written, result: false, values }))];
+  const results = RESULTS.map(([key, label, format]) => ({
+    key,
+    label,
+    format,
+    result: true,
+    values: jobs.map((job) => job[key]),
+  }));
+  return [
+    ...results,
+    ...fields.map(({ field, values }) => ({ key: field, label: field, format: written, result: false, values })),
+  ];
 }
 
 function written(value) {
@@ -31,14 +40,22 @@ export function tableCard(view, changed) {
   const [head, body] = [h("tr"), h("tbody")];
   const saved = h("button", { type: "button", class: "small", title: "Save as CSV", on: { click: saveTable } }, "CSV");
   const table = h("table", { class: "plain compared" }, h("thead", {}, head), body);
-  const element = card("Results", { id: "results", controls: [saved] }, h("div", { class: "scroll", tabindex: 0 }, table));
+  const element = card(
+    "Results",
+    { id: "results", controls: [saved] },
+    h("div", { class: "scroll", tabindex: 0 }, table),
+  );
   let comparison = { jobs: [], fields: [] };
   let columns = [];
 
   /** Take a comparison, with the jobs in the order of their colours. */
   function update(found) {
     comparison = found;
-    columns = [{ key: "name", label: "Job", values: found.jobs.map((job) => job.name) }, { key: "state", label: "State", values: found.jobs.map((job) => job.state) }, ...columnsOf(found)];
+    columns = [
+      { key: "name", label: "Job", values: found.jobs.map((job) => job.name) },
+      { key: "state", label: "State", values: found.jobs.map((job) => job.state) },
+      ...columnsOf(found),
+    ];
     const focused = head.contains(document.activeElement) && document.activeElement.dataset.key;
     head.replaceChildren(...columns.map(heading));
     if (focused) [...head.querySelectorAll("button")].find((one) => one.dataset.key === focused)?.focus();
@@ -50,7 +67,11 @@ export function tableCard(view, changed) {
   function heading({ key, label }) {
     const sorted = view.sort === key ? (view.descending ? "descending" : "ascending") : "none";
     const mark = { ascending: " ↑", descending: " ↓", none: "" }[sorted];
-    return h("th", { scope: "col", "aria-sort": sorted }, h("button", { type: "button", class: "quiet", "data-key": key, on: { click: () => sort(key) } }, label + mark));
+    return h(
+      "th",
+      { scope: "col", "aria-sort": sorted },
+      h("button", { type: "button", class: "quiet", "data-key": key, on: { click: () => sort(key) } }, label + mark),
+    );
   }
 
   function sort(key) {
@@ -76,17 +97,27 @@ export function tableCard(view, changed) {
     const job = comparison.jobs[place];
     const state = badge();
     state.update(job);
-    const name = [h("i", { class: "swatch", style: { "--hue": runHue(place) } }), link(`/jobs/${encodeURIComponent(job.id)}`, { title: job.id }, job.name)];
+    const name = [
+      h("i", { class: "swatch", style: { "--hue": runHue(place) } }),
+      link(`/jobs/${encodeURIComponent(job.id)}`, { title: job.id }, job.name),
+    ];
     const cells = columns.slice(2).map(({ format, values }) => {
       const value = values[place];
-      return h("td", { class: typeof value === "number" ? "number" : null }, value === null || value === undefined ? UNKNOWN : format(value));
+      return h(
+        "td",
+        { class: typeof value === "number" ? "number" : null },
+        value === null || value === undefined ? UNKNOWN : format(value),
+      );
     });
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, state.element), cells);
   }
 
   function saveTable() {
     const titles = ["id", ...columns.map(({ key }) => key)];
-    saveCsv("compare.csv", [titles, ...order().map((place) => [comparison.jobs[place].id, ...columns.map(({ values }) => values[place])])]);
+    saveCsv("compare.csv", [
+      titles,
+      ...order().map((place) => [comparison.jobs[place].id, ...columns.map(({ values }) => values[place])]),
+    ]);
   }
 
   return { element, update };

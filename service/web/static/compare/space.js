@@ -3,7 +3,17 @@
 import { card, h, setText, themed } from "../dom.js";
 import { percent } from "../format.js";
 import { Picture } from "./picture.js";
-import { clipped, drawAxes, drawParallelAxes, drawPoint, drawThrough, inside, runColor, Scale, shareColor } from "./plot.js";
+import {
+  clipped,
+  drawAxes,
+  drawParallelAxes,
+  drawPoint,
+  drawThrough,
+  inside,
+  runColor,
+  Scale,
+  shareColor,
+} from "./plot.js";
 import { columnsOf } from "./results.js";
 
 const HEIGHT = 320;
@@ -15,7 +25,9 @@ function axisOf({ label, values, format }) {
   const known = values.filter((value) => value !== null && value !== undefined);
   if (known.length && known.every((value) => typeof value === "number")) return { label, values, format };
   const texts = values.map((value) => (value === null || value === undefined ? null : format(value)));
-  const names = [...new Set(texts.filter((text) => text !== null))].sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+  const names = [...new Set(texts.filter((text) => text !== null))].sort((one, other) =>
+    one.localeCompare(other, "en", { numeric: true }),
+  );
   return { label, names, values: texts.map((text) => (text === null ? null : names.indexOf(text))) };
 }
 
@@ -31,20 +43,55 @@ export function spaceCards(view, changed) {
   let comparison = { jobs: [], fields: [] };
   let columns = [];
   let pointed = { lines: null, points: null }; // the place of the job that the pointer is near
-  const told = { lines: h("p", { class: "muted", "aria-live": "polite" }), points: h("p", { class: "muted", "aria-live": "polite" }) };
-  const lines = new Picture({ label: "Parallel coordinates", height: HEIGHT, draw: drawLines, over: (pen) => overLines(pen) });
+  const told = {
+    lines: h("p", { class: "muted", "aria-live": "polite" }),
+    points: h("p", { class: "muted", "aria-live": "polite" }),
+  };
+  const lines = new Picture({
+    label: "Parallel coordinates",
+    height: HEIGHT,
+    draw: drawLines,
+    over: (pen) => overLines(pen),
+  });
   const points = new Picture({ label: "Scatter", height: HEIGHT, draw: drawPoints, over: (pen) => overPoints(pen) });
   const choices = { color: "Colour by", across: "Across", up: "Up" };
   const selects = Object.fromEntries(
     Object.entries(choices).map(([name, label]) => {
-      const select = h("select", { "aria-label": label, class: "small", on: { change: () => ((view[name] = select.value), draw(), changed()) } });
+      const select = h("select", {
+        "aria-label": label,
+        class: "small",
+        on: { change: () => ((view[name] = select.value), draw(), changed()) },
+      });
       return [name, select];
     }),
   );
   let geometry = { lines: [], points: [] }; // of each job, where it was drawn
   const elements = [
-    card("Parallel coordinates", { id: "parallel", controls: [h("label", { class: "check" }, "Last axis and colour", selects.color), ...lines.saving(() => "compare-parallel")] }, lines.element, told.lines),
-    card("Scatter", { id: "scatter", controls: [h("label", { class: "check" }, "x", selects.across), h("label", { class: "check" }, "y", selects.up), ...points.saving(() => "compare-scatter")] }, points.element, told.points),
+    card(
+      "Parallel coordinates",
+      {
+        id: "parallel",
+        controls: [
+          h("label", { class: "check" }, "Last axis and colour", selects.color),
+          ...lines.saving(() => "compare-parallel"),
+        ],
+      },
+      lines.element,
+      told.lines,
+    ),
+    card(
+      "Scatter",
+      {
+        id: "scatter",
+        controls: [
+          h("label", { class: "check" }, "x", selects.across),
+          h("label", { class: "check" }, "y", selects.up),
+          ...points.saving(() => "compare-scatter"),
+        ],
+      },
+      points.element,
+      told.points,
+    ),
   ];
 
   /** Take a comparison, with the jobs in the order of their colours. */
@@ -57,7 +104,9 @@ export function spaceCards(view, changed) {
       if (offered.map(({ key }) => key).join("\n") !== Array.from(select.options, (option) => option.value).join("\n"))
         select.replaceChildren(...offered.map(({ key, label }) => h("option", { value: key }, label)));
       if (view[name]) select.value = view[name];
-      if (!view[name] || !select.value) select.value = name === "across" ? (fields[0]?.key ?? "tokens") : name === "color" ? "best_validation_loss" : "final_loss";
+      if (!view[name] || !select.value)
+        select.value =
+          name === "across" ? (fields[0]?.key ?? "tokens") : name === "color" ? "best_validation_loss" : "final_loss";
     }
     draw();
   }
@@ -113,10 +162,13 @@ export function spaceCards(view, changed) {
     y.scale = scaleOf(y, box.bottom - 10, box.top + 10);
     drawAxes(pen, box, { ...x, format: x.format ?? String }, { ...y, format: y.format ?? String });
     geometry.points = comparison.jobs.map((_, place) =>
-      x.values[place] === null || y.values[place] === null ? null : [x.scale.at(x.values[place]), y.scale.at(y.values[place])],
+      x.values[place] === null || y.values[place] === null
+        ? null
+        : [x.scale.at(x.values[place]), y.scale.at(y.values[place])],
     );
     clipped(pen, box, () => {
-      for (const place of visible()) if (geometry.points[place]) drawPoint(pen, ...geometry.points[place], runColor(place));
+      for (const place of visible())
+        if (geometry.points[place]) drawPoint(pen, ...geometry.points[place], runColor(place));
     });
   }
 
@@ -138,14 +190,21 @@ export function spaceCards(view, changed) {
     }
     if (nearest === pointed[which]) return;
     pointed[which] = nearest;
-    const shown = which === "points" ? [column("across"), column("up")] : [...columns.filter((one) => !one.result), column("color")];
-    const values = shown.map(({ label, values, format }) => `${label} ${(values[nearest] ?? null) === null ? "–" : format(values[nearest])}`);
+    const shown =
+      which === "points"
+        ? [column("across"), column("up")]
+        : [...columns.filter((one) => !one.result), column("color")];
+    const values = shown.map(
+      ({ label, values, format }) => `${label} ${(values[nearest] ?? null) === null ? "–" : format(values[nearest])}`,
+    );
     setText(told[which], nearest === null ? "" : `${comparison.jobs[nearest].name}: ${values.join(", ")}`);
     picture.redrawOver();
   }
 
   lines.element.addEventListener("pointermove", (event) => point("lines", lines, fromLine, event));
-  points.element.addEventListener("pointermove", (event) => point("points", points, ([x, y], at) => Math.hypot(x - at[0], y - at[1]), event));
+  points.element.addEventListener("pointermove", (event) =>
+    point("points", points, ([x, y], at) => Math.hypot(x - at[0], y - at[1]), event),
+  );
 
   return { elements, update, draw, stop: () => (lines.stop(), points.stop()) };
 }
@@ -162,7 +221,12 @@ function fromLine(through, [x, y]) {
 /** The card of how much each field of a sweep mattered for its result. `update` takes the share of each. */
 export function importanceCard() {
   const list = h("dl", { class: "importance" });
-  const element = card("Importance", { id: "importance" }, h("p", { class: "muted" }, "How much of the differences between the sweep's results each field explains."), list);
+  const element = card(
+    "Importance",
+    { id: "importance" },
+    h("p", { class: "muted" }, "How much of the differences between the sweep's results each field explains."),
+    list,
+  );
   element.hidden = true;
   function update(shares) {
     const sorted = Object.entries(shares ?? {}).sort(([, one], [, other]) => other - one);
@@ -170,7 +234,12 @@ export function importanceCard() {
     list.replaceChildren(
       ...sorted.map(([path, share]) => {
         const bar = h("span", { style: { width: `${100 * Math.max(0, Math.min(1, share))}%` } });
-        return h("div", {}, h("dt", {}, path), h("dd", {}, h("div", { class: "progress", "aria-hidden": "true" }, bar), percent(share)));
+        return h(
+          "div",
+          {},
+          h("dt", {}, path),
+          h("dd", {}, h("div", { class: "progress", "aria-hidden": "true" }, bar), percent(share)),
+        );
       }),
     );
   }

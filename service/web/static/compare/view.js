@@ -1,6 +1,16 @@
-// What the compare page shows, as the part of its address after #, so that a link shows the same. Defaults are left out.
+// What the compare page shows, as the part of its address after #, so that a link shows the same; without defaults.
 
-const ONE = { group: "", search: "", tenant: "", metric: "loss", axis: "step", color: "best_validation_loss", sort: "", across: "", up: "final_loss" };
+const ONE = {
+  group: "",
+  search: "",
+  tenant: "",
+  metric: "loss",
+  axis: "step",
+  color: "best_validation_loss",
+  sort: "",
+  across: "",
+  up: "final_loss",
+};
 const MANY = ["job", "tag", "hide"];
 const NUMBERS = ["smooth", "low", "high"];
 const FLAGS = ["logx", "logy", "descending"];
