@@ -24,6 +24,7 @@ from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
 from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps
 from service.api.searches import Searches
+from service.jobs.curves import CurveCache
 from service.jobs.datasets import DatasetStore
 from service.jobs.observations import Observations
 from service.jobs.outlook import Outlook
@@ -98,6 +99,7 @@ def create_app(
         store=store,
         reads=ShortReads(store, 2 * settings.database_seconds),
         settings=settings,
+        curves=CurveCache(store.engine),
         outlook=outlook,
         datasets=DatasetStore(store),
         sweeps=SweepStore(store),

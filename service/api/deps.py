@@ -14,6 +14,7 @@ from service.api.auth import Reader
 from service.api.following import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
+from service.jobs.curves import CurveCache
 from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
 from service.jobs.observations import Observations
@@ -39,6 +40,7 @@ class Context:
         store: The record.
         reads: Short reads of it.
         settings: The operator's settings.
+        curves: Downsampled curves of its jobs.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         sweeps: Sweeps.
@@ -60,6 +62,7 @@ class Context:
     store: JobStore
     reads: ShortReads
     settings: Settings
+    curves: CurveCache
     outlook: Callable[[], Outlook]
     datasets: DatasetStore
     sweeps: SweepStore

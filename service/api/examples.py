@@ -27,11 +27,14 @@ from service.models.cluster import (
 )
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetProgress, DatasetRequest, DatasetState
 from service.models.jobs import (
+    Axis,
     Checkpoint,
     CheckpointList,
     CloneRequest,
     ComparedJob,
     Comparison,
+    Curve,
+    Curves,
     DifferingField,
     JobExample,
     JobExampleList,
@@ -167,6 +170,7 @@ def examples_of_models() -> list[Any]:
         trials={TrialState.RUNNING: 4, TrialState.PRUNED: 1}, finished_at=None,
     )  # fmt: skip
     of_list = Sweep.model_validate(sweep.model_dump(exclude={"importance"}))
+    curve = Curve(id=job.id, x=[8.0, 16.0], mean=[7.42, 6.31], min=[6.88, 6.02], max=[8.01, 6.75])
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -183,6 +187,7 @@ def examples_of_models() -> list[Any]:
         JobExampleList(examples=[example]),
         SpecDiff(jobs=[job.id, "job-1k0skx0a2b3c4d5e"], fields=[difference]),
         Comparison(jobs=[compared], fields=[difference.model_copy(update={"values": [0.003]})]),
+        Curves(metric="loss", axis=Axis.STEP, curves=[curve]),
         checkpoint,
         CheckpointList(checkpoints=[checkpoint]),
         TrackerList(trackers=[tracker]),

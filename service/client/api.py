@@ -43,11 +43,13 @@ from service.models.access import AuditPage, Identity, KeyList, NewKey, Tenant, 
 from service.models.cluster import NodeList, ProfileList, Queue, QueueList, StoredProfile, Versions
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
 from service.models.jobs import (
+    Axis,
     Checkpoint,
     CheckpointDetail,
     CheckpointList,
     CloneRequest,
     Comparison,
+    Curves,
     DryRun,
     EvaluationList,
     JobExampleList,
@@ -263,6 +265,8 @@ class Api:
         job_ids: Collection[str] = (),
         *,
         group: str | None = None,
+        tags: Collection[str] = (),
+        search: str | None = None,
         tenant: str | None = None,
         sort: Result | str | None = None,
         descending: bool = False,
@@ -271,13 +275,48 @@ class Api:
 
         Args:
             job_ids: The jobs.
-            group: All jobs of this group.
+            group: Also the jobs of this group.
+            tags: Of the group, or else of all jobs, those with all of these tags.
+            search: Likewise, those with this in their name, group, tags or notes.
             tenant: Whose group; for operators.
             sort: The result to sort by, the lowest first; if ``None``, as requested.
             descending: The highest first.
         """
-        params = {"job": [*job_ids], "group": group, "tenant": tenant, "sort": sort, "descending": descending}
-        return get(path_of("jobs", "compare"), Comparison, **params)
+        which = {"job": [*job_ids], "group": group, "tag": [*tags], "search": search, "tenant": tenant}
+        return get(path_of("jobs", "compare"), Comparison, **which, sort=sort, descending=descending)
+
+    @operation
+    def compare_curves(
+        self,
+        job_ids: Collection[str] = (),
+        metric: str = "loss",
+        axis: Axis | str = Axis.STEP,
+        *,
+        points: int | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        group: str | None = None,
+        tags: Collection[str] = (),
+        search: str | None = None,
+        tenant: str | None = None,
+    ) -> Call[Curves]:
+        """Return a curve of each of several jobs, with the lowest and highest value of each point.
+
+        Args:
+            job_ids: The jobs.
+            metric: What of them, for example ``loss``, ``tokens_per_second`` or ``validation_loss/books``.
+            axis: What x is.
+            points: Maximum number of points of each curve.
+            low: Only from here on the axis.
+            high: Only up to here.
+            group: Also the jobs of this group.
+            tags: Of the group, or else of all jobs, those with all of these tags.
+            search: Likewise, those with this in their name, group, tags or notes.
+            tenant: Whose group; for operators.
+        """
+        which = {"job": [*job_ids], "group": group, "tag": [*tags], "search": search, "tenant": tenant}
+        shown = {"metric": metric, "axis": axis, "points": points, "low": low, "high": high}
+        return get(path_of("jobs", "compare", "curves"), Curves, **which, **shown)
 
     trackers = request(
         "GET", _job, "trackers", TrackerList,

@@ -45,6 +45,7 @@ def compared(
             tokens=newest.tokens if newest else None,
             seconds=(end - job.started_at).total_seconds() if job.started_at else None,
             gpu_hours=gpu_seconds / 3600,
+            validation_sets=[each.name for each in job.spec.data.validation],
         )
         rows.append((result, job.spec))
     if sort is not None:

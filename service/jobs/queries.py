@@ -56,7 +56,7 @@ _CONDITIONS = {
     "cursor": JobRow.id < bindparam("cursor"),
 }
 
-_MEANS = (
+MEANS = (
     "loss",
     "learning_rate",
     "gradient_norm",
@@ -346,7 +346,7 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
     bucket: ColumnElement[int] = (step - first) // width
     # From the first step on includes an evaluation before it.
     within = EventRow.job_id == job_id, step.between(0 if first == 1 else first, last)
-    numbers = {name: _finite(name) for name in _MEANS}
+    numbers = {name: _finite(name) for name in MEANS}
     samples = (
         select(
             func.max(step).label("step"),

@@ -181,6 +181,7 @@ class ComparedJob(BaseModel):
     gpu_hours: float = Field(
         description="GPUs of each of its gangs, times the hours from when it was formed until it ended or changed."
     )
+    validation_sets: list[str] = Field([], description="Names of its validation sets.")
 
 
 class Comparison(BaseModel):
@@ -190,6 +191,36 @@ class Comparison(BaseModel):
     fields: list[DifferingField] = Field(
         description="The fields in which they differ as submitted, but for name and notes; values in the jobs' order."
     )
+
+
+class Axis(StrEnum):
+    """What curves are drawn over."""
+
+    STEP = "step"
+    TOKENS = "tokens"
+    FLOPS = "flops"
+    SECONDS = "seconds"
+
+
+class Curve(BaseModel):
+    """One value of a job over its course, in points of consecutive steps. Null: no finite value."""
+
+    id: str = Field(description="The job.")
+    x: list[float] = Field(
+        description="Of the last step of each point: its number, the tokens or model FLOPs so far, or the seconds "
+        "since the job was started, pauses included."
+    )
+    mean: list[float | None] = Field(description="Mean of the point's steps; all values have seven digits.")
+    min: list[float | None] = Field(description="The lowest of them.")
+    max: list[float | None] = Field(description="The highest of them.")
+
+
+class Curves(BaseModel):
+    """The same curve of several jobs."""
+
+    metric: str
+    axis: Axis
+    curves: list[Curve] = Field(description="As requested; a job without a value has no points.")
 
 
 class Checkpoint(BaseModel):

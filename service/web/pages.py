@@ -19,6 +19,7 @@ _FOR_EVER = "public, max-age=31536000, immutable"  # the folder's name contains 
 
 
 @router.get("/")
+@router.get("/compare")
 @router.get("/new")
 @router.get("/sweeps")
 @router.get("/sweeps/{name}")

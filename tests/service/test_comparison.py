@@ -143,6 +143,9 @@ def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
         (ids[1], "4.0", "0.01"), (ids[0], "2.5", "0.001")
     ]  # fmt: skip
     assert json.loads(boost("compare", *ids, "--json").stdout)["jobs"][0]["id"] == ids[0]
+    found = json.loads(boost("compare", "--search", "HIGH", "--json").stdout)["jobs"]
+    assert [job["id"] for job in found] == [ids[1]]
+    assert json.loads(boost("compare", "--tag", "none", "--json").stdout)["jobs"] == []
     assert "give the jobs' IDs" in boost("compare").stderr
     assert boost("compare", *ids, "--sort", "luck").exit_code == 2
 

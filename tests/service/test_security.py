@@ -25,7 +25,7 @@ SCOPES = {
         "GET /v1/jobs/{job_id}/checkpoints",
         "GET /v1/jobs/{job_id}/checkpoints/{step}", "GET /v1/jobs/{job_id}/events", "GET /v1/jobs/{job_id}/logs",
         "GET /v1/jobs/{job_id}/plan", "GET /v1/jobs/{job_id}/diff/{other_id}",
-        "GET /v1/jobs/compare",
+        "GET /v1/jobs/compare", "GET /v1/jobs/compare/curves",
         "GET /v1/jobs/{job_id}/metrics", "GET /v1/jobs/{job_id}/trackers", "GET /v1/metrics/targets", "GET /v1/nodes",
         "GET /v1/jobs/{job_id}/evaluations", "GET /v1/presets",
         "GET /v1/datasets", "GET /v1/datasets/{name}", "GET /v1/sweeps", "GET /v1/sweeps/{name}",

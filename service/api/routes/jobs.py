@@ -3,6 +3,7 @@
 Routes that get the most requests come first (``service.api.app``), hence several routers.
 """
 
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -33,9 +34,10 @@ from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
+from service.jobs.curves import METRICS, VALIDATION
 from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec, merged
-from service.jobs.queries import EventFilter, JobNotFound, history
+from service.jobs.queries import MEANS, EventFilter, JobNotFound, history
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
@@ -43,8 +45,10 @@ from service.jobs.writes import WrongState
 from service.models.access import Scope, TenantName
 from service.models.cluster import QueueName
 from service.models.jobs import (
+    Axis,
     CloneRequest,
     Comparison,
+    Curves,
     DryRun,
     EvaluationList,
     JobEvaluation,
@@ -126,14 +130,40 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     )
 
 
-class ComparisonQuery(BaseModel):
-    """Which jobs to compare, and in which order."""
+class ComparedQuery(BaseModel):
+    """Which jobs to compare."""
 
     model_config = ConfigDict(extra="forbid")
 
     job: list[str] = Field([], max_length=MOST_COMPARED, description="The jobs.")
     group: Label | None = Field(None, description=f"Also the newest {MOST_COMPARED} jobs of this group.")
+    tag: list[Label] = Field(
+        [], max_length=MOST_TAGS, description="Of the group, or else of all jobs, those with all of these tags."
+    )
+    search: str | None = Field(
+        None, max_length=100, description="Likewise, those with this in their name, group, tags or notes."
+    )
     tenant: TenantName | None = Field(None, description="Whose group; operators see all tenants' jobs.")
+
+    def jobs(self, who: Principal, store: JobStore) -> list[JobRecord]:
+        """The jobs, those named first.
+
+        Raises:
+            JobNotFound: One of them does not exist, or is not for this reader.
+        """
+        jobs = {job_id: store.get(job_id) for job_id in self.job}
+        for job in jobs.values():
+            refuse_others(job, who)
+        if self.group or self.tag or self.search:
+            tenant = self.tenant if who.may(Scope.ADMIN) else who.tenant
+            wanted = JobFilter(tenant=tenant, group=self.group, tags=self.tag, text=self.search or None)
+            jobs |= {job.id: job for job in store.list(wanted, MOST_COMPARED)}
+        return [*jobs.values()]
+
+
+class ComparisonQuery(ComparedQuery):
+    """Which jobs to compare, and in which order."""
+
     sort: Result | None = Field(None, description="Sort by this, the lowest first; default: as requested.")
     descending: bool = Field(False, description="The highest first.")
 
@@ -141,16 +171,10 @@ class ComparisonQuery(BaseModel):
 @router.get("/compare", responses=NOT_FOUND)  # before the next, for which it would be the id of a job
 def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> Comparison:
     """Show jobs' results side by side, with the fields in which their specs differ."""
-    jobs = {job_id: context.store.get(job_id) for job_id in query.job}
-    for job in jobs.values():
-        refuse_others(job, who)
-    if query.group is not None:
-        tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-        members = context.store.list(JobFilter(tenant=tenant, group=query.group), MOST_COMPARED)
-        jobs |= {job.id: job for job in members}
+    jobs = query.jobs(who, context.store)
     with Session(context.store.engine) as session:
-        losses, ranks = queries.results_of(session, jobs)
-    return compared([*jobs.values()], losses, ranks, datetime.now(UTC), query.sort, query.descending)
+        losses, ranks = queries.results_of(session, [job.id for job in jobs])
+    return compared(jobs, losses, ranks, datetime.now(UTC), query.sort, query.descending)
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
@@ -334,6 +358,45 @@ def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Que
 # Jobs side by side.
 
 comparison_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+_MOST_POINTS = 100_000  # of all curves of an answer, which then has about 4 MB
+
+
+class CurvesQuery(ComparedQuery):
+    """Which jobs, and what of them."""
+
+    metric: str = Field(
+        "loss",
+        pattern=METRICS,
+        max_length=200,
+        description=f"One of {', '.join(MEANS)}, {VALIDATION}, or {VALIDATION}/NAME of a validation set.",
+    )
+    axis: Axis = Field(Axis.STEP, description="What it is drawn over.")
+    points: int | None = Field(
+        None,
+        ge=2,
+        le=2000,
+        description=f"Maximum number of points of each curve, of all {_MOST_POINTS}; default: 500, or as many as that "
+        "leaves.",
+    )
+    low: float = Field(-math.inf, description="Only from here on the axis; default: from the beginning.")
+    high: float = Field(math.inf, description="Only up to here; default: to the newest.")
+
+
+@comparison_router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND)
+def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
+    """Show a curve of each of several jobs, downsampled to a number of points with the lowest and highest value."""
+    jobs = query.jobs(who, context.store)
+    points = query.points or min(500, _MOST_POINTS // max(1, len(jobs)))
+    if points * len(jobs) > _MOST_POINTS:
+        problem = f"for {len(jobs)} jobs is more than {_MOST_POINTS} points; ask for fewer points, or fewer jobs"
+        fault = {"type": "value_error", "loc": ("query", "points"), "msg": problem, "input": query.points}
+        raise RequestValidationError([fault])
+    curve = partial(context.curves.curve, points=points, low=query.low, high=query.high)
+    curves = [curve(job, query.metric, query.axis) for job in jobs]
+    answer = Curves(metric=query.metric, axis=query.axis, curves=curves)
+    return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 @comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)

@@ -60,6 +60,10 @@ def compare(
         list[str] | None, typer.Argument(metavar="[ID]...", help="The jobs.", autocompletion=complete_job_ids)
     ] = None,
     group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Compare those with this tag; repeatable.")] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Compare those with this in their name, group, tags or notes.")
+    ] = None,
     tenant: Annotated[str | None, typer.Option(help="Whose group; for operators.")] = None,
     sort: Annotated[Result | None, typer.Option(help="Sort by this result, the lowest first.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The highest first.")] = False,
@@ -68,12 +72,20 @@ def compare(
     url: Url = None,
 ) -> None:
     """Show jobs' results side by side, with the fields in which their specs differ."""
-    if not job_ids and group is None:
-        raise BadInput("nothing to compare; give the jobs' IDs, or --group")
+    if not (job_ids or group or tag or search):
+        raise BadInput("nothing to compare; give the jobs' IDs, --group, --tag or --search")
     if as_csv and as_json:
         raise BadInput("give one of --csv and --json")
     with open_client(url) as client:
-        result = client.compare(job_ids or [], group=group, tenant=tenant, sort=sort, descending=descending)
+        result = client.compare(
+            job_ids or [],
+            group=group,
+            tags=tag or [],
+            search=search,
+            tenant=tenant,
+            sort=sort,
+            descending=descending,
+        )
     if as_json:
         print_json(result)
         return

@@ -1,6 +1,7 @@
 // Which page an address means, and moving between pages without loading them anew.
 
 import { session } from "./api.js";
+import { showCompare } from "./compare.js";
 import { showJob } from "./job.js";
 import { showJobs } from "./jobs.js";
 import { showNewJob } from "./newjob.js";
@@ -20,6 +21,7 @@ function show() {
   if (location.pathname === "/new") stop = showNewJob(main, open);
   else if (location.pathname === "/sweeps") stop = showSweeps(main);
   else if (sweep) stop = showSweep(main, decodeURIComponent(sweep[1]));
+  else if (location.pathname === "/compare") stop = showCompare(main);
   else stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
 }
 
@@ -40,6 +42,10 @@ async function begin() {
   show();
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the hash of an address may be a view
+  main.focus();
+});
 document.addEventListener("click", (event) => {
   const anchor = event.target.closest?.("a[data-route]");
   if (!anchor || event.defaultPrevented || event.button !== 0) return;

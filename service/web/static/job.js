@@ -15,6 +15,7 @@ import { planCard } from "./plan.js";
 import { samplesCard } from "./samples.js";
 import { scoresCard } from "./scores.js";
 import { specDiff } from "./specdiff.js";
+import { steerCard } from "./steer.js";
 import { watch } from "./watch.js";
 import { ranks, restarts, TIMELINE_KINDS } from "./timeline.js";
 import { timelineCard } from "./timelineview.js";
@@ -38,6 +39,7 @@ export function showJob(main, id, open) {
     const course = new Course(id);
     const head = jobHead(take, open, versions.ray_dashboard_url);
     const parts = {
+      steer: steerCard(take),
       timeline: timelineCard(),
       goodput: goodputCard(),
       heat: heatCard(),
@@ -57,6 +59,7 @@ export function showJob(main, id, open) {
         "article",
         { class: "job", "aria-label": job.name },
         head.element,
+        parts.steer.element,
         parts.timeline.element,
         parts.goodput.element,
         curves.element,
@@ -83,6 +86,7 @@ export function showJob(main, id, open) {
 
     function draw() {
       head.update(job);
+      parts.steer.update(job);
       parts.timeline.update(job, events);
       parts.goodput.update(job);
       parts.plan.update(job);

@@ -2,6 +2,7 @@
 
 import { actionButtons } from "./actions.js";
 import { badge, explanation, FINISHED } from "./badge.js";
+import { addressOfJobs } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { ago, duration, layout, loss, moment, node, percent, seconds, short, UNKNOWN, whole } from "./format.js";
 import { progressBar } from "./jobrow.js";
@@ -94,6 +95,7 @@ export function jobHead(changed, open, dashboard) {
           ` · ${kind} `,
           link(`/?${kind}=${encodeURIComponent(label)}`, { title: `All jobs of this ${kind}` }, label),
         ]),
+        ...(job.spec.group ? [" · ", link(addressOfJobs({ group: job.spec.group }), {}, "Compare the group")] : []),
         ...(actor
           ? [" · ", h("a", { href: `${dashboard}/#/actors/${encodeURIComponent(actor)}` }, "Ray dashboard")]
           : []),

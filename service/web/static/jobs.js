@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { clusterPanels } from "./cluster.js";
+import { addressOfJobs } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { jobFilters } from "./filters.js";
 import { Histories } from "./histories.js";
@@ -47,7 +48,12 @@ export function showJobs(main) {
     "Older →",
   );
   const where = h("span", { "aria-live": "polite" });
-  const filters = jobFilters(() => turn(() => pages.splice(1)));
+  const compare = link("/compare", { class: "button" }, "Compare");
+  const filters = jobFilters(() => {
+    compare.href = addressOfJobs(filters.query());
+    turn(() => pages.splice(1));
+  });
+  compare.href = addressOfJobs(filters.query());
   const cluster = clusterPanels();
   const histories = new Histories(
     (id) => shown.has(id) && rows.get(id)?.update(shown.get(id), histories.of(shown.get(id))),
@@ -64,8 +70,7 @@ export function showJobs(main) {
           "div",
           { class: "job-title" },
           h("h1", { id: "jobs-title" }, "Jobs"),
-          link("/sweeps", {}, "Sweeps"),
-          link("/new", { class: "primary" }, "New job"),
+          h("div", { class: "actions" }, link("/sweeps", {}, "Sweeps"), compare, link("/new", { class: "primary" }, "New job")),
         ),
         filters.element,
         table,
