@@ -35,6 +35,14 @@ NODES = "nodes"  # the snapshot of the cluster's nodes
 _TAG_DIGITS = 16
 
 
+_SETS: dict[frozenset[str], set[str]] = {}
+
+
+def one_set(names: Collection[str]) -> set[str]:
+    """The same set for the same names of fields, which nobody may change: each record's own would be a third of it."""
+    return _SETS.setdefault(frozenset(names), set(names))
+
+
 class RestartRecord(RestartReport):
     """One resumption of training after an interruption."""
 
@@ -143,7 +151,7 @@ class JobRecord(BaseModel):
     def with_values(self, values: Mapping[str, Any]) -> "JobRecord":
         """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
         fields = {name: getattr(self, name) for name in JobRecord.model_fields}
-        return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
+        return JobRecord.model_construct(one_set(self.model_fields_set.union(values)), **{**fields, **values})
 
     @property
     def basis(self) -> Basis:

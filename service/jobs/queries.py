@@ -20,7 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from boost_core.config import JobSpec
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
-from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
+from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request, one_set
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import RESULTS, EventRow, JobRow, RequestRow
 from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
@@ -208,7 +208,7 @@ class JobCache:
                 if isinstance(part, BaseModel):
                     key = name, part.model_dump_json(), part.model_dump_json(exclude_unset=True)
                     parts[name] = self._parts.setdefault(key, part)
-        return JobSpec.model_construct(spec.model_fields_set, **parts)
+        return JobSpec.model_construct(one_set(spec.model_fields_set), **parts)
 
 
 def load(session: Session, job_id: str) -> JobRecord:
