@@ -235,6 +235,11 @@ class JobFilter:
     tags: Collection[str] = ()
     text: str | None = None
 
+    @property
+    def searches(self) -> bool:
+        """Whether jobs have to be read to find these, because no index has them."""
+        return self.name is not None or bool(self.tags) or self.text is not None
+
 
 class JobPage(BaseModel):
     """Some of the jobs, the newest first."""
