@@ -7,7 +7,7 @@ from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
-from service.scheduler.cluster_snapshot import Action, Gang, Launch, Resize
+from service.scheduler.cluster_snapshot import Action, Explain, Gang, Launch, Resize, Wait
 from tests.jobs import tiny_job
 
 WAITING = (JobState.SCHEDULING, Reason.WAITING_FOR_RESOURCES)
@@ -58,14 +58,27 @@ def nodes(*cpus: float, free: list[float] | None = None, gpus: float = 0, **sett
 
 
 def summary(actions: list[Action]) -> list[str]:
-    return [_in_words(action) for action in actions]
+    return [words for action in actions for words in _in_words(action)]
 
 
-def _in_words(action: Action) -> str:
+def messages(actions: list[Action]) -> list[tuple[JobRecord, str]]:
+    """What jobs that wait are told."""
+    told = list[tuple[JobRecord, str]]()
+    for action in actions:
+        if isinstance(action, Explain):
+            told += [(entry.job, action.to(entry)) for entry in action.entries]
+        elif isinstance(action, Wait):
+            told.append((action.job, action.message))
+    return told
+
+
+def _in_words(action: Action) -> list[str]:
+    if isinstance(action, Explain):
+        return [f"Explain {entry.job.id}" for entry in action.entries]
     words = f"{type(action).__name__} {action.job.id}"
     match action:
         case Launch(layout=layout):
-            return f"{words} {layout.tp}x{layout.dp}"
+            return [f"{words} {layout.tp}x{layout.dp}"]
         case Resize(layout=layout, cause=cause):
-            return f"{words} {layout.tp}x{layout.dp} {cause}"
-    return words
+            return [f"{words} {layout.tp}x{layout.dp} {cause}"]
+    return [words]

@@ -36,6 +36,14 @@ NODES = "nodes"  # the snapshot of the cluster's nodes
 _TAG_DIGITS = 16
 
 
+_SETS: dict[frozenset[str], set[str]] = {}
+
+
+def one_set(names: Collection[str]) -> set[str]:
+    """The same set for the same names of fields, which nobody may change: each record's own would be a third of it."""
+    return _SETS.setdefault(frozenset(names), set(names))
+
+
 class RestartRecord(RestartReport):
     """One resumption of training after an interruption."""
 
@@ -148,7 +156,7 @@ class JobRecord(BaseModel):
     def with_values(self, values: Mapping[str, Any]) -> "JobRecord":
         """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
         fields = {name: getattr(self, name) for name in JobRecord.model_fields}
-        return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
+        return JobRecord.model_construct(one_set(self.model_fields_set.union(values)), **{**fields, **values})
 
     @property
     def requested_spec(self) -> JobSpec:
@@ -236,6 +244,11 @@ class JobFilter:
     group: str | None = None
     tags: Collection[str] = ()
     text: str | None = None
+
+    @property
+    def searches(self) -> bool:
+        """Whether jobs have to be read to find these, because no index has them."""
+        return self.name is not None or bool(self.tags) or self.text is not None
 
 
 class JobPage(BaseModel):

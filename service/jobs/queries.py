@@ -20,7 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from boost_core.config import JobSpec
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
-from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request
+from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request, one_set
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import RESULTS, EventRow, JobRow, RequestRow
 from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
@@ -54,7 +54,9 @@ _CONDITIONS = {
     "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
     "group": JobRow.group == bindparam("group"),
     "cursor": JobRow.id < bindparam("cursor"),
+    "end": JobRow.id >= bindparam("end"),
 }
+MOST_SEARCHED = 10_000  # jobs in each state that are read for a page of a search; more are read for the next page
 
 MEANS = (
     "loss",
@@ -208,7 +210,7 @@ class JobCache:
                 if isinstance(part, BaseModel):
                     key = name, part.model_dump_json(), part.model_dump_json(exclude_unset=True)
                     parts[name] = self._parts.setdefault(key, part)
-        return JobSpec.model_construct(spec.model_fields_set, **parts)
+        return JobSpec.model_construct(one_set(spec.model_fields_set), **parts)
 
 
 def load(session: Session, job_id: str) -> JobRecord:
@@ -223,11 +225,43 @@ def load(session: Session, job_id: str) -> JobRecord:
     return JobRecord.model_validate(job, from_attributes=True)
 
 
-def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
-    """The query for jobs, newest first, and its parameters."""
-    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")} | {"cursor": cursor}
-    parameters: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    named, states = frozenset(parameters), None if jobs.states is None else len(set(jobs.states))
+def search_end(jobs: JobFilter, cursor: str | None) -> tuple[Select[str | None], dict[str, Any]]:
+    """The query for the oldest job that is read for a page of a search, null if all are; and its parameters."""
+    named, states, parameters = _parameters(jobs, cursor, None)
+    return _search_end(named, states), parameters | {"others": MOST_SEARCHED - 1}
+
+
+@cache
+def _search_end(conditions: frozenset[str], states: int | None) -> Select[str | None]:
+    query = select(JobRow.id).where(*(_CONDITIONS[name] for name in conditions)).order_by(JobRow.id.desc())
+    query = query.offset(bindparam("others", type_=Integer)).limit(1)
+    of_each = [query.where(JobRow.state == bindparam(f"state_{number}")) for number in range(states or 0)]
+    ends = union_all(*(select(each.subquery()) for each in of_each or [query])).subquery()
+    return select(func.max(ends.c.id))
+
+
+def _parameters(
+    jobs: JobFilter, cursor: str | None, end: str | None
+) -> tuple[frozenset[str], int | None, dict[str, Any]]:
+    """Those of ``_CONDITIONS`` that apply, the number of states if only jobs in some are wanted, and their parameters."""
+    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")}
+    fields |= {"cursor": cursor, "end": end}
+    parameters = {name: value for name, value in fields.items() if value is not None}
+    states = None if jobs.states is None else sorted(set(jobs.states))
+    of_states = {f"state_{number}": state for number, state in enumerate(states or ())}
+    return frozenset(parameters), None if states is None else len(states), parameters | of_states
+
+
+def listed(jobs: JobFilter, limit: int, cursor: str | None, end: str | None = None) -> tuple[Heads, dict[str, Any]]:
+    """The query for jobs, newest first, and its parameters.
+
+    Args:
+        jobs: Which.
+        limit: Maximum number of results.
+        cursor: Only jobs older than the one with this id.
+        end: Only it and newer ones.
+    """
+    named, states, parameters = _parameters(jobs, cursor, end)
     more = [JobRow.tags.icontains(f" {tag} ", autoescape=True) for tag in jobs.tags]
     if jobs.name is not None:
         more.append(JobRow.name.icontains(jobs.name, autoescape=True))
@@ -235,7 +269,6 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict
         columns = (JobRow.name, JobRow.group, JobRow.tags, JobRow.notes)
         more.append(or_(*(column.icontains(jobs.text, autoescape=True) for column in columns)))
     query = _listed(named, states, *more) if more else _composed(named, states)
-    parameters |= {f"state_{number}": state for number, state in enumerate(sorted(set(jobs.states or ())))}
     return query, parameters | {"limit": limit}
 
 

@@ -281,7 +281,15 @@ class JobStore:
         return jobs[0]
 
     def list(self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None) -> Sequence[JobRecord]:
-        """Jobs, the newest first.
+        """Jobs, the newest first. Arguments as for ``page``; of a search, only its first page."""
+        return self.page(wanted, limit, cursor)[0]
+
+    def page(
+        self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None
+    ) -> tuple[Sequence[JobRecord], str | None]:
+        """Jobs, the newest first, and the cursor for older ones; ``None`` if there are none.
+
+        A search (``JobFilter.searches``) reads only so many jobs, so that a page may have few or none and others follow.
 
         Args:
             wanted: Which.
@@ -289,7 +297,9 @@ class JobStore:
             cursor: Only jobs older than the one with this id.
         """
         with self.engine.connect() as connection:
-            return self._known.read(connection, *queries.listed(wanted, limit, cursor))
+            end = connection.scalar(*queries.search_end(wanted, cursor)) if wanted.searches else None
+            jobs = self._known.read(connection, *queries.listed(wanted, limit + 1, cursor, end))
+        return jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else end
 
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""

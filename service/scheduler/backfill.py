@@ -185,21 +185,19 @@ class Head:
             self._known, self._resized, self._allocated = 0, self._cluster.resized, {}
             self._stays.clear()
             self._scarcity = Scarcity([node for node, _ in classes], self._demand.each, of_others)
-        alike: dict[tuple[Demand, Layout | None, Layout | None, bool], list[str]] = {}
-        for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
-            lower = self._cluster.record(job_id).spec.priority < self.job.spec.priority
-            key = self._cluster.demands[job_id], gang.layout, gang.target, lower
-            alike.setdefault(key, []).append(job_id)
-        for (demand, _, _, lower), jobs in alike.items():
-            gang, nodes = self._cluster.gangs[jobs[0]], self._cluster.nodes(self._cluster.record(jobs[0]))
-            number = len(jobs) - (self.job.id in jobs)
+        new = list(islice(self._cluster.gangs, self._known, None))
+        alike = Counter(map(self._cluster.likes.__getitem__, new))
+        if self.job.id in new:
+            alike[self._cluster.likes[self.job.id]] -= 1
+        for gang, number in alike.items():
+            demand, nodes = gang.demand, self._cluster.holding(gang.demand)
             if not number or not gang.claimed or not nodes & self.nodes:
                 continue
             shown = gang.layout.world_size if gang.layout else 0
             unseen = (gang.claimed - shown) * number
             self._scarcity.account_for(demand, gang.claimed * number, unseen)
             layouts = {each for each in (gang.layout, gang.target) if each}
-            if gang.layout != gang.target or lower:  # may have to do with less
+            if gang.layout != gang.target or gang.priority < self.job.spec.priority:  # may have to do with less
                 layouts |= {each for each in demand.layouts if each.world_size <= gang.claimed}
             inside = self._cluster.fleet.all_steady and nodes & ~self.nodes == 0
             stay = _Stay(demand, frozenset(layouts), inside)

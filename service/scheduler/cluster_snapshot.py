@@ -3,8 +3,9 @@
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress, takewhile
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -75,7 +76,8 @@ class Gang:
     @property
     def claimed(self) -> int:
         """Ranks that count towards quotas. A gang waiting for workers may take its target at any time."""
-        return max([layout.world_size for layout in (self.layout, self.target) if layout], default=0)
+        present = self.layout.world_size if self.layout else 0
+        return max(present, self.target.world_size) if self.target else present
 
     @property
     def remaining(self) -> int:
@@ -129,14 +131,6 @@ class Wait:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """The job stays in the queue, for the reason that holds in this pass, whether or not it was given before."""
-
-    job: JobRecord
-    message: str
-
-
 @dataclass(frozen=True)
 class Resize:
     """The job's gang gets another target; ``limit`` and ``near`` as in ``Launch``."""
@@ -169,11 +163,9 @@ class CapacityObserved:
     job: JobRecord
 
 
-Action = Admit | Launch | Wait | Explain | Resize | Pause | CapacityObserved
-
-
-_LASTING = attrgetter("node_id", "draining", "unusable", "total", "labels")  # of a node
-_MOST_CHANGED = 100  # entries, of which each is put in its place or removed; for more it is faster to go through all
+_LASTING = [attrgetter(name) for name in ("node_id", "draining", "unusable")]  # of a node
+_LASTING_DICTS = [attrgetter(name) for name in ("total", "labels")]
+ORDER = attrgetter("order")  # of an entry
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -186,6 +178,7 @@ class JobClass:
         queue: Where they wait.
         alone: Their demand at the limit at which they would be fastest alone, regardless of the room there is now.
         fleet: Of which nodes and quotas that is.
+        queued: Entries of those that are QUEUED and to get a gang, in queue order.
     """
 
     demand: Demand
@@ -193,6 +186,7 @@ class JobClass:
     queue: str
     alone: Demand | None = None
     fleet: object = None
+    queued: "list[Entry]" = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -206,6 +200,8 @@ class Entry:
         has_gang: Whether it has a gang.
         waits: Whether it is to get one.
         queued: Whether it is QUEUED.
+        gang: Its gang, as it was when it last differed; ``None`` without one.
+        gangs: The gangs that were equal to that.
     """
 
     job: JobRecord
@@ -214,6 +210,72 @@ class Entry:
     has_gang: bool
     waits: bool
     queued: bool
+    gang: Gang | None = None
+    gangs: "GangClass | None" = None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class GangClass:
+    """Gangs that take equally much of equal nodes.
+
+    Attributes:
+        demand: Their demand on nodes.
+        layout: As in ``Gang``.
+        target: As in ``Gang``.
+        limit: As in ``Gang``.
+        waiting: As in ``Gang``.
+        priority: Their jobs' priority.
+        claimed: As in ``Gang``.
+        arrived: Whether they have the ranks that they are to have.
+    """
+
+    demand: Demand
+    layout: Layout | None
+    target: Layout | None
+    limit: float | None
+    waiting: bool
+    priority: int
+    claimed: int
+    arrived: bool
+
+
+@dataclass
+class Line:
+    """Jobs considered so far that wait for the same nodes, or in the same account.
+
+    Attributes:
+        parts: Their entries, in lists that are each in queue order; some are filled at the end of the pass only.
+    """
+
+    parts: list[list[Entry]] = field(default_factory=list)
+
+    @cached_property
+    def orders(self) -> list[tuple[Any, ...]]:
+        """Their places in the queue, in order; to be asked for once the pass is over."""
+        return sorted(entry.order for part in self.parts for entry in part)
+
+
+@dataclass(frozen=True)
+class Explain:
+    """Jobs of one class stay in the queue, for the reason that holds in this pass, whether or not it was given before.
+
+    Attributes:
+        message: The reason, without the number of those ahead.
+        ahead: Where other jobs wait that are ahead of them.
+        entries: The jobs' entries, in queue order.
+    """
+
+    message: str
+    ahead: Sequence[Line]
+    entries: list[Entry] = field(default_factory=list)
+
+    def to(self, entry: Entry) -> str:
+        """What a job is told: the reason, and how many more are ahead than the one that it names."""
+        waiting = sum(bisect_left(line.orders, entry.order) for line in self.ahead)
+        return f"{self.message} and {waiting - 1} more" if waiting > 1 else self.message
+
+
+Action = Admit | Launch | Wait | Explain | Resize | Pause | CapacityObserved
 
 
 class Fleet:
@@ -237,8 +299,8 @@ class Fleet:
 
     def __init__(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> None:
         self._limits, self._topology = limits, topology
-        # With copies of what others may change.
-        self._seen = [(*_LASTING(node)[:3], dict(node.total), dict(node.labels)) for node in nodes]
+        self._seen = [list(map(of, nodes)) for of in _LASTING]
+        self._seen += [list(map(dict, map(of, nodes))) for of in _LASTING_DICTS]  # copies, which others cannot change
         self.whole = Room(nodes, [node.total for node in nodes])
         self.room = Room(nodes, [node.free for node in nodes], topology=topology)
         self.all_steady = not any(node.draining for node in nodes)
@@ -250,46 +312,68 @@ class Fleet:
 
     def is_still(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> bool:
         """Whether it is about these nodes and quotas."""
-        return (limits, topology) == (self._limits, self._topology) and list(map(_LASTING, nodes)) == self._seen
+        seen = zip((*_LASTING, *_LASTING_DICTS), self._seen, strict=True)  # one of all at a time, which is fastest
+        return (limits, topology) == (self._limits, self._topology) and all(
+            list(map(of, nodes)) == of_all for of, of_all in seen
+        )
 
 
 class SchedulerMemory:
     """What a pass need not work out again because the one before has done so. Decisions do not depend on it.
 
     Attributes:
-        queue: The entries of all active jobs, in queue order.
-        by_id: The same by job.
+        by_id: The entries of all active jobs, by job.
+        holders: Those of jobs that have a gang, in queue order.
+        admitted: Those of jobs that have left the queue and are to get a gang, in queue order; ``JobClass.queued`` has
+            those that have not.
     """
 
     def __init__(self) -> None:
-        self.queue: list[Entry] = []
         self.by_id: dict[str, Entry] = {}
+        self.holders: list[Entry] = []
+        self.admitted: list[Entry] = []
         self._by_record: dict[int, Entry] = {}  # by the record's identity; the entry keeps it, so no other gets that
+        self._records: set[int] = set()  # its keys
         self._classes: WeakValueDictionary[tuple[Demand, str, str], JobClass] = WeakValueDictionary()
+        self._gangs: WeakValueDictionary[tuple[Any, ...], GangClass] = WeakValueDictionary()
         self._fleet: Fleet | None = None
 
     def see(self, jobs: Sequence[JobRecord]) -> None:
         """Have an entry for each of the active jobs, and none for others."""
-        records, order = set(map(id, jobs)), attrgetter("order")
+        identities = list(map(id, jobs))
+        records = set(identities)
         # Before anything is changed, because a job of which no entry can be made ends the pass here.
-        new = records.difference(self._by_record)
-        coming = [self._entry(job, self.by_id.get(job.id)) for job in jobs if id(job) in new] if new else []
-        gone = [self._by_record[record] for record in set(self._by_record).difference(records)]
-        if len(gone) > _MOST_CHANGED:
-            others = set(gone)
-            self.queue = [entry for entry in self.queue if entry not in others]
-        else:
-            for entry in gone:
-                del self.queue[bisect_left(self.queue, entry.order, key=order)]
+        new = records - self._records
+        found = compress(jobs, map(new.__contains__, identities)) if new else ()
+        coming = [self._entry(job, self.by_id.get(job.id)) for job in found]
+        gone = {self._by_record.pop(record) for record in self._records - records}
         for entry in gone:
-            del self._by_record[id(entry.job)], self.by_id[entry.job.id]
+            del self.by_id[entry.job.id]
         self._by_record |= {id(entry.job): entry for entry in coming}
         self.by_id |= {entry.job.id: entry for entry in coming}
-        if len(coming) > _MOST_CHANGED:
-            self.queue = sorted(self.queue + coming, key=order)
-        else:
-            for entry in coming:
-                insort(self.queue, entry, key=order)
+        self._records = records
+        for place in {id(place): place for entry in gone if (place := self._place(entry)) is not None}.values():
+            place[:] = [entry for entry in place if entry not in gone]
+        places = dict[int, list[Entry]]()
+        for entry in coming:
+            if (place := self._place(entry)) is not None:
+                place.append(entry)
+                places[id(place)] = place
+        for place in places.values():
+            place.sort(key=ORDER)
+
+    def _place(self, entry: Entry) -> list[Entry] | None:
+        """The list that has an entry; none has that of a job which neither has a gang nor is to get one."""
+        if entry.has_gang:
+            return self.holders
+        if entry.waits:
+            return entry.group.queued if entry.queued else self.admitted
+        return None
+
+    @property
+    def queued(self) -> list[list[Entry]]:
+        """The entries of the jobs in the queue, by class."""
+        return [group.queued for group in self._classes.values() if group.queued]
 
     def _entry(self, job: JobRecord, before: Entry | None) -> Entry:
         old = before and before.job
@@ -314,18 +398,42 @@ class SchedulerMemory:
         waits = job.state in WAITING_STATES and not has_gang and not job.pause_requested
         return Entry(job, job.queue_order, group, has_gang, waits, queued)
 
+    def gangs_like(self, gang: Gang, demand: Demand, priority: int) -> GangClass:
+        """The gangs that are equal to one.
+
+        Args:
+            gang: The gang.
+            demand: Its demand on nodes.
+            priority: Its job's priority.
+        """
+        key = demand, gang.layout, gang.target, gang.limit, gang.waiting, priority
+        like = self._gangs.get(key)
+        if like is None:
+            arrived = gang.layout == gang.target and not gang.waiting
+            like = self._gangs[key] = GangClass(*key, claimed=gang.claimed, arrived=arrived)
+        return like
+
+    def gangs_of(self, entry: Entry, gang: Gang) -> GangClass:
+        """The gangs that are equal to that of a job."""
+        like, last = entry.gangs, entry.gang
+        # Layouts are mostly the same objects as in the pass before, which spares comparing them.
+        if (
+            like is None
+            or last is None
+            or gang.layout is not last.layout
+            or gang.target is not last.target
+            or (gang.limit, gang.waiting) != (last.limit, last.waiting)
+        ):
+            demand = gang.within_limit(entry.group.demand)
+            like = entry.gangs = self.gangs_like(gang, demand, entry.job.spec.priority)
+            entry.gang = gang
+        return like
+
     def fleet(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> Fleet:
         """The nodes and quotas, made anew if they have changed."""
         if self._fleet is None or not self._fleet.is_still(nodes, limits, topology):
             self._fleet = Fleet(nodes, limits, topology)
         return self._fleet
-
-
-@dataclass
-class Line:
-    """Jobs considered so far that wait for the same nodes, or in the same account."""
-
-    jobs: int = 0
 
 
 class _Demands(dict[str, Demand]):
@@ -364,46 +472,51 @@ class ClusterSnapshot:
         whole: The room that the nodes would have if nothing ran on them.
         quotas: The quotas left.
         gone: Why nodes are missing.
-        entries: All jobs in queue order.
         queue: The jobs that have a gang, in queue order.
-        seeking: Those whose gangs wait for workers as the pass begins.
+        stalled: Those that have not trained for as long as one may wait for workers.
+        changing: Those whose gangs may have other ranks than they are to have.
+        records: By job, its entry.
+        likes: By job, the gangs that are equal to its own after these decisions.
+        seeking: Entries of those whose gangs wait for workers as the pass begins.
         moved: Jobs whose gangs have no place within their ranks' memory limit and are to get another limit.
         lines: The jobs considered so far that wait, by the set of nodes, or the account, for which they do.
     """
 
     def __init__(
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
-        room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits, topology: Sequence[str] = (),
-        memory: SchedulerMemory | None = None,
+        room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits, topology: Sequence[str],
+        memory: SchedulerMemory,
     ) -> None:  # fmt: skip
-        memory = memory or SchedulerMemory()
         self.actions: list[Action] = []
         self.resized = 0
         memory.see(jobs)
-        holders = [entry for entry in memory.queue if entry.has_gang]
-        self.entries, self._by_id, self.capacities = memory.queue, memory.by_id, nodes
+        self._memory, self.records, self.capacities = memory, memory.by_id, nodes
         self.fleet = memory.fleet(nodes, limits, topology)
         self.room, self.whole = self.fleet.room, self.fleet.whole
-        self.demands: dict[str, Demand] = _Demands(lambda job_id: self._alone(self._by_id[job_id]))
+        self.demands: dict[str, Demand] = _Demands(lambda job_id: self._alone(self.records[job_id]))
         self.quotas = Quotas(limits, lambda job: self.demands[job.id])
         self.gangs: dict[str, Gang] = {}
         self.seeking: list[Entry] = []
-        self._changing = set[str]()  # jobs whose gangs may have other ranks than they are to have
+        self.changing = set[str]()
+        self.stalled: list[JobRecord] = []
+        self.likes: dict[str, GangClass] = {}
         self._nodes: dict[Demand, Nodes] = {}
         self._possible: dict[Demand, list[Layout]] = {}
         allocated, claimed = Counter[Demand](), dict[JobClass, tuple[JobRecord, int]]()
-        for entry in holders:
+        for entry in memory.holders:
             job, group = entry.job, entry.group
             gang = self.gangs[job.id] = gangs.get(job.id) or Gang(None, job.present_layout)
-            demand = self.demands[job.id] = gang.within_limit(group.demand)
-            ranks = gang.claimed
+            like = self.likes[job.id] = memory.gangs_of(entry, gang)
+            self.demands[job.id], ranks = like.demand, like.claimed
             claimed[group] = job, ranks + (claimed[group][1] if group in claimed else 0)
-            if gang.waiting:
+            if like.waiting:
                 self.seeking.append(entry)
             else:
-                allocated[demand] += ranks
-            if gang.waiting or gang.layout != gang.target:
-                self._changing.add(job.id)
+                allocated[like.demand] += ranks
+            if gang.stalled_seconds >= policy.patience_seconds:
+                self.stalled.append(job)
+            if not like.arrived:
+                self.changing.add(job.id)
         for job, ranks in claimed.values():
             self.quotas.take(job, ranks)
         self.whole.prune()
@@ -413,17 +526,17 @@ class ClusterSnapshot:
                 if gang.near and gang.target and gang.layout != gang.target:
                     self.room.expect(self.demands[job_id], gang.target, gang.layout, gang.near)
         self.moved: set[str] = set()
-        self.queue = [entry.job for entry in holders]
+        self.queue = [entry.job for entry in memory.holders]
         for entry in self.seeking:
             job_id = entry.job.id
             no_place = self.gangs[job_id].target and not self.possible(self.demands[job_id])
             if no_place and self.possible(alone := self._alone(entry)):
                 self.demands[job_id] = alone
+                self._has(entry.job, self.gangs[job_id])
                 self.moved.add(job_id)
         self.gone = Cause.NODE_LOST if self.fleet.all_steady else Cause.NODE_DRAINED
         self.room_seconds, self.policy = room_seconds, policy
         self.lines: dict[Nodes | Account, Line] = {}
-        self._admitted: set[str] = set()
         self._equal_nodes: dict[tuple[Any, ...], list[tuple[NodeCapacity, int]]] = {}
 
     def _alone(self, entry: Entry) -> Demand:
@@ -448,7 +561,7 @@ class ClusterSnapshot:
 
     def record(self, job_id: str) -> JobRecord:
         """The record of a job."""
-        return self._by_id[job_id].job
+        return self.records[job_id].job
 
     def line(self, key: Nodes | Account) -> Line:
         """The line of jobs that wait for some nodes or in an account."""
@@ -489,7 +602,10 @@ class ClusterSnapshot:
 
     def nodes(self, job: JobRecord) -> Nodes:
         """The nodes that could hold, if empty, a job's smallest group of ranks that must share a node."""
-        demand = self.demands[job.id]
+        return self.holding(self.demands[job.id])
+
+    def holding(self, demand: Demand) -> Nodes:
+        """The same of all jobs with some demand."""
         nodes = self._nodes.get(demand)
         if nodes is None:
             nodes = self._nodes[demand] = self.whole.holding(demand, demand.smallest_group)
@@ -529,12 +645,6 @@ class ClusterSnapshot:
         """Decide that a job leaves the queue, as one of the next to be placed."""
         if job.state is JobState.QUEUED:
             self.actions.append(Admit(job))
-            self._admitted.add(job.id)
-
-    def wait(self, job: JobRecord, message: str) -> None:
-        """Explain why a job waits."""
-        queued = job.state is JobState.QUEUED and job.id not in self._admitted
-        self.actions.append(Explain(job, message) if queued else Wait(job, message))
 
     def launch(self, job: JobRecord, layout: Layout, message: str) -> None:
         """Decide that a gang starts."""
@@ -543,8 +653,12 @@ class ClusterSnapshot:
         self.actions.append(Launch(job, layout, message, demand.limit, part.labels))
         self.room.place(demand, layout, part=part)
         self.keep(job, layout.world_size)
-        self.gangs[job.id] = Gang(None, layout, limit=demand.limit)
+        self._has(job, Gang(None, layout, limit=demand.limit))
         insort(self.queue, job, key=attrgetter("queue_order"))
+
+    def _has(self, job: JobRecord, gang: Gang) -> None:
+        self.gangs[job.id] = gang
+        self.likes[job.id] = self._memory.gangs_like(gang, self.demands[job.id], job.spec.priority)
 
     def keep(self, job: JobRecord, ranks: int) -> None:
         """Reserve room for more ranks of a job, wherever they will be."""
@@ -554,34 +668,32 @@ class ClusterSnapshot:
     def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str, near: Labels = ()) -> None:
         """Decide that a gang gets another target. Room is taken at once, but given back only when it is free."""
         old, limit = self.gangs[job.id], self.demands[job.id].limit
-        new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
+        new = replace(old, target=layout, cause=cause, limit=limit)
+        self._has(job, new)
         if old.layout or new.allocated > old.allocated:  # one that starts may have taken all of it by now
             self.room.hold(self.demands[job.id], new.allocated - old.allocated)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
-        self._changing.add(job.id)
+        self.changing.add(job.id)
         self.actions.append(Resize(job, layout, cause, message, limit, near))
 
     def pause(self, job: JobRecord, message: str, why: str) -> None:
         """Decide that a gang gives up all its room; ``message`` and ``why`` as in ``Pause``."""
-        self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
+        self._has(job, replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED))
         self.resized += 1
-        self._changing.add(job.id)
+        self.changing.add(job.id)
         self.actions.append(Pause(job, message, why))
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that are giving up room."""
-        changing = [job for job in self.queue if job.id in self._changing]
+        changing = [job for job in self.queue if job.id in self.changing]
         return [job for job in changing if self.gangs[job.id].remaining < self.gangs[job.id].allocated]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that a job may preempt: lowest priority first, then newest first."""
+        priority = job.spec.priority
         return [
             other
-            for other in reversed(self.queue)
-            if other.spec.priority < job.spec.priority
-            and other.state is JobState.RUNNING
-            and (gang := self.gangs.get(other.id))
-            and gang.layout
-            and gang.target
+            for other in takewhile(lambda other: other.spec.priority < priority, reversed(self.queue))
+            if other.state is JobState.RUNNING and (gang := self.gangs.get(other.id)) and gang.layout and gang.target
         ]

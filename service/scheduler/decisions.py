@@ -6,11 +6,15 @@ could delay it, so that it cannot starve (``backfill``; ``Quotas``); one that is
 whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from heapq import heapify, heappop, heappush
+from math import inf
 from operator import or_
 from types import MappingProxyType
+from typing import Any
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -22,18 +26,22 @@ from service.jobs.states import JobState
 from service.scheduler import messages
 from service.scheduler.backfill import Head
 from service.scheduler.cluster_snapshot import (
+    ORDER,
     Action,
     Admit,
     CapacityObserved,
     ClusterSnapshot,
+    Entry,
     Explain,
     Gang,
+    GangClass,
     JobClass,
     Line,
     ResizePolicy,
     SchedulerMemory,
     Wait,
 )
+from service.scheduler.demand import Demand
 from service.scheduler.placement import ROUNDING, Nodes
 from service.scheduler.quotas import Limits
 
@@ -60,43 +68,69 @@ def decide(
             innermost label that has room for all of them.
         memory: Kept from pass to pass, it saves what has not changed from being worked out again.
     """
+    memory = memory or SchedulerMemory()
     cluster = ClusterSnapshot(
         jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology, memory
     )
     keep_up(cluster)
     heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
-    # What all jobs of a class are told, until something happens that can change it.
+    # What all jobs of a class are told, until something happens that can change it; and those that are told so in the
+    # queue: from where in their class on.
     answers: dict[JobClass, Answer] = {}
-    actions, seeking = cluster.actions, set(cluster.seeking)
-    for entry in cluster.entries:
-        job = entry.job
+    told: dict[JobClass, tuple[int, Explain]] = {}
+    # Each in its turn: gangs that wait for workers, jobs that have left the queue, and of each class in it the next
+    # one to be asked about, with its place there.
+    turns = [(entry.order, entry, 0) for entry in (*cluster.seeking, *memory.admitted, *(q[0] for q in memory.queued))]
+    heapify(turns)
+
+    def forget_answers(order: tuple[Any, ...]) -> None:
+        """End what holds for whole classes, before a place in the queue."""
+        for group, (first, explained) in told.items():
+            last = bisect_left(group.queued, order, first, key=ORDER)
+            explained.entries.extend(group.queued[first:last])
+            if last < len(group.queued):
+                heappush(turns, (group.queued[last].order, group.queued[last], last))
+        told.clear()
+        answers.clear()
+
+    actions = cluster.actions
+    late: list[tuple[int, Entry, Explain]] = []  # where what other jobs are told goes once it is known who is ahead
+    while turns:
+        order, entry, place = heappop(turns)
+        job, group = entry.job, entry.group
         if not entry.waits:
-            if entry in seeking and not any(head.nodes & cluster.nodes(job) for head in heads):
-                answers.clear()
+            if not any(head.nodes & cluster.nodes(job) for head in heads):
+                forget_answers(order)
                 if not _revive(cluster, job, cluster.gangs[job.id]):
                     heads.append(Head(cluster, job))
             continue
-        answer = answers.get(entry.group)
+        answer = answers.get(group)
         if answer is None:
             lines = len(cluster.lines)
-            answer = _serve(cluster, job, heads)
+            answer = _serve(cluster, entry, heads)
             if answer is None or len(cluster.lines) > lines:
-                answers.clear()
-            if answer is None:
-                continue
-            answers[entry.group] = answer
-        queued = entry.queued
-        if queued and answer.admits:
-            actions.append(Admit(job))
-            queued = False
-        message, waiting = answer.message, 0
-        for line in answer.ahead:
-            waiting += line.jobs
-        if waiting > 1:
-            message = f"{message} and {waiting - 1} more"
-        actions.append(Explain(job, message) if queued else Wait(job, message))
-        if answer.line:
-            answer.line.jobs += 1
+                forget_answers(order)
+            if answer is not None:
+                answers[group] = answer
+        if answer is not None and entry.queued and not answer.admits:
+            explained = Explain(answer.message, answer.ahead)
+            told[group] = place, explained
+            actions.append(explained)
+            if answer.line:
+                answer.line.parts.append(explained.entries)
+            continue
+        if answer is not None:
+            if entry.queued:
+                actions.append(Admit(job))
+            late.append((len(actions), entry, Explain(answer.message, answer.ahead)))
+            actions.append(Wait(job, answer.message))
+            if answer.line:
+                answer.line.parts.append([entry])
+        if entry.queued and place + 1 < len(group.queued):
+            heappush(turns, (group.queued[place + 1].order, group.queued[place + 1], place + 1))
+    forget_answers((inf,))
+    for number, entry, explained in late:
+        actions[number] = Wait(entry.job, explained.to(entry))
     grow(cluster, [head.nodes for head in heads])
     return actions
 
@@ -107,12 +141,18 @@ def keep_up(cluster: ClusterSnapshot) -> None:
     A gang that has lost workers keeps its target, to return to it, while there are nodes for it. Of several gangs that
     each have too few workers and wait for those of the others, one pauses.
     """
+    settled = set[GangClass]()  # that have what they are to have, and can stay as they are
     for job in reversed(cluster.queue):
-        gang = cluster.gangs.get(job.id)
-        if gang is None or gang.target is None:
+        like = cluster.likes[job.id]
+        if like in settled:
+            continue
+        gang = cluster.gangs[job.id]
+        if gang.target is None:
             continue
         demand, layout, target = cluster.demands[job.id], gang.layout, gang.target
         if layout == target and target in cluster.possible(demand) and job.id not in cluster.moved:
+            if like.arrived:
+                settled.add(like)
             continue
         same = (other for other in demand.layouts if other.per_replica == target.per_replica)  # for one of the branches
         if target not in demand.layouts:  # it continues as it is until a layout fits that is allowed now
@@ -137,9 +177,9 @@ def keep_up(cluster: ClusterSnapshot) -> None:
                 cluster.resize(job, enough[-1] if enough else smaller[0], cluster.gone, why)
 
     stuck: list[JobRecord] = []
-    for job in cluster.queue:
-        gang = cluster.gangs.get(job.id)
-        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
+    for job in cluster.stalled:
+        gang = cluster.gangs[job.id]
+        if gang.target and gang.layout:
             others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
                 first = others[0]
@@ -167,17 +207,18 @@ class Answer:
     ahead: Sequence[Line] = ()
 
 
-def _serve(cluster: ClusterSnapshot, job: JobRecord, heads: list[Head]) -> Answer | None:
+def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer | None:
     """Start a job's gang, or explain what it waits for.
 
     Args:
         cluster: The cluster snapshot.
-        job: The job.
+        entry: The job's entry.
         heads: Jobs ahead that wait for nodes that must be kept from those behind them; this one may become another.
 
     Returns:
         What holds for all jobs of its class until something else happens; ``None`` if this has changed something.
     """
+    job = entry.job
     demand, quotas = cluster.demands[job.id], cluster.quotas
     possible = cluster.possible(demand)
     if not possible:
@@ -204,8 +245,8 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, heads: list[Head]) -> Answe
                 coming += cluster.demands[other.id].amounts(gang.claimed - gang.remaining)[resource]
         if victims and lacking - coming > ROUNDING:
             _carry_out(cluster, job, victims, _plan(cluster, victims, {resource: lacking - coming}))
-        cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
-        line.jobs += 1
+        cluster.actions.append(Wait(job, messages.short_of_quota(cluster, job, least, account)))
+        line.parts.append([entry])
         quotas.heads[account] = job
         quotas.keep(job, least, until=account)
         return None
@@ -226,9 +267,9 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, heads: list[Head]) -> Answe
         return Answer(message, line=line, ahead=() if fitting else ahead)
     cluster.admit(job)
     preempt_for(cluster, job)
-    cluster.wait(job, messages.no_room(cluster, job))
+    cluster.actions.append(Wait(job, messages.no_room(cluster, job)))
     quotas.keep(job, least)
-    line.jobs += 1
+    line.parts.append([entry])
     heads.append(Head(cluster, job))
     return None
 
@@ -361,17 +402,22 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
         cluster: The cluster snapshot.
         waiting: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
     """
-    reserved, policy = reduce(or_, waiting, 0), cluster.policy
+    reserved, policy, blocked = reduce(or_, waiting, 0), cluster.policy, dict[Demand, bool]()
     for job in cluster.queue:
-        gang = cluster.gangs.get(job.id)
-        if gang is None or gang.layout is None or gang.layout != gang.target or job.spec.elasticity is None:
+        demand = cluster.demands[job.id]
+        if demand not in blocked:
+            blocked[demand] = bool(cluster.nodes(job) & reserved)
+        if blocked[demand] or job.id in cluster.changing or job.spec.elasticity is None:
+            continue
+        gang = cluster.gangs[job.id]
+        layout = gang.layout
+        if layout is None or layout != gang.target:
             continue
         has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
-        if job.state is not JobState.RUNNING or not has_steps_to_do or cluster.nodes(job) & reserved:
+        if job.state is not JobState.RUNNING or not has_steps_to_do:
             continue
         if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
             continue
-        demand, layout = cluster.demands[job.id], gang.layout
         larger = [other for other in demand.layouts if other.world_size > layout.world_size]
         fitting = cluster.fitting(job, cluster.room, larger)
         choice = demand.fastest(fitting)

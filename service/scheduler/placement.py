@@ -375,7 +375,7 @@ def copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
 
 
 def _of_ranks(resources: Mapping[str, float]) -> Free:
-    return tuple((name, resources[name]) for name in _OF_RANKS if name in resources)
+    return tuple([(name, resources[name]) for name in _OF_RANKS if name in resources])
 
 
 def _subtract(resources: dict[str, float], each: Mapping[str, float], times: int) -> None:

@@ -53,6 +53,7 @@ _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _START_SECONDS = 300.0  # for a new gang's supervisor to answer first
+_MOST_EXPLAINED = 500  # jobs in the queue of which a pass stores what they wait for, besides those that need it now
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _INTERRUPTED = {
@@ -246,6 +247,7 @@ class Reconciler:
         self._clock = clock
         self._shown: list[dict[str, Any]] | None = None  # the nodes as they were published last
         self._shown_at = self._cleared_at = clock()
+        self._passes = 0
         self._room_since: dict[str, float] = {}  # by job, since when there has been room for it
         self._faults = RecurringFaults(logger)
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
@@ -289,7 +291,11 @@ class Reconciler:
         actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology, self._decided)
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
+        explained: list[Explain] = []
         for action in actions:
+            if isinstance(action, Explain):
+                explained.append(action)
+                continue
             job = action.job
             with self._apart(job.id, job.attempt, job.traceparent):
                 match action:
@@ -307,9 +313,21 @@ class Reconciler:
                     case Pause(message=message, why=why):
                         logger.info("%s: %s", job.id, message)
                         self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
-        # What queued jobs wait for, if it has changed.
-        explained = [action for action in actions if isinstance(action, Explain)]
-        if news := {each.job.id: each.message for each in explained if each.message != each.job.waiting_for}:
+        # What queued jobs wait for, if it has changed. Whatever happens changes the numbers of free resources and of
+        # jobs ahead in all of these. So of long queues only some jobs have their turn in a pass, besides new ones and
+        # the first of each class; their number is a power of two so that none is left out when it changes.
+        self._passes += 1
+        turns = 1 << ((sum(len(each.entries) for each in explained) - 1) // _MOST_EXPLAINED).bit_length()
+        news: dict[str, str] = {}
+        for each in explained:
+            for number, entry in enumerate(each.entries):
+                job = entry.job
+                has_turn = (self._passes - (job.arrival or 0)) % turns == 0
+                if has_turn or number == 0 or job.waiting_for is None:
+                    message = each.to(entry)
+                    if message != job.waiting_for:
+                        news[job.id] = message
+        if news:
             self._store.explain(news)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]

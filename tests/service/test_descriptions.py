@@ -51,6 +51,28 @@ def test_jobs_are_found_by_how_they_are_described(api: RunningApi, store: JobSto
             client.list(tags=["a b"])
 
 
+def test_a_search_reads_some_jobs_a_page(api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.jobs.queries.MOST_SEARCHED", 3)
+    made = [store.create(a_spec(name=name), "/checkpoints").id for name in ("a1", "b1", "a2", "b2", "b3", "b4", "a3")]
+    store.request_cancel(made[2])
+    with Client(api.url) as client:
+        for filters, expected in (
+            ({"search": "a"}, [["a3"], ["a2"], ["a1"]]),
+            ({"name": "a", "limit": 1}, [["a3"], ["a2"], ["a1"]]),
+            ({"name": "a", "states": ["QUEUED", "CANCELLED"]}, [["a3"], ["a2", "a1"], []]),
+            ({"name": "a", "states": ["CANCELLED"]}, [["a2"]]),
+            ({"name": "none"}, [[], [], []]),
+        ):
+            pages, cursor = [], None
+            while True:
+                page = client.list(cursor=cursor, **filters)
+                pages.append([job.name for job in page.jobs])
+                if (cursor := page.next_cursor) is None:
+                    break
+            assert pages == expected, filters
+        assert client.list(limit=7).next_cursor is None, "no search"
+
+
 def test_a_description_is_changed_at_any_time_and_nothing_else_after_the_end(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(group="old", tags=["a"]), "/checkpoints")
     finish(store, start(store, job.id).id)

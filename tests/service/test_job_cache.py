@@ -129,6 +129,15 @@ def test_equal_parts_of_specs_are_kept_once(store: JobStore) -> None:
     assert specs[0].training is specs[1].training is not specs[2].training
 
 
+def test_equal_sets_of_fields_are_kept_once(store: JobStore) -> None:
+    jobs = [store.create(a_spec(), ROOT).id for _ in range(2)]
+    one, other = (store.get(job_id) for job_id in jobs)
+    assert one.model_fields_set is other.model_fields_set
+    assert one.spec.model_fields_set is other.spec.model_fields_set
+    paused = store.request_pause(jobs[0])
+    assert paused.model_fields_set == one.model_fields_set
+
+
 def test_json_is_what_pydantic_writes(store: JobStore) -> None:
     jobs = [store.create(a_spec(name=name), ROOT) for name in ("one", "another")]
     start(store, jobs[0].id)

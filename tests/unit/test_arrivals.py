@@ -15,11 +15,12 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
 from service.scheduler import reconcile
-from service.scheduler.cluster_snapshot import Action, Explain, Gang, Launch, Resize, ResizePolicy, Wait
+from service.scheduler.cluster_snapshot import Action, Gang, Launch, Resize, ResizePolicy
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from tests import brute_force
 from tests.jobs import tiny_job
+from tests.scheduling import messages
 from tests.simulated_cluster import Cluster, MemoryStore
 
 MOST_ACTIVE = 30  # no more come while so many are there
@@ -225,9 +226,9 @@ class Simulation:
                 assert ranks <= max(layout.world_size for layout in (gang.orders.target, gang.layout) if layout)
 
     def check_reasons(self, waiting: Sequence[JobRecord], actions: Sequence[Action]) -> None:
-        told = [action for action in actions if isinstance(action, Wait | Explain)]
-        assert Counter(action.job.id for action in told) == Counter(job.id for job in waiting)
-        assert all(action.message.startswith("needs ") for action in told)
+        told = messages(actions)
+        assert Counter(job.id for job, _ in told) == Counter(job.id for job in waiting)
+        assert all(message.startswith("needs ") for _, message in told)
 
     def check_order(self, queue: Sequence[JobRecord], launched: Mapping[str, Layout]) -> None:
         """Of equals nobody starts before who came first."""
@@ -306,7 +307,7 @@ class Simulation:
         launched: Mapping[str, Layout], chosen: Mapping[str, float], actions: Sequence[Action],
     ) -> None:  # fmt: skip
         """Who starts before a job that waits for nodes cannot delay it, wherever it will be and whoever ends first."""
-        said = {action.job.id: action.message for action in actions if isinstance(action, Wait | Explain)}
+        said = {job.id: message for job, message in messages(actions)}
         places = [self.cluster.places(job_id) for job_id in gangs]
         heads: list[JobRecord] = []
         limits = {job.id: chosen.get(job.id) or self.best_limit(job) for job in filter(self.is_queued, queue)}

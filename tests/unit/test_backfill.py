@@ -11,7 +11,7 @@ from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.scheduler.backfill import AllocatedUnits, Head
-from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy
+from service.scheduler.cluster_snapshot import ClusterSnapshot, Gang, ResizePolicy, SchedulerMemory
 from service.scheduler.decisions import decide
 from service.scheduler.quotas import Limits
 from tests import brute_force
@@ -90,7 +90,9 @@ def test_a_job_of_another_head_is_heeded_too() -> None:
 
 def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     jobs = [running("a", 8), job("h", 6, *WAITING), job("p", 2), job("q", 2)]
-    cluster = ClusterSnapshot(jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits())
+    cluster = ClusterSnapshot(
+        jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits(), (), SchedulerMemory()
+    )
     head = Head(cluster, jobs[1])
     assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
     cluster.launch(jobs[2], Layout(1, 1, 2), "")
@@ -161,7 +163,8 @@ class World:
         """Whether the other one must not start; ``None`` if there is no question."""
         layout = self.other.spec.layouts()[0]
         cluster = ClusterSnapshot(
-            [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits()
+            [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits(), (),
+            SchedulerMemory(),
         )  # fmt: skip
         waits = cluster.possible(cluster.demands[self.head.id]) and not cluster.fitting(self.head, cluster.room)
         if not (waits and cluster.fitting(self.other, cluster.room)) or not cluster.nodes(self.head) & cluster.nodes(

@@ -1,5 +1,7 @@
 """A gang's life on plain values: what its controller decides about what happens to it."""
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +22,7 @@ from service.gang.control.controller import (
 from service.gang.control.controller import START_SECONDS as STARTING_SECONDS
 from service.gang.control.record import GangRecord
 from service.gang.status import GangPhase, Orders
+from tests.benchmarks.observations import Trained
 from tests.jobs import tiny_job
 from tests.unit.fake_gang import LOST_CONNECTION, START_SECONDS, FakeGang
 
@@ -545,3 +548,16 @@ def test_what_a_gang_decides_follows_from_its_events_alone() -> None:
     again = GangController(job(), orders(2), GangRecord(gang.events[0][1]))
     assert [decision for event, moment in gang.events for decision in again.handle(event, moment)] == gang.decisions
     assert finish(gang).phase is GangPhase.PAUSED
+
+
+def test_a_gang_of_many_replicas_takes_no_more_than_2_kib_a_rank() -> None:
+    Trained(8, 1)  # what is loaded and remembered once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        gang = Trained(256, 1)
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 256 * 2048, gang

@@ -8,10 +8,10 @@ from boost_core.messages import Cause
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
 from service.models.cluster import StoredProfile
-from service.scheduler.cluster_snapshot import Gang, ResizePolicy, Wait
+from service.scheduler.cluster_snapshot import Explain, Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.demand import Demand
-from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summary, trains
+from tests.scheduling import LONG, STARTING, WAITING, job, messages, nodes, running, summary, trains
 from tests.service.records import PROFILE
 
 
@@ -353,6 +353,16 @@ def test_the_policy_is_the_operators() -> None:
 def test_messages_say_what_a_job_waits_for(jobs, capacities, message: str) -> None:
     *_, wait = decide(jobs, capacities)
     assert wait.message == message
+
+
+def test_jobs_that_are_alike_are_explained_once_and_each_told_its_place() -> None:
+    kinds = [1, 2, 1, 1, 2, 2, 1]
+    jobs = [running("a", 1), *(job(f"j{number}", ranks) for number, ranks in enumerate(kinds))]
+    actions = decide(jobs, nodes(1, free=[0]), {"a": trains(1)})
+    explained = [action for action in actions if isinstance(action, Explain)]
+    assert [[entry.job.id for entry in action.entries] for action in explained] == [["j2", "j3", "j6"]]
+    ends = {each.id: message.partition("behind ")[2] for each, message in messages(explained)}
+    assert ends == {"j2": "j0", "j3": "j0 and 1 more", "j6": "j0 and 2 more"}
 
 
 def test_a_job_takes_the_layout_that_is_fastest_by_its_profile() -> None:

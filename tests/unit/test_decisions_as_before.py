@@ -14,10 +14,11 @@ from boost_core.messages import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
-from service.scheduler.cluster_snapshot import Action, Gang, ResizePolicy, SchedulerMemory
+from service.scheduler.cluster_snapshot import Action, Explain, Gang, ResizePolicy, SchedulerMemory
 from service.scheduler.decisions import decide
 from service.scheduler.quotas import Limits
 from tests.reference_scheduler import decisions as reference
+from tests.reference_scheduler.cluster_snapshot import Explain as ExplainOne
 from tests.scheduling import SOME_DAY, STARTING, TRAINING, WAITING, job
 
 SHORT, LONG_RUN, PARTS = 200, 10_000, 10
@@ -170,8 +171,17 @@ class History:
                 self.train(record)
 
 
-def in_full(actions: list[Any]) -> list[tuple[Any, ...]]:
-    return [(type(each).__name__, *(getattr(each, field.name) for field in fields(each))) for each in actions]
+def in_full(actions: list[Any]) -> tuple[list[tuple[Any, ...]], dict[str, tuple[JobRecord, str]]]:
+    """Decisions in their order, and what each job that stays in the queue is told."""
+    decided, told = list[tuple[Any, ...]](), dict[str, tuple[JobRecord, str]]()
+    for each in actions:
+        if isinstance(each, Explain):
+            told |= {entry.job.id: (entry.job, each.to(entry)) for entry in each.entries}
+        elif isinstance(each, ExplainOne):
+            told[each.job.id] = each.job, each.message
+        else:
+            decided.append((type(each).__name__, *(getattr(each, field.name) for field in fields(each))))
+    return decided, told
 
 
 def check(seed: int) -> int:

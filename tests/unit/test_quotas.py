@@ -10,7 +10,7 @@ from service.jobs.states import JobState, Reason
 from service.scheduler.cluster_snapshot import Gang, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.quotas import Limits
-from tests.scheduling import SOME_DAY, STARTING, WAITING, job, nodes, running, summary, trains
+from tests.scheduling import SOME_DAY, STARTING, WAITING, job, messages, nodes, running, summary, trains
 
 RIPE = {"a": 5.0, "b": 5.0}
 EIGHT_AND_ONE = [*nodes(8), NodeCapacity("node-z", {"CPU": 1}, {"CPU": 1}, {"zone": "z"})]
@@ -163,8 +163,8 @@ def test_of_equals_who_is_in_the_queue_for_longest_comes_first() -> None:
     ],
 )  # fmt: skip
 def test_messages_say_what_a_job_waits_for(jobs, limits: Limits, message: str) -> None:
-    *_, wait = decide(jobs, nodes(12, gpus=4), limits=limits)
-    assert wait.message == message
+    *_, (_, said) = messages(decide(jobs, nodes(12, gpus=4), limits=limits))
+    assert said == message
 
 
 def test_who_makes_room_is_said() -> None:

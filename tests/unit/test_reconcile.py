@@ -875,3 +875,27 @@ def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_serv
     service.store.request_cancel(job_id)
     service.tick()
     assert service.gangs.asked == [needed, needed, []]
+
+
+def test_of_a_long_queue_some_jobs_a_pass_are_told_of_what_changes_for_all(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    explain = service.store.explain
+    monkeypatch.setattr(service.store, "explain", lambda said: (written.append(len(said)), explain(said)))
+    monkeypatch.setattr("service.scheduler.reconcile._MOST_EXPLAINED", 4)
+    service.started()
+    first, *others = [service.submit() for _ in range(33)]
+    service.tick()
+    assert written == [32], "new ones are told at once; the first has left the queue"
+    ahead = [service.store.get(job_id).waiting_for for job_id in others]
+    assert ahead[-1].endswith(f"behind {first} and 31 more")
+    service.store.request_cancel(others.pop(5))
+    for _ in range(8):
+        service.tick()
+    assert max(written[1:]) <= 5, "the first of the class, and a share of 32 that is no more than 4"
+    told = {job_id: service.store.get(job_id).waiting_for for job_id in others}
+    assert told[others[-1]].endswith(f"behind {first} and 30 more"), "each has had its turn"
+    service.tick()
+    assert told == {job_id: service.store.get(job_id).waiting_for for job_id in others}
+    assert len(written) <= 9, "what is as before is not written"

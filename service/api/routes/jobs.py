@@ -74,13 +74,16 @@ class JobQuery(BaseModel):
 
     state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
     queue: QueueName | None = Field(None, description="Only jobs of this queue.")
-    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
+    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this, as for search.")
     submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
     tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
     group: Label | None = Field(None, description="Only jobs of this group.")
     tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
     search: str | None = Field(
-        None, max_length=100, description="Only jobs with this in their name, group, tags or notes, in whichever case."
+        None,
+        max_length=100,
+        description="Only jobs with this in their name, group, tags or notes, in whichever case. A page is of "
+        "10,000 jobs, so that it may have few or no results although next_cursor leads to more.",
     )
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
@@ -105,10 +108,9 @@ async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: Http
                 problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
                 fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": query.cursor}
                 raise RequestValidationError([fault]) from error
-        records = store.list(filters, query.limit + 1, query.cursor)
+        records, following = store.page(filters, query.limit, query.cursor)
         outlook = context_of(http).outlook()
-        jobs = [outlook.of(job) for job in records[: query.limit]]
-        return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(records) > query.limit else None).as_json
+        return JobPage(jobs=[outlook.of(job) for job in records], next_cursor=following).as_json
 
     return Response(await context_of(http).reads.run(page), media_type=_JSON)
 

@@ -325,7 +325,7 @@ class GangController:
                         problem = f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}"
                     ended.append(worker.number)
                 elif worker.place is not None:
-                    replica.failed_starts[place] = 0
+                    replica.failed_starts.pop(place, None)
             limit = START_SECONDS * 2 ** min(self._failed_replicas, MOST_FAILED_REPLICAS)
             if replica.ready:
                 replica.placed_at = self._now
@@ -357,12 +357,16 @@ class GangController:
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
         for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
             yield self._remove(number)
-        for number in islice(self._replica_numbers, changes.start):
+        if changes.start:
             assert orders.target is not None
-            keepers = sum(replica.keeps for replica in self._replicas.values())
-            keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
-            self._replicas[number] = policy.Replica(number, orders.target.per_replica, selector, bool(keep_on))
-            yield port.StartReplica(number, at(self._spec, orders.target, self._machine), selector, keep_on)
+            # Once for all of them, because there may be thousands.
+            layout, keepers = orders.target.per_replica, sum(replica.keeps for replica in self._replicas.values())
+            spec = at(self._spec, orders.target, self._machine)
+            for number in islice(self._replica_numbers, changes.start):
+                keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
+                keepers += bool(keep_on)
+                self._replicas[number] = policy.Replica(number, layout, selector, bool(keep_on))
+                yield port.StartReplica(number, spec, selector, keep_on)
 
     def _remove(self, number: int) -> port.RemoveReplica:
         del self._replicas[number]

@@ -199,6 +199,9 @@ def replica_set(view: View) -> ReplicaSet:
 # What a gang's controller remembers: replicas, the training gang, and intermediate states. Plain data.
 
 
+_NO_NODES: Set[str] = frozenset()  # an object for all replicas, because there may be thousands
+
+
 @dataclass(slots=True)
 class Replica:
     """The workers of one data parallel rank.
@@ -226,8 +229,8 @@ class Replica:
     placed_at: float | None = None
     ready: bool = False
     up: dict[int, WorkerPlace] = field(default_factory=dict)
-    starts_on: Set[str] = frozenset()
-    nodes: Set[str] = frozenset()
+    starts_on: Set[str] = _NO_NODES
+    nodes: Set[str] = _NO_NODES
 
     def observe(self, workers: tuple[port.WorkerStatus, ...]) -> None:
         """Take note of its workers."""
@@ -235,7 +238,8 @@ class Replica:
         self.up = {worker.number: worker.place for worker in workers if worker.place is not None}
         self.ready = bool(workers) and len(self.up) == len(workers)
         starting = [worker.node for worker in workers if worker.place is None and worker.node is not None]
-        self.starts_on, self.nodes = frozenset(starting), frozenset(place.node for place in self.up.values())
+        self.starts_on = frozenset(starting) if starting else _NO_NODES
+        self.nodes = frozenset(place.node for place in self.up.values())
 
 
 @dataclass

@@ -112,7 +112,11 @@ export function showJobs(main) {
     table.hidden = !jobs.length;
     setText(
       empty,
-      jobs.length ? "" : "No jobs here. Write one with “New job”, or: boost submit examples/cola-tiny.yaml",
+      jobs.length
+        ? ""
+        : next
+          ? "None among these jobs. “Older” searches on."
+          : "No jobs here. Write one with “New job”, or: boost submit examples/cola-tiny.yaml",
     );
     newer.disabled = pages.length === 1;
     older.disabled = !next;
