@@ -497,8 +497,8 @@ class Memory(Config):
 class Communication(Config):
     """What tensor parallel ranks exchange for one micro-batch through all blocks, forward and backward."""
 
-    all_reduces: int
-    elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
+    all_reduces: int = Field(description="Number of collectives; of dense models reduce-scatters and all-gathers.")
+    elements_per_token: int = Field(description="Elements per token that a rank passes to them.")
     gathered_elements_per_token: int = Field(
         0,
         description="Elements per token of the kept latents that a rank passes to all-gathers: recompute=shared or "
@@ -688,7 +688,7 @@ def _planned_shape(
         for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
             payloads = micro_batch_payloads(model, parallelism, mode)
             all_reduces += blocks * len(payloads)
-            elements += blocks * sum(payload.total for payload in payloads)
+            elements += blocks * sum(payload.passed(layout.tp) for payload in payloads)
         for stage in cut(model, parallelism, spec.training.sequence_length):
             for layer, mode in block_modes(parallelism, stage).items():
                 if TRAITS[mode].slices:

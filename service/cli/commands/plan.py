@@ -181,7 +181,7 @@ def print_plan(plan: Plan, spec: JobSpec, price: float | None = None) -> None:
         _print_budget("the fastest", fastest, price)
         for line in fastest.context.why if fastest.context else ():
             say(f"long context: {line}")
-    say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
+    say("exchange: bytes that a rank puts into tensor parallel collectives per micro-batch, and their number")
     for note in plan.notes:
         say(f"note: {note}")
 
