@@ -1,6 +1,5 @@
 """A job's optimizer: its weights in groups, updated by AdamW, LORO or Muon."""
 
-
 import torch
 from torch import nn
 

@@ -74,9 +74,9 @@ class WholeResidual:
         return embedding_Vd.T
 
 
-# Dense tensor parallelism as in Megatron-LM (arXiv 1909.08053): column then row. Between them each rank has the residual
-# vectors of a part of the tokens, and norms only these (sequence parallelism, arXiv 2205.05198); so 2d elements per
-# token and block are gathered, and as many scattered.
+# Dense tensor parallelism as in Megatron-LM (arXiv 1909.08053): column then row. Outside of these pairs each rank has
+# the residual vectors of a part of the tokens, and norms only these (sequence parallelism, arXiv 2205.05198). So 2d
+# elements per token and block are gathered, and as many scattered.
 #
 # Shape suffixes: g projections of one input, f wide (this rank's shard), c = g·f.
 
@@ -103,7 +103,7 @@ class FullRankTensorParallel(WholeResidual):
     def dense_in(
         self, x_td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
     ) -> list[torch.Tensor]:
-        """``norm(x) W`` of all ranks' rows, one ``[g, T, f]`` for each weight: this rank's columns of each projection."""
+        """``norm(x) W`` of all ranks' rows, a ``[g, T, f]`` for each weight: this rank's columns of each projection."""
         normed_td = rms_norm(x_td, (norm.width,), norm.scale_d, norm.epsilon)
         weights_dc = [weight_dgf.flatten(1) for weight_dgf in weights_dgf]
         if self.communicator.size == 1:

@@ -7,13 +7,14 @@ A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has two stages; a third of that half where
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
-* arithmetic: what the rank computes and moves of its stages' blocks and the head (``work``), by its device's rates
+* arithmetic: what the rank computes and moves of its stages' blocks, embedding and head (``work``), by its device's rates
   (``machine.Profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward,
   pass;
-* exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, and the head's hidden
-  vectors, over the levels that they are spread over (``machine.Cluster``). Backward, weight gradients may be
+* exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, the embedding's vectors,
+  and the head's, over the levels that they are spread over (``machine.Cluster``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
-  costs no time. What dense ranks gather again is hidden like gradients between replicas, by those of inputs. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
+  costs no time. What dense ranks gather again in the backward pass, gradients of inputs hide like those of weights hide
+  reductions. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
   context parallel ranks keys and values, while each attends to those that it has, and computes the other half of a
   micro-batch, if it is split: then that does not hide latents;
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.

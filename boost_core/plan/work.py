@@ -461,8 +461,8 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 #
 # Widths are per rank: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
 # btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole except the latent, r/p; under
-# fullrank the same as under btp, w being d for 1/p of the tokens (``architecture.Sharding``). Without recomputation a block keeps, in
-# the compute type,
+# fullrank they are as under btp, w as the mean of whole vectors of 1/p of the tokens (``architecture.Sharding``).
+# Without recomputation a block keeps, in the compute type,
 #
 # ==================  ===================================  =========================================================
 # what                elements per token                   kept by
@@ -473,8 +473,8 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 #                     sharded residual, or with a SiLU
 # attention           q + 2k, q, and h in fp32             torch's: its inputs, its output, and log-sum-exps
 # MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
-# norms               one for each product after a norm,   ``exchange``: their statistics; for a whole residual
-#                     or w for a whole residual            ``rms_norm``'s output
+# norms               one for each product after a norm,   ``exchange``: their statistics; for whole residual vectors
+#                     or w for whole residual vectors      ``rms_norm``'s output
 # QK-norm             q + k, and one per head in fp32      torch's norm: its inputs, and their statistics
 # LaX                 0, 7r or 21r depending on the gate   ``crossing``: the gate's output and intermediate results
 # ==================  ===================================  =========================================================
