@@ -7,7 +7,7 @@ A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has two stages; a third of that half where
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
-* arithmetic: what the rank computes and moves of its stages' blocks, embedding and head (``work``), by its device's rates
+* arithmetic: what the rank computes and moves of its blocks, embedding and head (``work``), by its device's rates
   (``machine.Profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward,
   pass;
 * exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, the embedding's vectors,

@@ -1,8 +1,9 @@
 """What a rank computes, moves and keeps of a micro-batch: in a block, and in the head.
 
 Widths are this rank's, as for ``Activations``. A product of T × k by k × n takes 2·T·k·n FLOPs and moves the three
-matrices; its backward pass is two products of the same sizes, and adds the weight's gradient to a sum in fp32. All
-blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last product, too.
+matrices; its backward pass is two products of the same sizes, and reads the weight's gradient to add it to a sum in
+fp32. All blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last product,
+too.
 
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
@@ -213,7 +214,7 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=2 * _PRECISE * weights))
+    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=(element + 2 * _PRECISE) * weights))
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
@@ -246,7 +247,7 @@ def head_work(job: JobSpec) -> Passes:
     hidden = job.model.hidden_size
     logits = Product(Role.HEAD, tokens, hidden, vocabulary, 1, 1, 1).passes(element)
     pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
-    weight = Work(moved_bytes=2 * _PRECISE * hidden * vocabulary)
+    weight = Work(moved_bytes=(element + 2 * _PRECISE) * hidden * vocabulary)
     again = logits.forward + pass_over
     return Passes(again, again + logits.backward, logits.weight_gradients + weight)
 
