@@ -258,7 +258,7 @@ class ParallelismConfig(Config):
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,
         description="Tensor parallel strategy. btp: exchanges latents. vanilla: splits each low-rank pair by itself (a "
-        "baseline). fullrank: Megatron's, for family=dense. Default: btp for low-rank families, fullrank for dense.",
+        "baseline). fullrank: Megatron's with sequence parallelism, for family=dense. Default: btp for low-rank families, fullrank for dense.",
     )
     norm: Literal["fused", "online_paper", "sync"] = Field(
         "fused",
