@@ -95,8 +95,6 @@ class Role(Enum):
     HEAD = "head"  # [d, V]
 
 
-# Weights of which each tensor parallel rank has all, but computes only a part of the gradient.
-SUMMED = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
 FACTORS = frozenset({Role.DOWN_PROJECTION, Role.UP_PROJECTION})
 MATRICES = FACTORS | {Role.DENSE_IN, Role.DENSE_OUT}
 
@@ -138,7 +136,7 @@ class ParamKind:
     Attributes:
         decay: Weight decay.
         split: Whether they are split over tensor parallel ranks; otherwise each rank has all of them.
-        latent: Whether each tensor parallel rank computes only a part of their gradients.
+        partial: Whether each tensor parallel rank computes only a part of their gradients.
         tied: Whether the first and last pipeline ranks both have them, and each computes a part of their gradients.
         custom_update: Whether the optimizer updates them by a special rule, for which it needs each weight whole.
         moments: Number of running means kept: 1 for the gradient only, 2 for its square as well.
@@ -146,22 +144,23 @@ class ParamKind:
 
     decay: float
     split: bool
-    latent: bool
+    partial: bool
     tied: bool
     custom_update: bool
     moments: int = 2
 
     @classmethod
-    def of(cls, spec: WeightSpec, split: bool, optimizer: OptimizerConfig, tied: bool) -> "ParamKind":
+    def of(cls, spec: WeightSpec, sharding: "Sharding", optimizer: OptimizerConfig, tied: bool) -> "ParamKind":
         """The kind of one weight; weights initialized to a constant do not decay."""
         decay = 0.0 if isinstance(spec.start, float) else optimizer.weight_decay
         custom_update = optimizer.kind != "adamw" and spec.role in FACTORS
-        return cls(decay, split, spec.role in SUMMED, tied, custom_update, moments_of(spec, optimizer))
+        split, partial = sharding.axes[spec.role] is not None, spec.role in sharding.partial_gradients
+        return cls(decay, split, partial, tied, custom_update, moments_of(spec, optimizer))
 
     @property
     def order(self) -> tuple[float, bool, bool, bool]:
         """Sort key that puts the largest groups first, so that most gradients do not wait for the few others."""
-        return -self.decay, self.latent, self.tied, self.custom_update
+        return -self.decay, self.partial, self.tied, self.custom_update
 
 
 Weights = dict[str, WeightSpec]
@@ -309,39 +308,49 @@ def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tupl
 # ========  ==============================  =================================
 # strategy  all-reduced forward             contents
 # ========  ==============================  =================================
-# fullrank  2d                              attention and MLP output
+# fullrank  2d, as two halves               attention and MLP output
 # vanilla   5d + 2f (4d → GQA's widths)     the wide output of all seven pairs
 # btp       7r                              the latents of all seven pairs
 # ========  ==============================  =================================
 #
 # Counts are elements per block and token, with hidden size d, MLP size f and rank r (BOOST, arXiv 2512.12131). btp also
 # exchanges the norms' sums of squares: as an extra column of a latent's payload (``fused``, this project's own) or in
-# separate collectives.
+# separate collectives. Under fullrank ranks have the residual vectors of a part of the tokens each (sequence
+# parallelism, arXiv 2205.05198): an all-reduce becomes a reduce-scatter of what is added to them and an all-gather of
+# what is read, which together send as much. What is read is gathered once more backward, rather than kept.
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What one all-reduce carries per token.
+    """What one collective carries per token.
 
     Attributes:
-        elements: Elements of activations or their gradients: wide vectors or latents.
+        elements: Elements of activations or their gradients: wide vectors or latents. Of an all-gather those of its
+            result.
         statistics: Sums of squares for a norm.
+        kind: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
     """
 
     elements: int
     statistics: int = 0
+    kind: str = "all_reduce"
 
     @property
     def total(self) -> int:
         """Elements and statistics together."""
         return self.elements + self.statistics
 
+    def passed(self, ranks: int) -> int:
+        """Elements per token that each of some ranks passes to the collective."""
+        return self.total // ranks if self.kind == "all_gather" else self.total
+
 
 class Exchanges(NamedTuple):
-    """All-reduces, forward and backward."""
+    """Collectives, forward and backward; and backward those of the forward pass whose results are not kept."""
 
     forward: Sequence[Payload]
     backward: Sequence[Payload]
+    again: Sequence[Payload] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,16 +361,29 @@ class Sharding:
         name: Name of the strategy.
         axes: The axis along which each role is split.
         exchanges: The exchanges of a model's projection group.
+        sequence: Whether ranks have the residual vectors of a part of the tokens each.
     """
 
     name: StrategyName
     axes: SplitAxes
     exchanges: Callable[[ModelConfig, ProjectionGroup, ParallelismConfig], Exchanges]
+    sequence: bool = False
 
     @property
     def residual(self) -> bool:
-        """Whether the residual, like the norms' scales, is sharded over the ranks; otherwise each rank has it whole."""
+        """Whether the residual vectors, like the norms' scales, are split over the ranks; otherwise each is whole."""
         return self.axes[Role.CHANNELS] is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether each rank has the whole residual stream: all vectors, and all of each."""
+        return not (self.residual or self.sequence)
+
+    @property
+    def partial_gradients(self) -> frozenset[Role]:
+        """Weights of which each rank has all, but computes only a part of the gradient."""
+        always = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
+        return always | {Role.CHANNELS} if self.sequence else always
 
     @property
     def latents(self) -> bool:
@@ -387,10 +409,10 @@ def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Excha
 
 
 def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode) -> Sequence[Payload]:
-    """One block's all-reduces per micro-batch: forward, backward, and forward again under full recomputation."""
+    """One block's collectives per micro-batch: forward, backward, and forward again under full recomputation."""
     exchanges = block_exchanges(model, parallelism)
     again = exchanges.forward if TRAITS[mode].again == "all" else ()
-    return [*exchanges.forward, *exchanges.backward, *again]
+    return [*exchanges.forward, *exchanges.backward, *exchanges.again, *again]
 
 
 def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
@@ -432,10 +454,12 @@ def _vanilla(model: ModelConfig, group: ProjectionGroup, parallelism: Parallelis
 
 
 def _fullrank(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
-    """What is added to the residual; backward, the gradient of what was read from it."""
+    """What is read from the residual, gathered, and what is added, scattered; backward, the gradients of both."""
     if group.norm is None:
-        return Exchanges([Payload(sum(group.wide_outs))], [])
-    return Exchanges([], [Payload(group.wide_in)])
+        added = sum(group.wide_outs)
+        return Exchanges([Payload(added, kind="reduce_scatter")], [Payload(added, kind="all_gather")])
+    read = [Payload(group.wide_in, kind="all_gather")]
+    return Exchanges(read, [Payload(group.wide_in, kind="reduce_scatter")], read)
 
 
 BTP = Sharding(
@@ -458,5 +482,6 @@ FULLRANK = Sharding(
         Role.HEAD: 1,
     },
     _fullrank,
+    sequence=True,
 )  # fmt: skip
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}

@@ -37,7 +37,7 @@ _AMPERE = Shares(
     0.80, 0.45, "fitted to published runs on A100s; FlashAttention-2 alone reaches 0.5 to 0.73 (arXiv 2307.08691)"
 )  # fmt: skip
 _HOPPER = Shares(
-    0.66, 0.30, "products fitted to published runs on H100s; FlashAttention-2's 262 to 335 TFLOP/s with a causal mask "
+    0.665, 0.30, "products fitted to published runs on H100s; FlashAttention-2's 262 to 335 TFLOP/s with a causal mask "
     "(arXiv 2407.08608, figure 5), of 989"
 )  # fmt: skip
 

@@ -679,6 +679,10 @@ def _sequence_problems(
 ) -> list[FieldProblem]:
     """Why sequences cannot be shared by context parallel ranks, or not use the sparse attention that is asked for."""
     problems, attention, length = [], training.attention, training.sequence_length
+    tensor, tokens = parallelism.tensor_parallel_size, length // parallelism.context_parallel_size
+    if chosen_strategy(model, parallelism) == "fullrank" and tokens % tensor:
+        message = f"{tensor} does not divide the {tokens} tokens of a sequence on a rank; choose a divisor"
+        problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), tensor, message))
     if (size := parallelism.context_parallel_size) > 1:
         messages = []
         if length % size:
@@ -693,7 +697,7 @@ def _sequence_problems(
             )
         if training.cuda_graphs == "on":
             messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
-        problems = [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
+        problems += [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
         if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
             problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
         if parallelism.context.pool == "tasks" and attention is not None:

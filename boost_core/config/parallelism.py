@@ -258,7 +258,8 @@ class ParallelismConfig(Config):
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,
         description="Tensor parallel strategy. btp: exchanges latents. vanilla: splits each low-rank pair by itself (a "
-        "baseline). fullrank: Megatron's, for family=dense. Default: btp for low-rank families, fullrank for dense.",
+        "baseline). fullrank: Megatron's with sequence parallelism, for family=dense. Default: btp for low-rank "
+        "families, fullrank for dense.",
     )
     norm: Literal["fused", "online_paper", "sync"] = Field(
         "fused",
@@ -542,7 +543,9 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
         message = f"sync norms what becomes latents, but family={family} reads more: use fused or online_paper"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
     if strategy != "btp" and parallelism.norm != "fused":
-        message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
+        message = (
+            f"norm={parallelism.norm} is for residual vectors split by btp; {strategy} keeps them whole: leave norm out"
+        )
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
 
     # Recomputing segments, and halves that alternate, take work that is local between two exchanges.

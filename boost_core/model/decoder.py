@@ -193,7 +193,7 @@ class StageModule(nn.Module):
     def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
         super().__init__()
         self._decoder = (decoder,)  # in a tuple, so that the weights are registered only once
-        self.stage, self._width = stage, model.hidden_size // decoder.strategy.shards
+        self.stage, self._width = stage, model.hidden_size
         self.rotations: Sequence[Rotation] = ()
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)
@@ -228,7 +228,8 @@ class StageModule(nn.Module):
         """Shapes of the inputs and of the outputs for ``tokens`` tokens."""
         latents = [(count, tokens, self._rank) for counts in self._carried for count in counts]
         inputs, outputs = (
-            [(tokens, self._width), *(latents if crosses else ())] for crosses in (self._takes, self._gives)
+            [self._decoder[0].strategy.part(tokens, self._width), *(latents if crosses else ())]
+            for crosses in (self._takes, self._gives)
         )
         return [(tokens,)] if self.stage.first else inputs, [(tokens,)] if self.stage.last else outputs
 

@@ -1,11 +1,9 @@
 """A job's optimizer: its weights in groups, updated by AdamW, LORO or Muon."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
-from boost_core.architecture import ParamKind
+from boost_core.architecture import ParamKind, chosen_sharding
 from boost_core.config import JobSpec
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
@@ -17,23 +15,22 @@ COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfl
 
 
 def make_optimizer(
-    spec: JobSpec, model: nn.Module, axes: Mapping[str, int | None], tensor_parallel: Communicator,
-    replicas: Communicator,
+    spec: JobSpec, model: nn.Module, tensor_parallel: Communicator, replicas: Communicator
 ) -> MasterWeightAdamW:  # fmt: skip
     """Build the optimizer of this rank's weights, which become views of its groups' memory.
 
     Args:
         spec: The job.
         model: This rank's part of the model.
-        axes: The axis along which each weight is split over the tensor parallel ranks, if any.
         tensor_parallel: The tensor parallel group.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
     """
     config, specs = spec.optimizer, weight_specs(model)
     tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None
     members: dict[ParamKind, dict[str, nn.Parameter]] = {}
+    sharding = chosen_sharding(spec.model, spec.parallelism)
     for name, weight in model.named_parameters():
-        kind = ParamKind.of(specs[name], axes[name] is not None, config, name == tied)
+        kind = ParamKind.of(specs[name], sharding, config, name == tied)
         members.setdefault(kind, {})[name] = weight
     kinds = sorted(members, key=lambda kind: kind.order)
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage

@@ -1,7 +1,10 @@
-"""Strategies that keep the whole residual on every rank. T tokens, d hidden, V vocabulary."""
+"""The baselines: dense tensor parallelism, and that of low-rank pairs along their rank.
+
+Shape suffixes: T tokens, t this rank's part of them, d hidden, V this rank's part of the vocabulary.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import embedding, rms_norm
@@ -11,7 +14,13 @@ from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.latent_epilogue import Epilogue
 from boost_core.kernels.residual_add import Residual
 from boost_core.parallel.btp import DeferredWeightGradients, GatheredLatents, Latents, NormWeights, PartialLatents
-from boost_core.parallel.communicator import Communicator, copy_to_tp, reduce_from_tp
+from boost_core.parallel.communicator import (
+    Communicator,
+    all_gather_from_tp,
+    copy_to_tp,
+    reduce_from_tp,
+    reduce_scatter_from_tp,
+)
 
 
 class WholeResidual:
@@ -24,25 +33,31 @@ class WholeResidual:
 
     Attributes:
         communicator: As given.
-        shards: Number of ranks over which the residual stream is sharded: one.
         deferred: Empty: no weight gradients are deferred.
     """
 
-    fp8, shards = False, 1
+    fp8 = False
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:  # noqa: ARG002
         self.communicator, self.deferred = communicator, DeferredWeightGradients()
 
+    def part(self, tokens: int, width: int) -> tuple[int, int]:
+        """Shape of this rank's part of a residual stream: all of it."""
+        return tokens, width
+
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
+        return self.enter(reduce_from_tp(self._looked_up(token_T, weight_Vd), self.communicator, "embedding"))
+
+    def _looked_up(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+        """``[T, d]``, zero where a token is in another rank's part of the vocabulary."""
         local_T = token_T - self.communicator.rank * len(weight_Vd)
         is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
         partial_Td = embedding(local_T * is_local_T, weight_Vd)
-        partial_Td = partial_Td * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
-        return self.enter(reduce_from_tp(partial_Td, self.communicator, "embedding"))
+        return partial_Td * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
-        """The whole stream."""
+        """This rank's part of the stream."""
         return Residual(x_Td, x_Td, None)
 
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
@@ -59,31 +74,85 @@ class WholeResidual:
         return embedding_Vd.T
 
 
-# Dense tensor parallelism as in Megatron-LM (arXiv 1909.08053): column then row, 2d elements per token and block.
+# Dense tensor parallelism as in Megatron-LM (arXiv 1909.08053): column then row. Outside of these pairs each rank has
+# the residual vectors of a part of the tokens, and norms only these (sequence parallelism, arXiv 2205.05198). So 2d
+# elements per token and block are gathered, and as many scattered.
 #
-# Shape suffixes: T tokens, d hidden, g projections of one input, f wide (this rank's shard).
+# Shape suffixes: g projections of one input, f wide (this rank's shard), c = g·f.
 
 
 class FullRankTensorParallel(WholeResidual):
-    """The dense strategy of Megatron-LM."""
+    """The dense strategy of Megatron-LM, with sequence parallelism."""
 
     SHARDING: ClassVar[Sharding] = FULLRANK
 
-    def dense_in(
-        self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
-    ) -> list[torch.Tensor]:
-        """``norm(x) W``, one ``[g, T, f]`` for each weight: this rank's columns of each projection.
+    def part(self, tokens: int, width: int) -> tuple[int, int]:
+        """Shape of this rank's part of a residual stream: the rows of some tokens."""
+        return tokens // self.communicator.size, width
 
-        In the backward pass, an all-reduce of the residual's gradient.
-        """
-        normed_Td = rms_norm(x_Td, (norm.width,), norm.scale_d, norm.epsilon)
-        shared_Td = copy_to_tp(normed_Td, self.communicator, "wide")
-        products = ((shared_Td @ weight_dgf.flatten(1), weight_dgf.shape[1]) for weight_dgf in weights_dgf)
-        return [y_Tc.view(len(y_Tc), count, -1).transpose(0, 1) for y_Tc, count in products]
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
+        """Residual vectors of this rank's tokens; one reduce-scatter of ``[T, d]``."""
+        partial_Td = self._looked_up(token_T, weight_Vd)
+        return self.enter(reduce_scatter_from_tp(partial_Td, self.communicator, "embedding"))
+
+    def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
+        """The normed rows of all ranks, ``[T, d]``; their gradients are summed and scattered."""
+        normed_td = rms_norm(residual.inputs, (norm.width,), norm.scale_d, norm.epsilon)
+        return all_gather_from_tp(normed_td, self.communicator, "hidden").flatten(0, 1)
+
+    def dense_in(
+        self, x_td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
+    ) -> list[torch.Tensor]:
+        """``norm(x) W`` of all ranks' rows, a ``[g, T, f]`` for each weight: this rank's columns of each projection."""
+        normed_td = rms_norm(x_td, (norm.width,), norm.scale_d, norm.epsilon)
+        weights_dc = [weight_dgf.flatten(1) for weight_dgf in weights_dgf]
+        if self.communicator.size == 1:
+            products = [normed_td @ weight_dc for weight_dc in weights_dc]
+        else:
+            products = _GatheredProducts.apply(normed_td, self.communicator, *weights_dc)  # type: ignore[no-untyped-call]
+        return [
+            y_Tc.view(len(y_Tc), weight_dgf.shape[1], -1).transpose(0, 1)
+            for y_Tc, weight_dgf in zip(products, weights_dgf, strict=True)
+        ]
 
     def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
-        """``x W``, back into the residual, ``[T, d]``: its partial sums are all-reduced."""
-        return reduce_from_tp(x_Tf @ weight_fd, self.communicator, "wide")
+        """``x W``, back into the residual, ``[t, d]``: its partial sums are reduced and scattered."""
+        return reduce_scatter_from_tp(x_Tf @ weight_fd, self.communicator, "wide")
+
+
+class _GatheredProducts(torch.autograd.Function):
+    """Products of all ranks' rows with some weights.
+
+    This rank's rows are kept, and gathered again backward while the gradient of the input is computed; that is
+    scattered while those of the weights are (arXiv 2205.05198, section 4.2.2).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_td: torch.Tensor, communicator: Communicator, *weights_dc: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Return a ``[T, c]`` for each weight."""
+        ctx.communicator = communicator
+        ctx.save_for_backward(x_td, *weights_dc)
+        x_Td = communicator.all_gather(x_td, "wide").flatten(0, 1)
+        return tuple(x_Td @ weight_dc for weight_dc in weights_dc)
+
+    @staticmethod
+    def backward(ctx: Any, *dy_Tc: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of this rank's rows, and of each weight."""
+        communicator: Communicator = ctx.communicator
+        x_td, *weights_dc = ctx.saved_tensors
+        x_Td = x_td.new_empty((communicator.size * len(x_td), x_td.shape[1]))
+        gathering = communicator.start_all_gather(x_Td, x_td, "wide again")
+        dx_Td = dy_Tc[0] @ weights_dc[0].T
+        for dy, weight_dc in zip(dy_Tc[1:], weights_dc[1:], strict=True):
+            dx_Td.addmm_(dy, weight_dc.T)
+        gathering.wait()
+        dx_td = torch.empty_like(x_td)
+        scattering = communicator.start_reduce_scatter(dx_td, dx_Td, "wide gradient")
+        gradients_dc = [x_Td.T @ dy for dy in dy_Tc]
+        scattering.wait()
+        return dx_td, None, *gradients_dc
 
 
 # Vanilla tensor parallelism of low-rank pairs, a baseline: each A·B is a Megatron pair of its own, split along r.

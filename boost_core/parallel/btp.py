@@ -448,7 +448,6 @@ class BottleneckTensorParallel:
 
     Attributes:
         communicator: As given.
-        shards: Number of ranks over which the residual stream is sharded.
         fp8: As given; the kernels in front of products then leave their rows in 8 bits.
         deferred: Its products, and the weight gradients that they defer.
         host: The host's memory for what blocks save there.
@@ -457,9 +456,13 @@ class BottleneckTensorParallel:
     SHARDING: ClassVar[Sharding] = BTP
 
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
-        self.communicator, self.shards = communicator, communicator.size
+        self.communicator = communicator
         self._norm, self.fp8, self.host = norm, fp8, HostMemory()
         self.deferred = DeferredWeightGradients(communicator.size == 1, fp8)
+
+    def part(self, tokens: int, width: int) -> tuple[int, int]:
+        """Shape of this rank's part of a residual stream: some columns of each row."""
+        return tokens, width // self.communicator.size
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Look up this rank's columns: the residual is sharded from the start, and nothing is sent."""

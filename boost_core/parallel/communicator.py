@@ -543,6 +543,17 @@ def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: 
     )
 
 
+def reduce_scatter_from_tp(partial_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
+    """``[T, c]`` on each of p ranks to this one's ``[T/p, c]`` of their sum; gradients are gathered."""
+    if communicator.size == 1:
+        return partial_Tc
+    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        partial_Tc,
+        lambda x_Tc: communicator.reduce_scatter(x_Tc.view(communicator.size, -1, x_Tc.shape[1]), purpose),
+        lambda dx_tc: communicator.all_gather(dx_tc, f"{purpose} gradient").flatten(0, 1),
+    )
+
+
 def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
     if communicator.size == 1:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from boost_core.config.base import Config, Moment
+from boost_core.config.base import Config, Moment, rounded
 from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import (
@@ -452,7 +452,7 @@ class Profile:
             products * peak, attention * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, launching, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"products at {products:.0%}, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
+            f"products at {rounded(100 * products)}%, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
             f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
         )  # fmt: skip

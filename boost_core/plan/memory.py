@@ -260,11 +260,10 @@ def _shards(
     tied: bool = False,
 ) -> list[tuple[ParamKind, int]]:  # fmt: skip
     """Return kind and elements of a rank's part of each weight."""
-    axes, size, shards = chosen_sharding(model, parallelism).axes, parallelism.tensor_parallel_size, []
+    sharding, size, shards = chosen_sharding(model, parallelism), parallelism.tensor_parallel_size, []
     for weight in weights.values():
-        split = axes[weight.role] is not None
-        elements = prod(weight.shape) // (size if split else 1)
-        shards.append((ParamKind.of(weight, split, optimizer, tied), elements))
+        kind = ParamKind.of(weight, sharding, optimizer, tied)
+        shards.append((kind, prod(weight.shape) // (size if kind.split else 1)))
     return shards
 
 

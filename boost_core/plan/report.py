@@ -17,7 +17,7 @@ from typing import get_args
 from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
-from boost_core.config.base import Config, counted
+from boost_core.config.base import Config, counted, rounded
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
@@ -295,7 +295,6 @@ _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable w
 
 
 _MOST_CHUNKS = 512  # of the windows of all sizes that a job may take; planning more takes long
-_GIGA = 1e9
 
 
 class PlannedSize(Config):
@@ -385,7 +384,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         )  # fmt: skip
         lacks = ", more than it has" if fits is False else ""
         needs.append(
-            f"{needed / GIB:.1f} GiB per rank{lacks}, and {seconds:.3g} s per step on {each.world_size:,} ranks"
+            f"{needed / GIB:.1f} GiB per rank{lacks}, and {rounded(seconds)} s per step on {each.world_size:,} ranks"
         )
     text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
     would = (
@@ -403,7 +402,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
                 cost = _of_one_document(replace(planner, chunk=size), length)
                 chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
                 imbalance = f"{cost.imbalance:.2f} times the mean on the most loaded rank"
-                costs.append(f"{1000 * cost.seconds:.3g} ms, {imbalance}")
+                costs.append(f"{rounded(1000 * cost.seconds)} ms, {imbalance}")
     text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
     if planner.sparse_from is not None:
         text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
@@ -423,8 +422,8 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         what = "latents of their queries and outputs" if planner.moves_latents else "their queries and results"
         why.append(
             f"the attention of up to {moved_chunks} of a rank's chunks is computed by other ranks where that is "
-            f"faster; {what} are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
-            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
+            f"faster; {what} are {rounded(tokens * ways[0] / GIB)} GiB per layer forward and "
+            f"{rounded(tokens * ways[1] / GIB)} GiB backward"
         )
     return PlannedContext(
         chunk_tokens=planner.chunk,
@@ -464,9 +463,9 @@ def _exchanges(
         exchanges.append(
             PlannedExchange(exchange=exchange, links=links, seconds=sent.seconds, projection_seconds=computing)
         )
-        over = " and ".join(f"{link.bytes / _GIGA:.3g} GB over the {link.level}" for link in links)
-        keys = f", plus {1000 * computing:.3g} ms to compute keys" if computing else ""
-        costs.append(f"{over} in {1000 * sent.seconds:.3g} ms{keys}")
+        over = " and ".join(f"{rounded(link.bytes / GIB)} GiB over the {link.level}" for link in links)
+        keys = f", plus {rounded(1000 * computing)} ms to compute keys" if computing else ""
+        costs.append(f"{over} in {rounded(1000 * sent.seconds)} ms{keys}")
     where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
     requested = ", as the job requests" if context.exchange != "auto" else ""
     at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
@@ -497,8 +496,8 @@ class Memory(Config):
 class Communication(Config):
     """What tensor parallel ranks exchange for one micro-batch through all blocks, forward and backward."""
 
-    all_reduces: int
-    elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
+    all_reduces: int = Field(description="Number of collectives; of dense models reduce-scatters and all-gathers.")
+    elements_per_token: int = Field(description="Elements per token that a rank passes to them.")
     gathered_elements_per_token: int = Field(
         0,
         description="Elements per token of the kept latents that a rank passes to all-gathers: recompute=shared or "
@@ -688,7 +687,7 @@ def _planned_shape(
         for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
             payloads = micro_batch_payloads(model, parallelism, mode)
             all_reduces += blocks * len(payloads)
-            elements += blocks * sum(payload.total for payload in payloads)
+            elements += blocks * sum(payload.passed(layout.tp) for payload in payloads)
         for stage in cut(model, parallelism, spec.training.sequence_length):
             for layer, mode in block_modes(parallelism, stage).items():
                 if TRAITS[mode].slices:
@@ -731,7 +730,7 @@ def network_in_words(machine: Machine) -> str:
     ):
         joined = f"the {level.name}" if outermost else f"{level.fan_out:,} in a {level.name}"
         source = level.link.description.partition(";")[0]
-        links.append(f"{joined} at {level.link.bytes_per_second / 1e9:.3g} GB/s a rank ({source})")
+        links.append(f"{joined} at {rounded(level.link.bytes_per_second / 1e9)} GB/s a rank ({source})")
     return f"network: {', '.join(links)}"
 
 
@@ -771,7 +770,7 @@ def _notes(
     if most.memory.host > 0:
         yield (
             f"{layout}: the host's memory holds {most.memory.host / GIB:.1f} GiB of each rank's state and activations, "
-            f"which costs {most.offload_seconds:.2g} s per step"
+            f"which costs {rounded(most.offload_seconds, 2)} s per step"
         )
     if not on_gpu:
         return

@@ -15,7 +15,7 @@ from math import inf
 
 from pydantic import Field
 
-from boost_core.config.base import Config
+from boost_core.config.base import Config, rounded
 from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
 from boost_core.hardware import DEVICE_BYTES
@@ -360,7 +360,7 @@ def _reasons(
     if choice.job.parallelism.optimizer_offload > spec.parallelism.optimizer_offload:
         lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
         yield (
-            f"the optimizer's state is in the host's memory, which takes {choice.copies.state:.3g} s of the bus; "
+            f"the optimizer's state is in the host's memory, which takes {rounded(choice.copies.state)} s of the bus; "
             f"without that it lacks {lacks / GIB:.1f} GiB per GPU"
         )
     yield from because_of_hosts(choice, limit, machine, lambda step: step.parts().total)
@@ -368,4 +368,4 @@ def _reasons(
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
         lacks = (misfit.needed - limit) / GIB
         what = f"lacks {lacks:.1f} GiB per GPU" if lacks > 0 else lack_in_words(misfit.host, machine)
-        yield f"{misfit.layout} would take {misfit.seconds.total:.3g} s, but {what}"
+        yield f"{misfit.layout} would take {rounded(misfit.seconds.total)} s, but {what}"

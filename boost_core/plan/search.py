@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import Field
 
-from boost_core.config.base import Config
+from boost_core.config.base import Config, rounded
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
@@ -145,7 +145,7 @@ class SearchResult:
 
 def search(
     spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER,
-    near: float = 0.0,
+    near: float = 0.0, lean: bool = False,
 ) -> SearchResult:  # fmt: skip
     """Search for the best ways to train a job.
 
@@ -157,12 +157,13 @@ def search(
         top: Number of choices to return.
         order: Order in which groups are placed on the network, innermost first. Gangs only use the default.
         near: Also return all that take at most this share longer than the fastest.
+        lean: Whether to look at nothing but what needs least memory: micro-batches of one sequence under 1f1b.
 
     Raises:
         ValueError: The network has no room for this many GPUs.
     """
     machine.cluster.rows([gpus])
-    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order, near).run()
+    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order, near, lean).run()
 
 
 @dataclass(frozen=True, order=True)
@@ -200,8 +201,11 @@ class _Search:
     """What has been examined, and what is left. Arguments as for ``search``, with the usable bytes of a device."""
 
     def __init__(
-        self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str], near: float
-    ) -> None:
+        self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str], near: float,
+        lean: bool = False,
+    ) -> None:  # fmt: skip
+        self._micro_batches = _MICRO_BATCHES[:1] if lean else _MICRO_BATCHES
+        self._schedules = _SCHEDULES[:1] if lean else _SCHEDULES
         self._spec, self._gpus, self._machine, self._near = spec, gpus, machine, near
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
@@ -285,7 +289,7 @@ class _Search:
         node, layers = self._machine.cluster.levels[0].fan_out, spec.model.num_hidden_layers
         batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
         tensors = [size for size in range(1, min(node, gpus) + 1) if spec.model.hidden_size % size == 0]
-        for tensor, micro_batch in product(tensors, _MICRO_BATCHES):
+        for tensor, micro_batch in product(tensors, self._micro_batches):
             if batch % micro_batch:
                 continue
             # Numbers of replicas over which the micro-batches split, largest first.
@@ -301,7 +305,7 @@ class _Search:
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
                     replicas = [number for number in numbers if number * tensor * pipeline * context <= gpus]
-                    for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
+                    for schedule in self._schedules if pipeline > 1 else _SCHEDULES[:1]:
                         yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
@@ -474,7 +478,7 @@ def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iter
             what = f"lacks {lacks / GIB:.1f} GiB of {device_bytes / GIB:.1f} GiB per GPU ({SPARE:.0%} is kept free)"
         else:
             what = lack_in_words(result.misfit.host, machine)
-        yield f"{result.misfit} would take {result.misfit.seconds.total:.3g} s, but {what}"
+        yield f"{result.misfit} would take {rounded(result.misfit.seconds.total)} s, but {what}"
 
 
 def because_of_hosts(
@@ -497,13 +501,12 @@ def because_of_hosts(
         instead = f"with all of it on the GPU, {(needed - limit) / GIB:.1f} GiB per GPU are lacking"
     else:
         takes = seconds(Step(otherwise, layout, machine))
-        instead = (
-            f"with all of it on the GPU, a step takes {takes:.3g} s, recompute {otherwise.parallelism.recompute_text}"
-        )
+        modes = otherwise.parallelism.recompute_text
+        instead = f"with all of it on the GPU, a step takes {rounded(takes)} s, recompute {modes}"
     yield (
-        f"what blocks keep in the host's memory crosses the bus in {choice.copies.crossing:.3g} s, at "
-        f"{machine.profile.host_bandwidth / 1e9:.3g} GB/s, of which passes hide all but "
-        f"{choice.copies.exposed:.3g} s; {instead}"
+        f"what blocks keep in the host's memory crosses the bus in {rounded(choice.copies.crossing)} s, at "
+        f"{rounded(machine.profile.host_bandwidth / 1e9)} GB/s, of which passes hide all but "
+        f"{rounded(choice.copies.exposed)} s; {instead}"
     )
 
 
@@ -521,7 +524,7 @@ def longer(other: Choice, first: Choice) -> str:
     ratio = other.seconds.total / first.seconds.total - 1
     if ratio < 0:
         return f"{-ratio:.1%} less, within what predictions can tell apart, and is less simple"
-    return f"{ratio:.1%} longer: {more[name]:.3g} s more of {name}" if more[name] > 0 else "as long"
+    return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if more[name] > 0 else "as long"
 
 
 def sensitivities(
@@ -569,7 +572,7 @@ def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float
             if first and (gain := 1 - other.seconds.total / first[0].seconds.total) >= _WORTH_SAYING:
                 yield (
                     f"with ranks in the order {', '.join(order)}, which gangs do not support: {other}, "
-                    f"{other.seconds.total:.3g} s, {gain:.1%} less"
+                    f"{rounded(other.seconds.total)} s, {gain:.1%} less"
                 )
 
 
@@ -674,6 +677,7 @@ class SearchReport(Config):
 
 
 _MOST_GPUS = 4096  # at which a job for which nothing fits is still tried
+_FEW_NUMBERS = 8  # of replicas that a batch divides among; any more hardly explain unused GPUs
 _LAST_SECONDS = 0.5  # of a search, after which more GPUs are not tried: each takes up to four times as long
 
 
@@ -702,10 +706,14 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
     elif (used := first.layout.world_size) < request.gpus:
         batch, most = spec.training.global_batch_size, request.gpus // (used // first.layout.dp)
-        divides = batch % most == 0
-        reason = (
-            "more take longer" if divides else f"{batch:,} sequences per step do not divide among {most:,} replicas"
-        )
+        if batch % most:
+            reason = f"{batch:,} sequences per step do not divide among {most:,} replicas"
+        else:
+            reason = "layouts with more take longer"
+            numbers = [number for number in range(1, request.gpus + 1) if batch % number == 0]
+            if len(numbers) <= _FEW_NUMBERS:
+                among = ", ".join(map(str, numbers))
+                reason += f", as {batch:,} sequences per step divide only among {among} replicas"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
     return SearchReport(
         choices=tuple(
@@ -739,10 +747,12 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
 
 def _more_gpus(spec: JobSpec, gpus: int, machine: Machine, limit: float) -> Iterator[str]:
     """Say how many GPUs would do for a job that does not fit, by doubling their number."""
-    took = 0.0
-    while took < _LAST_SECONDS and (gpus := 2 * gpus) <= min(_MOST_GPUS, machine.cluster.size):
+    took, most = 0.0, min(_MOST_GPUS, machine.cluster.size)
+    while took < _LAST_SECONDS and 2 * gpus <= most:
+        gpus *= 2
         begun = time.thread_time()
-        if choices := search(spec, gpus, machine, limit, 1).choices:
-            yield f"{gpus:,} GPUs would do: {choices[0]}, {choices[0].seconds.total:.3g} s"
+        if choices := search(spec, gpus, machine, limit, 1, lean=True).choices:
+            yield f"{gpus:,} GPUs would do: {choices[0]}, {rounded(choices[0].seconds.total)} s"
             return
         took = time.thread_time() - begun
+    yield f"{gpus:,} GPUs would not do"

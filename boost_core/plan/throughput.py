@@ -7,13 +7,14 @@ A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has two stages; a third of that half where
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
-* arithmetic: what the rank computes and moves of its stages' blocks and the head (``work``), by its device's rates
+* arithmetic: what the rank computes and moves of its blocks, embedding and head (``work``), by its device's rates
   (``machine.Profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward,
   pass;
-* exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, and the head's hidden
-  vectors, over the levels that they are spread over (``machine.Cluster``). Backward, weight gradients may be
+* exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, the embedding's vectors,
+  and the head's, over the levels that they are spread over (``machine.Cluster``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
-  costs no time. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
+  costs no time. What dense ranks gather again in the backward pass, gradients of inputs hide like those of weights hide
+  reductions. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
   context parallel ranks keys and values, while each attends to those that it has, and computes the other half of a
   micro-batch, if it is split: then that does not hide latents;
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
@@ -39,7 +40,7 @@ from functools import cached_property, partial
 from operator import mul
 from typing import NamedTuple
 
-from boost_core.architecture import block_exchanges, chosen_sharding, saved_latents
+from boost_core.architecture import Payload, block_exchanges, chosen_sharding, saved_latents
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
@@ -55,6 +56,7 @@ from boost_core.plan.work import (
     block_parameters,
     block_work,
     cut,
+    embedding_work,
     head_work,
     rank_tokens,
 )
@@ -309,7 +311,7 @@ class Step:
         self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
-        self._head = head_work(job)
+        self._head, self._embedding = head_work(job), embedding_work(job)
         self._sharding = chosen_sharding(job.model, job.parallelism)
         self._cut()
         self._block = {mode: block_work(job, mode) for mode in set(modes).union(*self._rank_modes)}
@@ -515,17 +517,18 @@ class Step:
     @cached_property
     def _ranks(self) -> list[_MicroBatch]:
         head, head_exchange = self._profile.seconds(self._head.all), sum(self._head_exchanges)
+        embedding, embedding_exchange = self._profile.seconds(self._embedding), sum(self._embedding_exchanges)
         ranks = []
         for stages, modes in zip(self._stages, self._rank_modes, strict=True):
-            last = any(stage.last for stage in stages)
+            first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
             before = [self._before_backward(stage) for stage in stages]
             arithmetic = sum(count * self.blocks[mode].computed for mode, count in modes.items()) + last * head
-            arithmetic += sum(copy for _, copy in before)
+            arithmetic += first * embedding + sum(copy for _, copy in before)
             exchange = sum(
                 count * (self.blocks[mode].exchange_forward + self.blocks[mode].exchange_backward)
                 for mode, count in modes.items()
             )
-            exchange += last * head_exchange
+            exchange += first * embedding_exchange + last * head_exchange
             exchange += sum(gather for gather, _ in before)
             sends = 0.0
             for stage in stages:  # a stage's input, and its output's gradient
@@ -553,6 +556,10 @@ class Step:
                     forward += count * of_forward
                     backward += count * of_backward
                     weights += count * of_weights
+                if stage.first:  # nearly all of its work is backward
+                    looked_up, returned = self._embedding_exchanges
+                    forward += factors.communication * looked_up
+                    backward += factors.rest * seconds(self._embedding) + factors.communication * returned
                 if stage.last:
                     forward += factors.rest * seconds(self._head.forward) + factors.communication * head_forward
                     backward += factors.rest * seconds(self._head.backward) + factors.communication * head_backward
@@ -583,15 +590,7 @@ class Step:
         """One block's seconds in each mode."""
         job, profile, seconds = self._job, self._profile, self._profile.seconds
         captured, exchanges = captures_steps(job), block_exchanges(job.model, job.parallelism)
-        reduced_forward, reduced_backward = (
-            self._over(
-                self._tensor_row,
-                "all_reduce",
-                self._tokens * self._element * sum(payload.total for payload in payloads),
-                len(payloads),
-            )
-            for payloads in (exchanges.forward, exchanges.backward)
-        )
+        sent_forward, sent_backward, sent_again = map(self._exchanged, exchanges)
         blocks = {}
         for mode, block in self._block.items():
             traits = TRAITS[mode]
@@ -606,11 +605,12 @@ class Step:
                 copy_forward, copy_backward = max(0.0, bus - seconds(block.forward)), max(0.0, bus - behind)
 
             # Collectives, as far as nothing hides them.
-            forward, backward = reduced_forward, reduced_backward
+            forward, backward = sent_forward, sent_backward
             if traits.again == "all":
                 backward += forward
             if self._sharding.residual:
                 backward = profile.exposed(backward, seconds(block.weight_gradients))
+            backward += profile.exposed(sent_again, seconds(block.backward), long=True)
             if job.parallelism.split_micro_batch and self._layout.cp == 1:  # else turns end where keys are exchanged
                 forward = profile.exposed(forward, seconds(block.forward) / 2)
             first_gather = 0.0
@@ -640,6 +640,14 @@ class Step:
             )
         return blocks
 
+    def _exchanged(self, payloads: Sequence[Payload]) -> float:
+        """Seconds of a block's collectives between tensor parallel ranks, with nothing hidden."""
+        seconds = 0.0
+        for kind in {payload.kind for payload in payloads}:
+            passed = [payload.passed(self._layout.tp) for payload in payloads if payload.kind == kind]
+            seconds += self._over(self._tensor_row, kind, self._tokens * self._element * sum(passed), len(passed))
+        return seconds
+
     def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
 
@@ -666,15 +674,26 @@ class Step:
     def _head_exchanges(self) -> tuple[float, float]:
         """Hidden vectors that are gathered, and their gradients; where they are whole, these are summed up."""
         hidden = self._tokens * self._job.model.hidden_size * self._element
-        if not self._sharding.residual:
+        if self._sharding.whole:
             return 0.0, self._over(self._tensor_row, "all_reduce", hidden)
         gathered = self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
         return gathered, self._over(self._tensor_row, "reduce_scatter", hidden)
 
+    @property
+    def _embedding_exchanges(self) -> tuple[float, float]:
+        """Vectors of which each rank has looked up some, and their gradients; where columns are split, nothing."""
+        hidden = self._tokens * self._job.model.hidden_size * self._element
+        if self._sharding.residual:
+            return 0.0, 0.0
+        if self._sharding.whole:
+            return self._over(self._tensor_row, "all_reduce", hidden), 0.0
+        scattered = self._over(self._tensor_row, "reduce_scatter", hidden)
+        return scattered, self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
+
     def _between(self, place: int, layer: int) -> float:
         """What goes from one pipeline rank to the next, before a block."""
         model = self._job.model
-        width = model.hidden_size // (self._layout.tp if self._sharding.residual else 1)
+        width = model.hidden_size // (1 if self._sharding.whole else self._layout.tp)
         if model.crosses_into(layer):
             width += 7 * model.bottleneck_rank
         link = self._links[place]

@@ -1,8 +1,9 @@
 """What a rank computes, moves and keeps of a micro-batch: in a block, and in the head.
 
 Widths are this rank's, as for ``Activations``. A product of T × k by k × n takes 2·T·k·n FLOPs and moves the three
-matrices; its backward pass is two products of the same sizes, and adds the weight's gradient to a sum in fp32. All
-blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last product, too.
+matrices; its backward pass is two products of the same sizes, and reads the weight's gradient to add it to a sum in
+fp32. All blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last product,
+too.
 
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
@@ -14,6 +15,7 @@ passes      elements read and written outside of products, about: residual 6w an
             3m and 5m; latents that are scaled or activated 2 and 3 of each, three times that where the previous block's
             latents cross into them; channels that a projection scales 3 and 4 of each
 head        logits, and backward those again, with two passes over them each; gathered hidden vectors
+embedding   rows both ways; and backward a gradient of the whole table, whose bytes do not depend on the tokens
 ==========  ==========================================================================================================
 """
 
@@ -188,7 +190,7 @@ def _block_work(
 
     # Elements per token that are read and written outside of products.
     size, split = parallelism.tensor_parallel_size, parallelism.tensor_parallel_size if sharding.wide else 1
-    residual = model.hidden_size // (size if sharding.residual else 1)
+    residual = model.hidden_size // (1 if sharding.whole else size)
     turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
     norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
     forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
@@ -212,7 +214,7 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=2 * _PRECISE * weights))
+    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=(element + 2 * _PRECISE) * weights))
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
@@ -245,9 +247,17 @@ def head_work(job: JobSpec) -> Passes:
     hidden = job.model.hidden_size
     logits = Product(Role.HEAD, tokens, hidden, vocabulary, 1, 1, 1).passes(element)
     pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
-    weight = Work(moved_bytes=2 * _PRECISE * hidden * vocabulary)
+    weight = Work(moved_bytes=(element + 2 * _PRECISE) * hidden * vocabulary)
     again = logits.forward + pass_over
     return Passes(again, again + logits.backward, logits.weight_gradients + weight)
+
+
+def embedding_work(job: JobSpec) -> Work:
+    """Return the work of the embedding: rows read and written both ways, and a gradient of the whole table."""
+    tokens, element, ranks = rank_tokens(job), BYTES[job.training.precision], job.parallelism.tensor_parallel_size
+    table = job.model.vocab_size * job.model.hidden_size // ranks
+    # The gradient is zeroed, read, and added to a sum in fp32.
+    return Work(moved_bytes=4 * element * tokens * job.model.hidden_size + (2 * element + 2 * _PRECISE) * table)
 
 
 # Parameter counts of a model.
@@ -452,8 +462,8 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 #
 # Widths are per rank: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
 # btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole except the latent, r/p; under
-# fullrank w is whole and the rest is split (``architecture.Sharding``). Without recomputation a block keeps, in
-# the compute type,
+# fullrank they are as under btp, w as the mean of whole vectors of 1/p of the tokens (``architecture.Sharding``).
+# Without recomputation a block keeps, in the compute type,
 #
 # ==================  ===================================  =========================================================
 # what                elements per token                   kept by
@@ -464,8 +474,8 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 #                     sharded residual, or with a SiLU
 # attention           q + 2k, q, and h in fp32             torch's: its inputs, its output, and log-sum-exps
 # MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
-# norms               one for each product after a norm,   ``exchange``: their statistics; for a whole residual
-#                     or w for a whole residual            ``rms_norm``'s output
+# norms               one for each product after a norm,   ``exchange``: their statistics; for whole residual vectors
+#                     or w for whole residual vectors      ``rms_norm``'s output
 # QK-norm             q + k, and one per head in fp32      torch's norm: its inputs, and their statistics
 # LaX                 0, 7r or 21r depending on the gate   ``crossing``: the gate's output and intermediate results
 # ==================  ===================================  =========================================================
@@ -514,7 +524,8 @@ class Activations:
         self.sharding = chosen_sharding(model, parallelism)
         self._size = parallelism.tensor_parallel_size
         self._split = self._size if self.sharding.wide else 1  # parts into which heads and MLP are split
-        self.residual = model.hidden_size // (self._size if self.sharding.residual else 1)
+        self.residual = model.hidden_size // (1 if self.sharding.whole else self._size)
+        self._rows = self._size if self.sharding.sequence else 1  # parts into which the tokens of norms are split
         self.latent = (model.rank or 0) // (self._size if self.sharding.latents else 1)
         self.query, self.key_value = model.hidden_size // self._split, model.key_value_size // self._split
         self._mlp, self._heads = model.intermediate_size // self._split, model.num_attention_heads // self._split
@@ -624,6 +635,8 @@ class Activations:
         ``block``.
         """
         widths = 3 * self.residual + max(3 * self._mlp, 2 * (self.query + self.key_value))
+        if self.sharding.sequence and self._size > 1:
+            widths += 2 * self.model.hidden_size  # the rows that were gathered again, and the gradient to be scattered
         if self.model.lax is not None:
             # Of latents received and handed on; and a reference makes those of three at a time step by step.
             widths += (2 * self._projections + (0 if self.kernels else 12)) * self.latent
@@ -656,13 +669,13 @@ class Activations:
     def head(self) -> int:
         """Bytes kept by the final norm and the loss, including the last residual."""
         hidden, element = self.model.hidden_size, self.element_bytes
-        loss = 8 + 2 * PRECISE  # the target's index, the log-sum-exp, and the norm's statistic
+        loss = 8 + PRECISE + PRECISE // self._rows  # the target's index, the log-sum-exp, and the norm's statistic
         norm = (self.residual + hidden) * element
         if self.sharding.residual:
             norm += 0 if self.kernels else self.residual * self._fp32_copy
             # The gathered vectors in fp32, once scaled; on one rank a view with the statistic next to it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
-        return norm + loss + (0 if self.kernels else hidden * (self._composite_norm - self._freed))
+        return norm + loss + (0 if self.kernels else self.residual * (self._composite_norm - self._freed))
 
     def head_norm_backward(self) -> int:
         """Bytes held during the backward pass through the final norm, including all that ``head`` keeps."""
@@ -681,7 +694,7 @@ class Activations:
 
         # Statistics, and what a norm that is a separate pass keeps.
         if not self.sharding.residual:
-            saved += self._products * (width * element + PRECISE)
+            saved += self._products * (width * element + PRECISE // self._rows)
         else:
             statistics = self._sent_statistics if self._size > 1 else 2 * PRECISE
             if self.parallelism.norm != "sync":

@@ -206,7 +206,7 @@ class TrainState:
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
         rotation = Rotation.of(spec.model, training.sequence_length, device)
-        optimizer = make_optimizer(spec, model, axes, tensor, groups.data)
+        optimizer = make_optimizer(spec, model, tensor, groups.data)
 
         pipeline = None
         if groups.pipeline.size > 1:

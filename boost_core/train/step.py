@@ -212,9 +212,9 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
         for along in (groups.pipeline, groups.data):
             along.all_reduce_(loss, "loss")
         for group in optimizer.groups:
-            if group.kind.latent:
+            if group.kind.partial:
                 # Each rank has a part of them, as of the latents' gradients. Once a step, for any number of tokens.
-                groups.tensor.all_reduce_(group.own_gradient, "latent weights")
+                groups.tensor.all_reduce_(group.own_gradient, "partial gradients")
             if group.kind.tied:
                 groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
         jumps = ~(loss <= state.inputs.loss_limit)  # true for NaN, too

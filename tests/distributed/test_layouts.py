@@ -141,6 +141,7 @@ def test_the_sample_has_everything() -> None:
     [
         *(pytest.param(*each, marks=() if each[0] in SOME else pytest.mark.full) for each in SMALL),
         *(pytest.param(*each, marks=pytest.mark.full) for each in ANY),
+        ("dense", 1, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),  # stages send on parts of the tokens
     ],
 )
 def test_training_is_that_of_one_process(

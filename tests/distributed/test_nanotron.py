@@ -297,10 +297,10 @@ def both_layers(size: int) -> list[torch.Tensor]:
     """Differences between nanotron's column and row layers and ours: outputs, and gradients of input and weights."""
     groups = context(size)
     layers = modules().tensor_parallel
-    mode = layers.TensorParallelLinearMode.ALL_REDUCE
+    mode = layers.TensorParallelLinearMode.REDUCE_SCATTER
     draw = torch.Generator().manual_seed(11)
     x_Td, into, back = (
-        torch.randn(*shape, dtype=torch.float64, generator=draw) for shape in ((6, 8), (8, 12), (12, 8))
+        torch.randn(*shape, dtype=torch.float64, generator=draw) for shape in ((8, 8), (8, 12), (12, 8))
     )
     share = slice(dist.get_rank() * 12 // size, (dist.get_rank() + 1) * 12 // size)
 
@@ -308,11 +308,12 @@ def both_layers(size: int) -> list[torch.Tensor]:
     row = layers.TensorParallelRowLinear(12, 8, groups.tp_pg, mode, bias=False, dtype=torch.float64)
     column.weight.data.copy_(into[:, share].T)
     row.weight.data.copy_(back[share].T)
-    normed = torch.nn.functional.rms_norm(x_Td, (8,), eps=1e-6).requires_grad_()
+    x_td = x_Td[dist.get_rank() * 8 // size : (dist.get_rank() + 1) * 8 // size]  # this rank's tokens
+    normed = torch.nn.functional.rms_norm(x_td, (8,), eps=1e-6).requires_grad_()
     theirs = row(column(normed).sin())
     (theirs * theirs.detach().cos()).sum().backward()
 
-    ours_x = x_Td.clone().requires_grad_()
+    ours_x = x_td.clone().requires_grad_()
     into_dgf, back_fd = into[:, None, share].clone().requires_grad_(), back[share].clone().requires_grad_()
     strategy = FullRankTensorParallel(Communicator(dist.group.WORLD, "tp", CommunicationLedger()))
     norm = NormWeights(torch.ones(8, dtype=torch.float64), 8, 1e-6)
@@ -320,7 +321,7 @@ def both_layers(size: int) -> list[torch.Tensor]:
     ours = strategy.dense_out(wide_1Tf.squeeze(0).sin(), back_fd)
     (ours * ours.detach().cos()).sum().backward()
 
-    their_x = x_Td.clone().requires_grad_()
+    their_x = x_td.clone().requires_grad_()
     torch.nn.functional.rms_norm(their_x, (8,), eps=1e-6).backward(normed.grad)
     return [
         (ours - theirs).detach(),

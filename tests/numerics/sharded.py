@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from boost_core.architecture import SUMMED, WeightSpec
+from boost_core.architecture import WeightSpec, chosen_sharding
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build
@@ -115,8 +115,8 @@ def run_sharded(
     backward = ledger.totals()
     own = {name: weight.grad for name, weight in network.named_parameters()}
     for name, spec in weight_specs(network).items():
-        if spec.role in SUMMED:
-            collectives.all_reduce_(own[name], "latent weights")
+        if spec.role in chosen_sharding(model, parallelism).partial_gradients:
+            collectives.all_reduce_(own[name], "partial gradients")
     gradients = {name: _gathered(gradient.cpu(), axis_of[name], collectives) for name, gradient in own.items()}
     return Outcome(loss_T.detach().cpu(), gradients, forward, backward)
 

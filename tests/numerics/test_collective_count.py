@@ -83,10 +83,11 @@ def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, s
     gradients = {f"{purpose} gradient" for purpose in of_blocks}
     backward = [line for entry, line in outcome.backward.items() if entry.purpose in gradients]
     tokens = sequences * LENGTH * config.num_hidden_layers
+    again = [line for entry, line in outcome.backward.items() if entry.purpose == "wide again"]
     planned = block_exchanges(config, parallelism)
-    for payloads, lines in ((planned.forward, forward), (planned.backward, backward)):
+    for payloads, lines in zip(planned, (forward, backward, again), strict=True):
         assert sum(line.calls for line in lines) == len(payloads) * config.num_hidden_layers
-        assert sum(line.elements for line in lines) == sum(payload.total for payload in payloads) * tokens
+        assert sum(line.elements for line in lines) == sum(payload.passed(2) for payload in payloads) * tokens
         assert sum(line.bytes for line in lines) == 4 * sum(line.elements for line in lines)
         assert all(line.seconds > 0 for line in lines)
     gathers = [line for entry, line in outcome.backward.items() if (entry.group, entry.purpose) == ("tp", PURPOSE)]
@@ -99,6 +100,22 @@ def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, s
     assert sum(line.bytes for line in gathers) == 4 * sum(latents) * sequences * LENGTH // 2
     of_their_own = sum(line.elements for entry, line in outcome.forward.items() if entry.purpose == "statistic")
     assert of_their_own == sum(payload.statistics for payload in planned.forward if not payload.elements) * tokens
+
+
+def test_dense_ranks_send_as_much_as_with_all_reduces_and_gather_what_they_read_again(ranks: Ranks) -> None:
+    config = model(family="dense", rank=None)
+    outcome = ranks.run(2, run_sharded, config, ParallelismConfig(), SEQUENCES, LENGTH, torch.float32)[0]
+    whole, shard = (64 * TOKENS // part for part in (1, 2))
+    of_blocks = {key: line for key, line in counted(outcome.forward).items() if "loss" not in key[1]}
+    assert of_blocks == {
+        ("reduce_scatter", "embedding"): (1, whole), ("all_gather", "wide"): (4, 4 * shard),
+        ("reduce_scatter", "wide"): (4, 4 * whole), ("all_gather", "hidden"): (1, shard),
+    }  # fmt: skip
+    assert counted(outcome.backward) == {
+        ("reduce_scatter", "hidden gradient"): (1, whole), ("all_gather", "wide gradient"): (4, 4 * shard),
+        ("all_gather", "wide again"): (4, 4 * shard), ("reduce_scatter", "wide gradient"): (4, 4 * whole),
+        ("all_gather", "embedding gradient"): (1, shard),
+    }  # fmt: skip
 
 
 def test_one_rank_sends_nothing(ranks: Ranks) -> None:

@@ -152,7 +152,8 @@ def beside_the_published(decay: float) -> float:
     )
     alone = Communicator(None, "dp", CommunicationLedger())
     kinds = [
-        ParamKind(wd, split, latent=False, tied=False, custom_update=split) for wd, split in ((decay, True), (0, False))
+        ParamKind(wd, split, partial=False, tied=False, custom_update=split)
+        for wd, split in ((decay, True), (0, False))
     ]
     factors, others = (
         ParamGroup(kind, members, torch.float64, alone, zero_stage=1)

@@ -269,6 +269,7 @@ KEPT = [
         (2, "naive", "bf16", COLA, {"recompute": "latent", "split_micro_batch": True}),
         (2, "naive", "fp32", {"family": "svd"}, {"strategy": "vanilla"}),
         (2, "naive", "bf16", {"family": "dense"}, {}),
+        (4, "naive", "fp32", {"family": "dense", "tie_embeddings": True}, {}),
         (2, "naive", "bf16", {"family": "svd"}, {"strategy": "vanilla", "group_projections": False}),
         (2, "naive", "fp32", {"family": "dense", "num_key_value_heads": 2}, {"recompute": "full"}),
         (2, "naive", "fp32", COLA | {"num_key_value_heads": 2, "qk_norm": True}, {}),

@@ -40,7 +40,7 @@ def trained() -> tuple[dict[str, Tensor], dict[str, Tensor], list[int]]:
     tensor_parallel = Communicator(dist.group.WORLD, "tp", ledger)
     rank, size = tensor_parallel.rank, tensor_parallel.size
     weights = {name: nn.Parameter(shard_of(whole, AXES[name], rank, size).clone()) for name, whole in drawn(0).items()}
-    kind = ParamKind(DECAY, split=True, latent=False, tied=False, custom_update=True, moments=1)
+    kind = ParamKind(DECAY, split=True, partial=False, tied=False, custom_update=True, moments=1)
     group = ParamGroup(kind, weights, torch.float64, Communicator(None, "dp", ledger), zero_stage=1)
     muon = MuonConfig(momentum=MOMENTUM)
     optimizer = Muon([group], OptimizerConfig(kind="muon", muon=muon), muon, ROLES, tensor_parallel)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from boost_core.config.base import rounded
 from boost_core.hardware import DEVICES, LINKS, device_named, memory_named, peak_flops_per_second
 from boost_core.kernels.launch import lacks_compiler
 from boost_core.plan.report import network_in_words
@@ -180,6 +181,7 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     report = search_report(large, PlanSearch(gpus=2))
     assert not report.choices
     assert any(" GPUs would do: tp " in why for why in report.why)
+    assert (rounded(7580.4), rounded(140, 2), rounded(0.01234)) == ("7,580", "140", "0.0123")
     odd = a_spec(
         model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | {"global_batch_size": 15},
         resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
@@ -189,4 +191,7 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
     assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)
     assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
+    indivisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 22})})
+    report = search_report(indivisible, PlanSearch(gpus=8))
+    assert any("22 sequences per step divide only among 1, 2 replicas" in why for why in report.why), report.why
     assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each

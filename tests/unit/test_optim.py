@@ -13,7 +13,7 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from boost_core.architecture import ParamKind
+from boost_core.architecture import BTP, ParamKind
 from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
@@ -70,7 +70,7 @@ def test_each_schedule_is_that_of_transformers(schedule: str, warmup: int, steps
 
 
 ALONE = Communicator(None, "dp", CommunicationLedger())
-PLAIN = ParamKind(decay=0.0, split=True, latent=False, tied=False, custom_update=False)
+PLAIN = ParamKind(decay=0.0, split=True, partial=False, tied=False, custom_update=False)
 
 
 def grouped(kind: ParamKind, compute_type: torch.dtype, **weights: nn.Parameter) -> ParamGroup:
@@ -184,7 +184,7 @@ def test_every_norm_of_a_model_is_left_undecayed() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "lax"})
     network, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
-    kinds = {name: ParamKind.of(spec, True, OptimizerConfig(), False) for name, spec in weight_specs(network).items()}
+    kinds = {name: ParamKind.of(spec, BTP, OptimizerConfig(), False) for name, spec in weight_specs(network).items()}
     found = [name for name, kind in kinds.items() if not kind.decay]
     assert all(name.endswith(("scale", "shift")) for name in found)
     # Two norms a block and the last one; in the second block a scale and a shift for each of four crossings.

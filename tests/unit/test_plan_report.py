@@ -256,7 +256,7 @@ def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None
     added, said = _moving(exchange="keys", recompute="full")
     # Of two chunks of 4K tokens, with 8 heads of 128: what goes, what comes, its parts, and the queries' gradients.
     assert added == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
-    assert said.endswith("their queries and results are 0.0338 GB per layer forward and 0.0674 GB backward")
+    assert said.endswith("their queries and results are 0.0315 GiB per layer forward and 0.0627 GiB backward")
 
 
 def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_computed() -> None:
@@ -268,7 +268,7 @@ def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_compute
     # Each of 32 blocks keeps outputs, log-sum-exps and shares.
     assert kept - added == 32 * 8192 * (2048 + 32 + 512)
     assert said.endswith(
-        "latents of their queries and outputs are 0.00839 GB per layer forward and 0.00839 GB backward"
+        "latents of their queries and outputs are 0.00781 GiB per layer forward and 0.00781 GiB backward"
     )
 
 

@@ -20,7 +20,7 @@ from boost_core.architecture import (
     model_weights,
     reads_input,
 )
-from boost_core.config import ModelConfig, ParallelismConfig, TrainingConfig
+from boost_core.config import JobSpec, ModelConfig, ParallelismConfig, TrainingConfig
 from boost_core.config.parallelism import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
 from boost_core.plan.work import Activations
@@ -53,6 +53,17 @@ def test_what_the_configuration_allows_is_what_divides_every_weight_and_the_head
         assert (not problems) == (gcd(*sizes) % size == 0), (strategy, size)
         seen.add(not problems)
     assert seen == {True, False}
+
+
+def test_dense_ranks_have_equal_parts_of_a_sequences_tokens() -> None:
+    def job(length: int) -> JobSpec:
+        model, training = SHAPE | {"family": "dense"}, {"sequence_length": length, "steps": 1}
+        spec = {"name": "odd", "model": model, "parallelism": {"tensor_parallel_size": 2}, "training": training}
+        return JobSpec.model_validate(spec)
+
+    job(64)
+    with pytest.raises(ValueError, match="2 does not divide the 63 tokens of a sequence on a rank"):
+        job(63)
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import rounded
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
@@ -181,7 +182,7 @@ def print_plan(plan: Plan, spec: JobSpec, price: float | None = None) -> None:
         _print_budget("the fastest", fastest, price)
         for line in fastest.context.why if fastest.context else ():
             say(f"long context: {line}")
-    say("exchange: bytes that a rank puts into tensor parallel all-reduces per micro-batch, and their number")
+    say("exchange: bytes that a rank puts into tensor parallel collectives per micro-batch, and their number")
     for note in plan.notes:
         say(f"note: {note}")
 
@@ -211,8 +212,8 @@ def print_search(report: SearchReport, price: float | None = None) -> None:
         )
         for each in report.choices
     )  # fmt: skip
-    print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
     if report.choices:
+        print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
         _print_budget("the first", report.choices[0], price)
         most = max(each.node_host_bytes for each in report.choices)
         if most and report.node_memory_bytes is None:
@@ -234,21 +235,16 @@ def _print_budget(which: str, planned: PlannedShape | PlannedChoice, price: floa
     if planned.gpu_hours:
         energy = planned.kilowatt_hours
         amounts = [
-            f"{_rounded(planned.gpu_hours, 3)} GPU-hours",
-            *([] if energy is None else [f"at most {_rounded(energy, 3)} kWh"]),
-            *([] if price is None else [f"{_rounded(price * planned.gpu_hours, 3)} at {price:g} a GPU-hour"]),
+            f"{rounded(planned.gpu_hours, 3)} GPU-hours",
+            *([] if energy is None else [f"at most {rounded(energy, 3)} kWh"]),
+            *([] if price is None else [f"{rounded(price * planned.gpu_hours, 3)} at {price:g} a GPU-hour"]),
         ]
         say(f"all steps of {which}: {', '.join(amounts)}")
 
 
-def _rounded(number: float, digits: int) -> str:
-    """Format a number with this many significant digits, never with an exponent."""
-    return f"{float(f'{number:.{digits}g}'):,.10g}"
-
-
 def _step(planned: PlannedShape | PlannedChoice) -> str:
     seconds, (low, high) = planned.step_seconds, planned.step_seconds_range
-    return f"{_rounded(seconds, 3)} s ({_rounded(low, 2)} – {_rounded(high, 2)})"
+    return f"{rounded(seconds, 3)} s ({rounded(low, 2)} – {rounded(high, 2)})"
 
 
 def _size(count: float) -> str:
