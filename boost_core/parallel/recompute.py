@@ -18,8 +18,8 @@ token, stay whole. What is gathered has the same bits and memory layout as what 
 it is the same. What the host has is fetched as far ahead as latents are gathered, and a block further ahead where they
 are gathered.
 
-With ``parallelism.split_micro_batch``, the two halves of a micro-batch go through the blocks as two coroutines of the
-same code. Where one awaits an exchange, the other goes on to its own next exchange.
+With ``parallelism.split_micro_batch``, the halves of a micro-batch, or of its only sequence, go through the blocks as
+two coroutines of the same code. Where one awaits an exchange, the other goes on to its own next exchange.
 
 Shape suffixes: T tokens, r latents; g projections.
 """

@@ -426,6 +426,7 @@ def write(steps: dict[str, Arithmetic], device: Device, folder: Path) -> None:
 
 STEPS: tuple[tuple[str, int, dict[str, Any], bool], ...] = (
     ("ours", 1, {}, False),
+    ("ours, split_micro_batch", 1, {"split_micro_batch": True}, False),
     ("ours", 4, {}, False),
     ("ours, split_micro_batch", 4, {"split_micro_batch": True}, False),
     ("as published", 1, {}, True),
