@@ -87,7 +87,8 @@ def reference_outcome(
     config: ModelConfig, rounded_to: torch.dtype, sequences: int = SEQUENCES, length: int = LENGTH
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss and gradients in float64, from weights rounded to another type first."""
-    leaves = {name: weight.to(rounded_to).double().requires_grad_() for name, weight in full_weights(config).items()}
+    rounded = {name: weight.to(rounded_to).double().clone() for name, weight in full_weights(config).items()}
+    leaves = {name: weight.requires_grad_() for name, weight in rounded.items()}
     loss = reference.token_losses(config, leaves, *batch(config, sequences, length))
     (loss * token_weights(loss.numel())).sum().backward()
     return loss.detach(), {name: leaf.grad for name, leaf in leaves.items()}
@@ -177,7 +178,7 @@ def normed_projection(norm: str, outlier: float) -> torch.Tensor:
     )
     width = x_Td.shape[1] * collectives.size
     strategy, weights = BottleneckTensorParallel(collectives, norm), NormWeights(scale_d, width, 1e-6)
-    wait = strategy.start(strategy.partial_latents(x_Td, residual_add(x_Td, None).squares, down_d1r, weights), weights)
+    wait = strategy.start(strategy.partial_latents(x_Td, residual_add(x_Td, None).squares, down_d1r, weights))
     return latent_epilogue(*wait(), 1, width, 1e-6, Activation.LINEAR)[0]
 
 
@@ -198,9 +199,9 @@ def input_gradient(norm: str) -> torch.Tensor:
     ]
     x_Td, down_d1r, scale_d, up_rd = shards
     width, strategy = x_Td.shape[1] * collectives.size, BottleneckTensorParallel(collectives, norm)
-    weights, residual = NormWeights(scale_d, width, 1e-6, scales_input=True), residual_add(x_Td, None)
+    weights, residual = NormWeights(scale_d, width, 1e-6), residual_add(x_Td, None)
     partial = strategy.partial_latents(residual.inputs, residual.squares, down_d1r, weights)
-    h_Tr, squares_T = strategy.start(partial, weights)()
+    h_Tr, squares_T = strategy.start(partial)()
     z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, Activation.LINEAR)[0]
     output_Td = z_Tr @ up_rd + rms_normalize(residual.inputs, squares_T, width, 1e-6) * scale_d
     output_Td.square().mul(torch.arange(len(x_Td)).unsqueeze(1)).sum().backward()

@@ -54,9 +54,9 @@ def test_a_plan_of_one_shape() -> None:
     gpus = spec.resources.gpus_per_worker
     assert layout.gpu_hours == pytest.approx(4 * gpus * 100 * layout.step_seconds / 3600)
     assert layout.memory.model_dump() == vars(rank_memory(spec, Layout(4, 1, 1)))
-    # 4 exchanges forward and backward in 32 blocks; 7r and, forward, two statistics.
+    # 4 exchanges forward and backward in 32 blocks; 7r and two statistics.
     assert layout.communication.all_reduces == 32 * 8
-    assert layout.communication.elements_per_token == 32 * (2 * 7 * 1024 + 2)
+    assert layout.communication.elements_per_token == 32 * 2 * (7 * 1024 + 2)
     assert planned.fastest == 0
 
 
