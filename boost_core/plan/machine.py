@@ -379,6 +379,11 @@ class Cluster:
 # A product is slower the narrower it is: reading and writing its operands is added rather than hidden, and a tile of
 # its result takes as long as ``TILE_DEPTH`` more of the inner width, in which its loop starts and its sums are written
 # (NVIDIA, "Matrix Multiplication Background User's Guide"; with the memory traffic it is what the width of r costs).
+# A device reads operands while it multiplies; the sum describes the times that result. Shares of the peaks were fitted
+# with it, as measured rates are (``bench.profile``), and BOOST's times of narrow products on A100s follow it
+# (``tests/unit/test_published_times.py``). The larger of both times would need another share, on an H100 0.55 instead
+# of 0.66 to leave products of 4,096 by 4,096 as long as they are, and narrow ones would cost no more than wide ones.
+#
 # At 250 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 172, one with widths of 4,096
 # reaches 224. Nominal figures are shares of the data sheets' peaks by generation (``hardware.Shares``).
 #

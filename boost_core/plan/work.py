@@ -212,7 +212,8 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=2 * _PRECISE * weights))
+    parts = 2 if parallelism.split_micro_batch else 1  # each half's products are added to the sums
+    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=2 * _PRECISE * weights * parts))
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
