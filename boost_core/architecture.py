@@ -430,18 +430,16 @@ def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: b
 
 
 def _btp(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:
-    """Latents with the preceding norm's statistic; backward, their gradients.
-
-    The statistic's gradient follows from theirs, except under ``sync``, and where it scales more than latents.
-    """
+    """Latents with the preceding norm's statistic; backward, the gradients of both, apart only under ``sync``."""
     products = group.products(parallelism.group_projections)
     latents = [Payload(len(product) * model.bottleneck_rank) for product in products]
     if group.norm is None:
         return Exchanges(latents, latents)
     apart = latents + [Payload(0, 1) for _ in products]
     together = [Payload(latent.elements, 1) for latent in latents]
-    sent = parallelism.norm == "sync" or reads_input(model, group)
-    return Exchanges(together if parallelism.norm == "fused" else apart, apart if sent else latents)
+    return Exchanges(
+        together if parallelism.norm == "fused" else apart, apart if parallelism.norm == "sync" else together
+    )
 
 
 def _vanilla(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001

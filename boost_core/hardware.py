@@ -23,11 +23,14 @@ class Shares:
         products: Share of the dense peak in large matrix products.
         attention: The same in torch's flash attention, forward and backward, of the pairs that a causal mask leaves.
         source: Where they come from.
+        cudnn: The same in cuDNN's, of heads of ``CUDNN_HEAD``, from each length of a sequence on; empty where the
+            trainer prefers flash attention (``model.attention.backends``).
     """
 
     products: float
     attention: float
     source: str
+    cudnn: tuple[tuple[int, float], ...] = ()
 
 
 # Products were fitted to every second of the runs in ``tests/benchmarks/published_runs.csv``, and on an A100 also to
@@ -36,9 +39,16 @@ class Shares:
 _AMPERE = Shares(
     0.80, 0.45, "fitted to published runs on A100s; FlashAttention-2 alone reaches 0.5 to 0.73 (arXiv 2307.08691)"
 )  # fmt: skip
+#
+# cuDNN's are what NVIDIA publishes of version 9.1 beside torch's flash attention, bf16 with a causal mask: 468, 490 and
+# 520 TFLOP/s forward and backward, and 264, 290 and 311 (NVIDIA/cudnn-frontend at 505fcfe, benchmark_results.csv). The
+# forward passes of arXiv 2407.08608, figure 5, are 4 to 8 % slower with cuDNN's, at a fixed clock of 1.83 GHz. On a
+# GB200 version 9.27 reaches 0.46 to 0.55 of the peak (benchmark/attention_training/results/llama3.1/gb200 at d6d35d6).
+CUDNN_HEAD = 128
 _HOPPER = Shares(
     0.665, 0.30, "products fitted to published runs on H100s; FlashAttention-2's 262 to 335 TFLOP/s with a causal mask "
-    "(arXiv 2407.08608, figure 5), of 989"
+    "(arXiv 2407.08608, figure 5), of 989; cuDNN's 468 to 520 (NVIDIA/cudnn-frontend, benchmark_results.csv)",
+    ((4096, 0.47), (8192, 0.50), (16_384, 0.53)),
 )  # fmt: skip
 
 

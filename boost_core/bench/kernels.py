@@ -16,7 +16,7 @@ from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.fp8_product import quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
-from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue, statistic_gradient
+from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue
 from boost_core.kernels.launch import Implementation, always
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
@@ -165,11 +165,6 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
             ),
             read_and_written, h_Tc.nbytes * 3,
         )  # fmt: skip
-    gradient_Tc = draw.normal(*h_Tc.shape)
-    yield Case(
-        "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
-        lambda dh_Tc, h_Tc, s_T: (statistic_gradient(dh_Tc, h_Tc, s_T, width, EPSILON),), read_and_written,
-    )  # fmt: skip
 
     count = 2
     h_Tc, crossed_gTr = draw.normal(sizes.tokens, count * sizes.rank), draw.normal(count, sizes.tokens, sizes.rank)

@@ -598,8 +598,16 @@ def layout_problems(
     problems += _sequence_problems(model, parallelism, training)
 
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
-        message = "a micro-batch of 1 sequence cannot be split; use 2 or more, or leave split_micro_batch out"
-        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
+        whole = None
+        if parallelism.context_parallel_size > 1:
+            whole = "over context parallel ranks"
+        elif parallelism.recompute_text not in ("none", "auto"):  # which attention of both halves would have to be, too
+            whole = f"with recompute={parallelism.recompute_text}"
+        if whole is not None:
+            message = (
+                f"a micro-batch of 1 sequence cannot be split {whole}; use 2 or more, or leave split_micro_batch out"
+            )
+            problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
     portion = training.micro_batch_size * parallelism.data_parallel_size
     warmup = (("batch_size_warmup", stage.global_batch_size) for stage in training.batch_size_warmup)
     for field, size in (("global_batch_size", training.global_batch_size), *warmup):

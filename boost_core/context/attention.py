@@ -88,11 +88,13 @@ class LayerAttention:
         attention: That of all layers.
         in_flight: What has been sent, for one ``finish``.
         returning: Latents of outputs that other ranks compute, for one ``with_returned``.
+        exchanges_keys: As in ``model.attention.Attention``.
     """
 
     attention: "ContextAttention"
     in_flight: "InFlight | None" = None
     returning: Returning | None = None
+    exchanges_keys: bool = True
 
     def for_layer(self) -> "LayerAttention":
         """Return one for another layer, which has its own exchange in flight."""

@@ -10,10 +10,11 @@ and backward, with ``dz`` given::
 
     dy = dz · f'(y)
     dh = dy / sqrt(s / d + epsilon)
-    ds = −(Σ_r dy ∘ y) / (2 d (s / d + epsilon)) = −(Σ_r dh ∘ h) / (2 (s + d epsilon))
+    ds = −(Σ_r dy ∘ y) / (2 d (s / d + epsilon))
 
-All of ``h``, ``s``, ``z``, ``dz`` are replicated over the tensor parallel ranks, so that the backward of the
-norm needs no collective (BOOST, arXiv 2512.12131, online RMSNorm; the backward is derived here).
+``h``, ``s`` and ``z`` are the same on all tensor parallel ranks, each of which has a part of ``dz``: both gradients are
+linear in it, so that their sums over the ranks are the whole gradients (BOOST, arXiv 2512.12131, online RMSNorm; the
+backward is derived here).
 
 The latents of g projections stand side by side in h, as one matrix product returned them, and one after the other in z,
 as the batched up-projection reads them: the kernel writes them that way. Shape suffixes: T tokens, c = g·r columns,
@@ -129,32 +130,10 @@ def latent_epilogue_reference(
     return activation_reference(y_Tc, activation).to(h_Tc.dtype).view(len(h_Tc), count, -1).transpose(0, 1)
 
 
-def statistic_gradient(
-    dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
-) -> torch.Tensor:
-    """Return ``ds`` from the whole ``dh``, which several ranks have only after their gradients are summed.
-
-    Args:
-        dh_Tc: The latents' gradient, ``[T, g·r]``.
-        h_Tc: The latents.
-        s_T: As in ``latent_epilogue``.
-        width: As in ``latent_epilogue``.
-        epsilon: As in ``latent_epilogue``.
-
-    Returns:
-        ``[T]`` in at least fp32.
-    """
-    if not runs_on_triton(h_Tc):  # the reference
-        return -(precise(dh_Tc) * h_Tc).sum(dim=-1) / (2 * (precise(s_T) + width * epsilon))
-    dh_Tc, h_Tc = rows(dh_Tc), rows(h_Tc)
-    tokens, columns = h_Tc.shape
-    ds_T = torch.empty(tokens, dtype=torch.float32, device=h_Tc.device)
-    block = min(block_of(columns), 4096)
-    _statistic_gradient[(tokens,)](
-        dh_Tc, h_Tc, s_T.contiguous(), ds_T, dh_Tc.stride(0), h_Tc.stride(0), columns, width, epsilon,
-        BLOCK=block, num_warps=warps_of(block),
-    )  # fmt: skip
-    return ds_T
+def with_room(like_Tc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """New memory for such rows, ``[T, c]``, and behind it for one element a token, ``[T]``, to be sent together."""
+    memory = like_Tc.new_empty(like_Tc.numel() + len(like_Tc))
+    return memory[: like_Tc.numel()].view(like_Tc.shape), memory[like_Tc.numel() :]
 
 
 # The Triton kernels: one program per token, one projection's latent in registers at a time, fp32 arithmetic.
@@ -188,16 +167,18 @@ class _LatentEpilogue(torch.autograd.Function):
         h_Tc, s_T = ctx.saved_tensors
         dz_gTr = rows(gradients[0])
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // ctx.count
-        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
-        ds_T = None if s_T is None else torch.empty_like(s_T)
+        # Several ranks send both together, and have the statistics in the latents' type.
+        dh_Tc, ds_T = with_room(h_Tc)
+        if s_T is not None and s_T.dtype != ds_T.dtype:
+            ds_T = torch.empty_like(s_T)
         block = block_of(rank)
         _backward[(tokens,)](
-            h_Tc, h_Tc if s_T is None else s_T, dz_gTr, dh_Tc, dh_Tc if ds_T is None else ds_T, h_Tc.stride(0),
+            h_Tc, h_Tc if s_T is None else s_T, dz_gTr, dh_Tc, ds_T, h_Tc.stride(0),
             dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
             COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block,
             num_warps=warps_of(block),
         )  # fmt: skip
-        return dh_Tc, ds_T, None, None, None, None, None, None
+        return dh_Tc, None if s_T is None else ds_T, None, None, None, None, None, None
 
 
 @jit
@@ -248,18 +229,3 @@ def _backward(
     if NORM:
         ds = -tl.sum(products, axis=0) / (2.0 * width * mean_square)
         tl.store(ds_ptr + row, ds.to(ds_ptr.dtype.element_ty))
-
-
-@jit
-def _statistic_gradient(
-    dh_ptr, h_ptr, s_ptr, ds_ptr, dh_stride, h_stride, columns, width, epsilon, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    products = tl.zeros([BLOCK], dtype=tl.float32)
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        inside = column < columns
-        dh = tl.load(dh_ptr + row * dh_stride + column, mask=inside, other=0.0).to(tl.float32)
-        products += dh * tl.load(h_ptr + row * h_stride + column, mask=inside, other=0.0).to(tl.float32)
-    ds = -tl.sum(products, axis=0) / (2.0 * (tl.load(s_ptr + row).to(tl.float32) + width * epsilon))
-    tl.store(ds_ptr + row, ds)

@@ -11,6 +11,7 @@ documents in a sequence.
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import signature
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
 from boost_core.model.low_rank import Bottleneck, Dense
 from boost_core.parallel.btp import Exchanged, GradientSinks, PartialLatents
-from boost_core.parallel.recompute import Crossing, Segments
+from boost_core.parallel.recompute import Crossing, Segments, end_turn
 
 # The frequencies of rotary position embeddings, and their scaling for sequences longer than a model was trained on.
 #
@@ -229,7 +230,13 @@ Attended = tuple[list[PartialLatents], list[torch.Tensor], Callable[[torch.Tenso
 
 
 class Attention(Protocol):
-    """How a rank's tokens attend in one layer where keys are exchanged; another computation goes on there alone."""
+    """How a part of the tokens attends in one layer where it needs keys of others.
+
+    Attributes:
+        exchanges_keys: Whether these come from other ranks; another computation then goes on there alone.
+    """
+
+    exchanges_keys: bool
 
     def for_layer(self) -> "Attention":
         """Return one for a single layer, whose forward pass and recomputation call it."""
@@ -273,6 +280,63 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
         x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned
     )
     return dense_attention(query, key, value).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+@dataclass
+class HalvesAttention:
+    """Attention of sequences whose halves are computed in turns (``run_in_turns``), of one layer after the other.
+
+    All but attention treats each token by itself. The half that comes last attends for both, in one call: a kernel with
+    half of the queries would leave most of a GPU's multiprocessors idle at its end.
+
+    Attributes:
+        whole: The rotation of both halves.
+        heads: Queries, keys and values of the half that came first, by its place.
+        out: What attention returned, ``[T, d]``, for the half that has still to go on.
+    """
+
+    whole: "Rotation"
+    heads: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    out: torch.Tensor | None = None
+
+
+@dataclass
+class HalfAttention:
+    """One half's part of ``HalvesAttention``; blocks that recompute nothing call it.
+
+    Attributes:
+        both: What the two share.
+        place: 0 for the first half, 1 for the second.
+        exchanges_keys: As in ``Attention``.
+    """
+
+    both: HalvesAttention
+    place: int
+    exchanges_keys: bool = False
+
+    def for_layer(self) -> "HalfAttention":
+        """Return itself: both halves are in the same layer."""
+        return self
+
+    async def __call__(
+        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing,
+        rotation: "Rotation",  # noqa: ARG002
+    ) -> Attended:  # fmt: skip
+        """As in ``Attention``; what rotates is the rotation of both."""
+        heads, of_qkv = segments(block.heads, exchanged, carried)
+        both = self.both
+        both.heads[self.place] = heads
+        if len(both.heads) == 1:
+            await end_turn()
+            out_Td, both.out = both.out, None
+        else:
+            sizes = [both.heads[place][0].shape[1] for place in (0, 1)]
+            parts = [torch.cat(pair, dim=1) for pair in zip(both.heads.pop(0), both.heads.pop(1), strict=True)]
+            outs = torch.split(causal_attention(parts, both.whole, block.head_size), sizes)
+            out_Td, both.out = outs[self.place], outs[1 - self.place]
+        if out_Td is None:
+            raise AssertionError("the halves are not in the same layer")
+        return block.output.down_project(out_Td), of_qkv, lambda _: None
 
 
 def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -370,11 +434,19 @@ class Rotation:
 
         Args:
             token_T: The tokens.
-            count: Number of parts with as many sequences, unless the parts are known; a single sequence is one part.
+            count: Number of parts with as many sequences, unless the parts are known; a single sequence is split in
+                two halves of its tokens.
         """
         if self._parts:
             sizes = [len(part._cosine_se) for part in self._parts]
             return list(zip(torch.split(token_T, sizes), self._parts, strict=True))
+        if len(token_T) == self.sequence_length:
+            both, halves = HalvesAttention(self), []
+            for place, half_T in enumerate(token_T.chunk(2)):
+                half = copy(self)
+                half.attention = HalfAttention(both, place)
+                halves.append((half_T, half))
+            return halves
         parts = [part_bs.flatten() for part_bs in token_T.view(-1, self.sequence_length).chunk(count)]
         if self._start_bn is None:
             return [(part_T, self) for part_T in parts]

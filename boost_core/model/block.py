@@ -66,7 +66,8 @@ class Block(nn.Module):
             lookahead: The lookahead of this pass through several blocks.
         """
         # What saves slices is legal with no other strategy.
-        strategy, exchanges_keys = cast(BottleneckTensorParallel, self.strategy), rotation.attention is not None
+        strategy = cast(BottleneckTensorParallel, self.strategy)
+        exchanges_keys = rotation.attention is not None and rotation.attention.exchanges_keys
         segments = Segments(self.traits, strategy, self.crosses, lookahead, exchanges_keys)
         into_qkv, into_output, into_gate_up, into_down = carried or (None,) * 4
 

@@ -67,7 +67,8 @@ class HeadAndLoss(WeightedModule):
             head_dV = self.strategy.tied_head(tied_to.declared("weight"))
         if self.predicts:
             return likeliest_tokens(self.strategy.communicator, hidden_Td, head_dV)
-        return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss)
+        sinks = self.strategy.deferred.sinks if tied_to is None else None
+        return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss, sinks)
 
 
 class Decoder(nn.Module):

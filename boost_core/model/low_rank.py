@@ -17,12 +17,10 @@ from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorP
 from boost_core.parallel.btp import (
     BottleneckTensorParallel,
     Exchanged,
-    GatheredLatents,
     Latents,
     NormWeights,
     PartialLatents,
 )
-from boost_core.parallel.recompute import SlicedLatents
 
 LowRankStrategy = BottleneckTensorParallel | VanillaTensorParallel
 Strategy = LowRankStrategy | FullRankTensorParallel
@@ -147,16 +145,13 @@ class Bottleneck(WeightedModule):
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.strategy.partial_latents(x_Td, squares_T, down_dgr, norm, quantised) for down_dgr in products]
 
-    def start(
-        self, partials: list[PartialLatents], saved: SlicedLatents | None = None
-    ) -> Callable[[], list[Exchanged]]:  # fmt: skip
+    def start(self, partials: list[PartialLatents]) -> Callable[[], list[Exchanged]]:
         """Start the exchanges; call the result to wait for the whole latents.
 
         Args:
             partials: The result of ``down_project``; emptied, as each has its input until its product is computed.
-            saved: Saves the latents for the backward pass, if no rank is to save them whole.
         """
-        norm, started = self.norm(), []
+        started = []
         # What follows has more to do than the epilogue, or leaves its result in 8 bits, too.
         computes_alone = self.crossing is not None or self.strategy.fp8
         while partials:
@@ -166,10 +161,7 @@ class Bottleneck(WeightedModule):
                 count = len(self.group.wide_outs) if self.grouped else 1
                 shape = self.group.wide_in, self.norm_epsilon, self.activation
                 fused = Epilogue(partial.tokens, count, statistic, *shape)
-            gathered = None
-            if saved is not None:
-                saved.exchanges.append(gathered := GatheredLatents())
-            started.append((self.strategy.start(partial, norm, fused, gathered), fused))
+            started.append((self.strategy.start(partial, fused), fused))
         return lambda: [(wait(), fused) for wait, fused in started]
 
     def up_project(
@@ -250,9 +242,7 @@ class Dense(WeightedModule):
         """Return the input."""
         return [PartialLatents(lambda: x_Td, None, len(x_Td))]
 
-    def start(
-        self, partials: list[PartialLatents], saved: SlicedLatents | None = None  # noqa: ARG002
-    ) -> Callable[[], list[Exchanged]]:  # fmt: skip
+    def start(self, partials: list[PartialLatents]) -> Callable[[], list[Exchanged]]:
         """Exchange nothing: there are no two matrices."""
         x_Td = partials.pop().compute()
         return lambda: [((x_Td, None), None)]

@@ -13,7 +13,7 @@ from boost_core.architecture import FULLRANK, VANILLA, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.latent_epilogue import Epilogue
 from boost_core.kernels.residual_add import Residual
-from boost_core.parallel.btp import DeferredWeightGradients, GatheredLatents, Latents, NormWeights, PartialLatents
+from boost_core.parallel.btp import DeferredWeightGradients, Latents, NormWeights, PartialLatents
 from boost_core.parallel.communicator import (
     Communicator,
     all_gather_from_tp,
@@ -183,9 +183,7 @@ class VanillaTensorParallel(WholeResidual):
     def start(
         self,
         partial: PartialLatents,
-        norm: NormWeights | None,  # noqa: ARG002
         epilogue: Epilogue | None = None,  # noqa: ARG002
-        gathered: GatheredLatents | None = None,  # noqa: ARG002
     ) -> Callable[[], Latents]:
         """Nothing to exchange: a slice belongs to this rank alone."""
         latent_Tr = partial.compute()

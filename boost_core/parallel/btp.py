@@ -24,7 +24,7 @@ from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
-from boost_core.kernels.latent_epilogue import Epilogue, statistic_gradient
+from boost_core.kernels.latent_epilogue import Epilogue, with_room
 from boost_core.kernels.launch import precise
 from boost_core.kernels.residual_add import Residual, residual_add
 from boost_core.parallel.communicator import (
@@ -65,28 +65,6 @@ class PartialLatents:
 Exchanged = tuple[Latents, Epilogue | None]
 
 
-@dataclass
-class GatheredLatents:
-    """One exchange's latents as gathered for the backward pass, where no rank's device saves them whole.
-
-    Attributes:
-        latents: The latents and their statistics; ``None`` before they arrive, and after they were taken.
-    """
-
-    latents: Latents | None = None
-
-    def take(self) -> Latents:
-        """Return them once, so that use frees them.
-
-        Raises:
-            AssertionError: They have not arrived: a segment's backward pass comes before the exchange in front of it.
-        """
-        latents, self.latents = self.latents, None
-        if latents is None:
-            raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
-        return latents
-
-
 @dataclass(frozen=True)
 class NormWeights:
     """An RMSNorm in front of a projection.
@@ -95,13 +73,11 @@ class NormWeights:
         scale_d: γ.
         width: The full hidden size d.
         epsilon: ε, added to the mean square.
-        scales_input: Whether more than latents is scaled by an exchanged statistic: the projections' input itself.
     """
 
     scale_d: torch.Tensor
     width: int
     epsilon: float
-    scales_input: bool = False
 
 
 # Weight gradients, deferred and handed on.
@@ -338,14 +314,10 @@ def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
 #                                             starts
 # =========  ===============================  ================================
 #
-# Each rank's computation from a replicated latent gives a partial gradient of it; the gradient's all-reduce completes
-# it. The gradient of the norm's statistic S need not be sent: with y = h / √(S/d + ε),
-#
-#     ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
-#
-# which every rank computes from the whole dh. Where S scales the projections' input, too, its gradient is also sent, in
-# an all-reduce of its own. All-reduces are in place: partial sums are overwritten, and so is the arriving gradient,
-# which later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r latents.
+# Each rank's computation from a replicated latent gives a partial gradient of it, and of the norm's statistic that came
+# with it; the all-reduce of both together completes them. All-reduces are in place: partial sums are overwritten, and
+# so is the arriving gradient, which later operations must therefore hand over in memory of its own. Shape suffixes: T
+# tokens, r latents.
 
 
 @dataclass
@@ -355,19 +327,17 @@ class Exchange:
     Attributes:
         communicator: The tensor parallel group.
         deferred: Weight gradients to compute while the gradient is under way.
-        norm: The norm whose statistic is exchanged with the latents, if any.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
         fused: What is computed from the latents next, if the exchange may do so in the same pass.
-        gathered: Where the backward pass finds the latents if no rank saves them whole.
+        of_statistic: The statistic's gradient, ``[T]``, from when it is sent until it is whole.
         in_flight: What was started.
     """
 
     communicator: Communicator
     deferred: DeferredWeightGradients
-    norm: NormWeights | None
     statistic_apart: bool
     fused: Epilogue | None = None
-    gathered: GatheredLatents | None = None
+    of_statistic: torch.Tensor | None = None
     in_flight: list[Pending] = field(default_factory=list)
 
     def start_all_reduce(self, tensor: torch.Tensor, purpose: str, epilogue: Epilogue | None = None) -> None:
@@ -384,7 +354,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        ctx.set_materialize_grads(False)  # the statistic's is not read but where it scales the input
+        ctx.set_materialize_grads(False)
         payload = h_Tr = partial_Tr.detach()
         if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_behind(h_Tr)
@@ -393,22 +363,15 @@ class _Start(torch.autograd.Function):
         if squares_T is not None and exchange.statistic_apart:
             squares_T = squares_T.clone()
             exchange.start_all_reduce(squares_T, "statistic")
-        ctx.has_statistic = squares_T is not None
-        if squares_T is not None and exchange.gathered is None:
-            ctx.save_for_backward(h_Tr, squares_T)
         return h_Tr, squares_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (dh_Tr, ds_T), norm, gathered = gradients, ctx.exchange.norm, ctx.exchange.gathered
-        ctx.exchange.deferred.flush()
-        ctx.exchange.wait_for_all()
-        if not ctx.has_statistic:
-            return dh_Tr, None, None
-        h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
-        if norm.scales_input:
-            return dh_Tr, ds_T, None
-        return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
+        exchange = ctx.exchange
+        exchange.deferred.flush()
+        exchange.wait_for_all()
+        of_statistic, exchange.of_statistic = exchange.of_statistic, None
+        return gradients[0], of_statistic, None
 
 
 class _Wait(torch.autograd.Function):
@@ -420,12 +383,16 @@ class _Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        exchange, dh_Tr = ctx.exchange, gradients[0].contiguous()
-        exchange.start_all_reduce(dh_Tr, "latent gradient")
-        if gradients[1] is None or not exchange.norm.scales_input:
+        exchange, dh_Tr, ds_T = ctx.exchange, gradients[0].contiguous(), gradients[1]
+        if ds_T is None:
+            exchange.start_all_reduce(dh_Tr, "latent gradient")
             return dh_Tr, None, None
-        ds_T = gradients[1].contiguous()
-        exchange.start_all_reduce(ds_T, "statistic gradient")
+        sent_T = ds_T
+        if ds_T.data_ptr() != dh_Tr.data_ptr() + dh_Tr.nbytes:  # where ``latent_epilogue`` leaves it
+            rows_Tr, room_T = with_room(dh_Tr)
+            dh_Tr, sent_T = rows_Tr.copy_(dh_Tr), room_T.copy_(ds_T)
+        exchange.start_all_reduce(with_room_behind(dh_Tr)[0], "latent gradient")
+        exchange.of_statistic = sent_T  # not returned yet: if it has another type, autograd would convert it at once
         return dh_Tr, ds_T, None
 
 
@@ -529,16 +496,13 @@ class BottleneckTensorParallel:
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
     def start(
-        self, partial: PartialLatents, norm: NormWeights | None, epilogue: Epilogue | None = None,
-        gathered: GatheredLatents | None = None,
+        self, partial: PartialLatents, epilogue: Epilogue | None = None
     ) -> Callable[[], Latents]:  # fmt: skip
         """Start one all-reduce of all g latents; in the backward pass, one of their gradients.
 
         Args:
             partial: The result of ``partial_latents``.
-            norm: As given to ``partial_latents``.
             epilogue: What will be computed from them; has the result once they are whole if the exchange computes it.
-            gathered: Where the backward pass finds them, if no rank is to save them whole.
 
         Returns:
             A function that waits for the whole latents.
@@ -547,7 +511,7 @@ class BottleneckTensorParallel:
         if self.communicator.size == 1:
             return lambda: latents
         apart = self._norm == "online_paper"
-        exchange = Exchange(self.communicator, self.deferred, norm, apart, None if apart else epilogue, gathered)
+        exchange = Exchange(self.communicator, self.deferred, apart, None if apart else epilogue)
         started: Latents = _Start.apply(*latents, exchange)  # type: ignore[no-untyped-call]
         return lambda: _Wait.apply(*started, exchange)  # type: ignore[no-untyped-call]
 

@@ -18,8 +18,8 @@ token, stay whole. What is gathered has the same bits and memory layout as what 
 it is the same. What the host has is fetched as far ahead as latents are gathered, and a block further ahead where they
 are gathered.
 
-With ``parallelism.split_micro_batch``, the two halves of a micro-batch go through the blocks as two coroutines of the
-same code. Where one awaits an exchange, the other goes on to its own next exchange.
+With ``parallelism.split_micro_batch``, the halves of a micro-batch, or of its only sequence, go through the blocks as
+two coroutines of the same code. Where one awaits an exchange, the other goes on to its own next exchange.
 
 Shape suffixes: T tokens, r latents; g projections.
 """
@@ -34,7 +34,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from boost_core.config.parallelism import ModeTraits
-from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, GatheredLatents, Latents, PartialLatents
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
 from boost_core.parallel.offload import HostCopy, HostMemory, shared_copy
 
@@ -113,12 +113,11 @@ class Segments:
         return recomputed(work, *inputs) if self._recomputes else work(*inputs)
 
     async def exchange(
-        self, start: Callable[[list[PartialLatents], "SlicedLatents | None"], Callable[[], Result]],
-        partials: list[PartialLatents],
-    ) -> Result:  # fmt: skip
+        self, start: Callable[[list[PartialLatents]], Callable[[], Result]], partials: list[PartialLatents]
+    ) -> Result:
         """Start the exchange of latents, which ends what is recomputed, and wait for it."""
         self._begin()
-        wait = start(partials, self._saved)
+        wait = start(partials)
         if self._lookahead.overlapped and not self._exchanges_keys:
             await end_turn()
         return wait()
@@ -165,15 +164,11 @@ class SlicedLatents:
         communicator: The tensor parallel group, of several ranks unless ``host`` is given.
         lookahead: The forward pass's; this becomes its newest segment.
         host: Where tensors are saved; ``None`` for the device.
-
-    Attributes:
-        exchanges: Where each exchange before the segment finds its latents in the backward pass.
     """
 
     def __init__(self, communicator: Communicator, lookahead: Lookahead, host: HostMemory | None = None) -> None:
         self._communicator, self._host, self._copies = communicator, host, lookahead.copies
         self._before, lookahead.last = lookahead.last, self
-        self.exchanges: list[GatheredLatents] = []
         self._original: tuple[list[Exchanged], Crossing] | None = None
         self._latents: list[tuple[_Saved, _Saved | None]] = []
         self._carried: list[_Saved] | None = None
@@ -238,10 +233,7 @@ class SlicedLatents:
             (saved.whole(), None if squares is None else squares.whole()) for saved, squares in self._latents
         ]
         carried = None if self._carried is None else [saved.whole() for saved in self._carried]
-        if several:  # one rank exchanges nothing
-            for exchange, gathered in zip(self.exchanges, latents, strict=True):
-                exchange.latents = gathered if gathered[1] is not None else None  # the statistic's gradient reads it
-        self._latents, self._carried, self.exchanges = [], None, []
+        self._latents, self._carried = [], None
         return (
             [((_leaf(h_Tr), None if squares_T is None else _leaf(squares_T)), None) for h_Tr, squares_T in latents],
             None if carried is None else [_leaf(z_gTr) for z_gTr in carried],

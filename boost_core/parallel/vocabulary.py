@@ -4,6 +4,8 @@ Logits are computed for a few tokens at a time, forward and again backward, so t
 Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary, c tokens of a chunk.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.launch import precise
+from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import Communicator
 
 # Logits of a chunk are about this many elements: 256 MiB in fp32.
@@ -26,7 +29,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator,
-        chunk: int, z_loss: float,
+        chunk: int, z_loss: float, add_product: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> torch.Tensor:  # fmt: skip
         local_T = target_T - communicator.rank * head_dV.shape[1]
         statistics = [
@@ -39,7 +42,7 @@ class _HeadLoss(torch.autograd.Function):
         sum_T, target_logit_T = communicator.all_reduce_(sums_2T, "loss sums")
         log_sum_T = maximum_T + sum_T.log()
         ctx.save_for_backward(x_Td, head_dV, local_T, log_sum_T)
-        ctx.chunk, ctx.z_loss = chunk, z_loss
+        ctx.chunk, ctx.z_loss, ctx.add_product = chunk, z_loss, add_product
         loss_T: torch.Tensor = log_sum_T - target_logit_T
         return loss_T
 
@@ -48,21 +51,27 @@ class _HeadLoss(torch.autograd.Function):
         x_Td, head_dV, local_T, log_sum_T = ctx.saved_tensors
         dloss_T = gradients[0]
         dlog_sum_T = dloss_T * (1 + 2 * ctx.z_loss * log_sum_T)
-        dx_Td, dhead_dV = torch.empty_like(x_Td), torch.zeros_like(precise(head_dV))
+        dx_Td, dhead_dV = torch.empty_like(x_Td), None
         for begin in range(0, len(x_Td), ctx.chunk):
             here = slice(begin, begin + ctx.chunk)
             x_cd = x_Td[here]
             dlogits_cV = logits_gradient(
                 x_cd @ head_dV, local_T[here], log_sum_T[here], dloss_T[here], dlog_sum_T[here]
             )
-            dx_Td[here] = dlogits_cV @ head_dV.T
-            dhead_dV += x_cd.T @ dlogits_cV
-        return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None, None
+            torch.mm(dlogits_cV, head_dV.T, out=dx_Td[here])
+            if ctx.add_product is not None:
+                ctx.add_product(x_cd, dlogits_cV)
+            elif dhead_dV is None:
+                dhead_dV = precise(x_cd.T @ dlogits_cV)
+            else:
+                dhead_dV += x_cd.T @ dlogits_cV
+        return dx_Td, None if dhead_dV is None else dhead_dV.to(head_dV.dtype), None, None, None, None, None
 
 
 def token_losses(
-    communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
-) -> torch.Tensor:
+    communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float,
+    sinks: GradientSinks | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
 
     The z-loss affects only the gradient, so that losses are comparable whatever the z-loss is.
@@ -73,9 +82,13 @@ def token_losses(
         head_dV: This rank's columns of the head.
         target_T: Token ids over the whole vocabulary.
         z_loss: ζ, the weight of the z-loss.
+        sinks: Where the head's gradient goes if it is a parameter; ``None``: to autograd.
     """
-    chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
-    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
+    chunk, add_product = max(1, CHUNK_ELEMENTS // head_dV.shape[1]), None
+    if sinks is not None:  # autograd, which would wait for a gradient of its own, does not see the head
+        add_product = partial(sinks.add_product, weight=head_dV, scale=None)
+        head_dV = head_dV.detach()
+    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss, add_product)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def likeliest_tokens(communicator: Communicator, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:

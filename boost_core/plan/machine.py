@@ -22,6 +22,7 @@ from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import (
     ACCELERATOR_LABEL,
+    CUDNN_HEAD,
     DEVICE_BYTES,
     LINK_EFFICIENCY,
     LINKS,
@@ -378,6 +379,11 @@ class Cluster:
 # A product is slower the narrower it is: reading and writing its operands is added rather than hidden, and a tile of
 # its result takes as long as ``TILE_DEPTH`` more of the inner width, in which its loop starts and its sums are written
 # (NVIDIA, "Matrix Multiplication Background User's Guide"; with the memory traffic it is what the width of r costs).
+# A device reads operands while it multiplies; the sum describes the times that result. Shares of the peaks were fitted
+# with it, as measured rates are (``bench.profile``), and BOOST's times of narrow products on A100s follow it
+# (``tests/unit/test_published_times.py``). The larger of both times would need another share, on an H100 0.55 instead
+# of 0.66 to leave products of 4,096 by 4,096 as long as they are, and narrow ones would cost no more than wide ones.
+#
 # At 250 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 172, one with widths of 4,096
 # reaches 224. Nominal figures are shares of the data sheets' peaks by generation (``hardware.Shares``).
 #
@@ -423,6 +429,8 @@ class Profile:
             products without it.
         step_seconds: Time of a step besides its work.
         long_overlap: As ``overlap``, of gradients between replicas and of keys between context parallel ranks.
+        cudnn: ``attention_flops`` where cuDNN computes attention, from each length of a sequence on; empty where it
+            does not, and where the rate was measured.
     """
 
     product_flops: float
@@ -440,6 +448,7 @@ class Profile:
     tile_depth: float = 0.0
     step_seconds: float = 0.0
     long_overlap: float = 0.0
+    cudnn: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -447,15 +456,30 @@ class Profile:
         precision = "bf16" if precision == "fp8" else precision
         peak = device.tflops[precision] * 1e12
         products, attention = device.shares.products, device.shares.attention
-        launching = _CALLS_OF_A_BLOCK * _CALL_SECONDS
+        launching, by_length = _CALLS_OF_A_BLOCK * _CALL_SECONDS, device.shares.cudnn
+        cudnn = f" (cuDNN's at {by_length[0][1]:.0%} or more)" if by_length else ""
         return cls(
             products * peak, attention * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, launching, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"products at {rounded(100 * products)}%, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
+             f"products at {rounded(100 * products)}%, attention at {attention:.0%}{cudnn}, bytes at {BANDWIDTH_SHARE:.0%}; "
             f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
+            tuple((length, share * peak) for length, share in by_length),
         )  # fmt: skip
+
+    def attending(self, kernel: str, length: int, head_size: int) -> "Profile":
+        """Return this profile with attention at the rate of a kernel, as far as that is known.
+
+        Args:
+            kernel: ``cudnn`` or ``flash``; see ``attention_kernel``.
+            length: Tokens of a sequence.
+            head_size: Width of a head.
+        """
+        rates = [rate for least, rate in self.cudnn if least <= length]
+        if kernel != "cudnn" or head_size != CUDNN_HEAD or not rates:
+            return self
+        return replace(self, attention_flops=rates[-1])
 
     def seconds(self, work: Work) -> float:
         """Return the time of some work."""
@@ -660,6 +684,16 @@ def attends_in_one(job: JobSpec) -> bool:
 def attends_on_device(job: JobSpec) -> bool:
     """Whether attention on a GPU needs no document lengths on the host."""
     return attends_in_one(job) or flash_takes(job.model, job.training)
+
+
+def attention_kernel(job: JobSpec) -> str:
+    """Whose kernel computes a job's attention on a GPU from Hopper on: ``cudnn``, or ``flash``.
+
+    As ``train.state.attention_backend`` tells it on the GPU itself.
+    """
+    training, alone = job.training, job.parallelism.context_parallel_size == 1
+    dense = alone and training.attention is None and attends_in_one(job)
+    return "cudnn" if dense and flash_takes(job.model, training) else "flash"
 
 
 # A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.

@@ -568,9 +568,11 @@ class PipelineRank:
         logits += (tokens + chunk) * model.hidden_size * element
         head = 0
         if self.ends:
-            tied = element if model.tie_embeddings and each.sharding.residual else 0
-            gradients = (PRECISE + max(element + tied, element + copied)) * table
-            head = tokens * each.head() + logits + gradients
+            gradients = element + copied
+            if model.tie_embeddings:  # else products are added to the gradient's sum
+                tied = element if each.sharding.residual else 0
+                gradients = PRECISE + max(element + tied, element + copied)
+            head = tokens * each.head() + logits + gradients * table
 
         # LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64.
         update = 0

@@ -544,7 +544,8 @@ def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tu
     """The inputs, each with the machine and its devices' memory where this one is multiplied by a factor."""
     profile, levels = machine.profile, machine.cluster.levels
     products, attention = profile.product_flops * factor, profile.attention_flops * factor
-    scaled = replace(profile, product_flops=products, attention_flops=attention)
+    cudnn = tuple((length, factor * rate) for length, rate in profile.cudnn)
+    scaled = replace(profile, product_flops=products, attention_flops=attention, cudnn=cudnn)
     yield "the rate of arithmetic", replace(machine, profile=scaled), device_bytes
     scaled = replace(profile, bandwidth=profile.bandwidth * factor)
     yield "the memory's bandwidth", replace(machine, profile=scaled), device_bytes

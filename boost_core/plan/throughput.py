@@ -45,7 +45,15 @@ from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
-from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, captures_steps
+from boost_core.plan.machine import (
+    Cluster,
+    Factors,
+    Machine,
+    PredictedCommunication,
+    Row,
+    attention_kernel,
+    captures_steps,
+)
 from boost_core.plan.memory import state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
 from boost_core.plan.work import (
@@ -303,7 +311,9 @@ class Step:
         order: Sequence[str] = ORDER,
         modes: Sequence[RecomputeMode] = (),
     ) -> None:
-        self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
+        shape = job.training.sequence_length, job.model.head_size
+        self._profile = machine.profile.attending(attention_kernel(job), *shape)
+        self._cluster, self._order = machine.cluster, order
         self._over = partial(group_seconds, machine.cluster)
         self._fitted = machine.fitted
         self.usual = self._fitted.factors if self._fitted else Factors()

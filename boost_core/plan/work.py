@@ -214,7 +214,9 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    gradients = sum((work.weight_gradients for _, work in works), Work(moved_bytes=(element + 2 * _PRECISE) * weights))
+    parts = 2 if parallelism.split_micro_batch else 1  # each half's products are added to the sums
+    sums = Work(moved_bytes=(element + 2 * _PRECISE) * weights * parts)
+    gradients = sum((work.weight_gradients for _, work in works), sums)
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
@@ -733,23 +735,23 @@ class Activations:
             more += 2 * self.residual * self._fp32_copy
             if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
                 more += PRECISE * (self._normed_pieces - (self._latent_norms if self._size == 1 else 0))
+                if copies and self._size > 1 and self.parallelism.norm == "fused":  # of statistics, too
+                    more -= self._sent_statistics
         else:
             more += self.residual * (self._products * self._composite_norm - 2 * self._freed)
         more += self._rotated * element
         if crossed:
             steps = PRECISE * self._projections * (3 if activation else 2)
             arrived = PRECISE * self._normed if self._scaled else 0
-            sent = element * self._normed if copies and self._scaled and self._size > 1 else 0
             gate = -self._projections * element if gate_matrices(self.model) else 0
             # The kernel's latents as they arrived are already counted.
-            latents = (steps + arrived + sent + gate - element * self._projections) * self.latent
+            latents = (steps + arrived + gate - element * self._projections) * self.latent
             ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
             return saved + more + latents + PRECISE * 2 * self._projections + element * ones
         latents = 0
         if self._scaled:
-            latents += PRECISE * self._normed if copies else 0
+            latents += (PRECISE - element) * self._normed if copies else 0
             latents += PRECISE * self._normed if activation else 0
-            latents -= element * self._normed if copies and self._size == 1 else 0
         elif activation and copies:
             latents += (PRECISE - element) * self._normed
         if activation and copies:

@@ -31,8 +31,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from boost_core.hardware import LINK_EFFICIENCY, LINKS, Device, device_named
-from boost_core.plan.machine import BANDWIDTH_SHARE, Profile
+from boost_core.hardware import CUDNN_HEAD, LINK_EFFICIENCY, LINKS, Device, device_named
+from boost_core.plan.machine import BANDWIDTH_SHARE, TILE_DEPTH, Profile
 from boost_core.plan.throughput import collective_seconds, link_bytes
 from boost_core.plan.work import Work
 from tests.benchmarks.figures import FIGURES, table
@@ -59,6 +59,7 @@ class Entry:
         launches: How many nodes of the graph it is.
         moved: Bytes that it reads and writes.
         flops: FLOPs of products or attention.
+        outputs: Elements of products' results.
         seconds: Duration, of a collective.
         limit: The part of it that its bytes would take at the link's nominal rate.
         collective: Its number, if this is a collective's start; negative, the number of the one waited for.
@@ -69,6 +70,7 @@ class Entry:
     launches: int = 0
     moved: int = 0
     flops: float = 0.0
+    outputs: int = 0
     seconds: float = 0.0
     limit: float = 0.0
     collective: int | None = None
@@ -129,9 +131,10 @@ class Marking(TorchDispatchMode):
         out = keywords.get("out")
         given = [each for each in tree_leaves((arguments, {**keywords, "out": None})) if isinstance(each, torch.Tensor)]
         made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-        part, flops = self.part, 0.0
+        part, flops, outputs = self.part, 0.0, 0
         if name in self.PRODUCTS:
-            part, flops = "products", 2.0 * made[0].numel() * given[-1].shape[-2]
+            outputs = made[0].numel()
+            part, flops = "products", 2.0 * outputs * given[-1].shape[-2]
             if keywords.get("beta") == 0:
                 given = given[-2:]
         elif "attention" in name:
@@ -143,7 +146,8 @@ class Marking(TorchDispatchMode):
             given = [given[1], made[0]]
         unique = {id(each): each for each in (*given,)}.values()
         moved = sum(map(touched, unique)) + sum(map(touched, [out] if out is not None else made))
-        mark("end " + json.dumps({"part": part, "name": f"aten::{name}", "moved": moved, "flops": flops}))
+        known = {"part": part, "name": f"aten::{name}", "moved": moved, "flops": flops, "outputs": outputs}
+        mark("end " + json.dumps(known))
         return result
 
 
@@ -319,12 +323,18 @@ class Arithmetic:
     parts: dict[str, Sum] = field(default_factory=lambda: defaultdict(Sum))
 
     @classmethod
-    def of(cls, log: Iterable[Entry], device: Device) -> "Arithmetic":
+    def of(cls, log: Iterable[Entry], device: Device, kernel: str) -> "Arithmetic":
         """Play a log on one stream that computes and one that sends.
 
         While something is sent, what is computed is slower by the share of the device that it takes.
+
+        Args:
+            log: Read from the mock's log.
+            device: What it would run on.
+            kernel: Whose attention it would run: ``cudnn`` or ``flash``.
         """
-        result, profile, peak = cls(), Profile.nominal(device, "bf16"), device.tflops["bf16"] * 1e12
+        result, peak = cls(), device.tflops["bf16"] * 1e12
+        profile = Profile.nominal(device, "bf16").attending(kernel, LENGTH, CUDNN_HEAD)
         now = sent = 0.0  # when both streams have done everything so far
         ends: dict[int, float] = {}
 
@@ -334,7 +344,7 @@ class Arithmetic:
 
         for entry in log:
             if entry.collective is None:
-                work = Work(product_flops=entry.flops, moved_bytes=entry.moved)
+                work = Work(product_flops=entry.flops, moved_bytes=entry.moved, outputs=entry.outputs)
                 if entry.part == "attention":  # whose bytes the plan does not count
                     work = Work(attention_flops=entry.flops)
                 ours = profile.seconds(work)
@@ -372,9 +382,12 @@ def assumed(device: Device) -> list[list[str]]:
     shares = device.shares
     return [
         ["products",
-         f"{shares.products:.0%} of {GPU}'s peak, and their operands read and written at the rate of passes",
+         f"{shares.products:.0%} of {GPU}'s peak, for each tile as long as {TILE_DEPTH} more of the inner width, and "
+         "operands read and written at the rate of passes: the sum with which the share was fitted",
          f"`hardware.Shares`: {shares.source}"],
-        ["attention", f"{shares.attention:.0%} of the peak", "likewise"],
+        ["attention",
+         f"{dict(shares.cudnn)[LENGTH]:.0%} of the peak in ours, by cuDNN; {shares.attention:.0%} as published, by "
+         "FlashAttention-2, whose kernels are counted in both", "likewise"],
         ["passes", f"{BANDWIDTH_SHARE:.0%} of the memory's bandwidth", "`plan.machine`"],
         ["exchange", f"{LINKS[LINK].description}", "`hardware.LINKS`"],
         ["beside an exchange",
@@ -418,6 +431,7 @@ def write(steps: dict[str, Arithmetic], device: Device, folder: Path) -> None:
 
 STEPS: tuple[tuple[str, int, dict[str, Any], bool], ...] = (
     ("ours", 1, {}, False),
+    ("ours, split_micro_batch", 1, {"split_micro_batch": True}, False),
     ("ours", 4, {}, False),
     ("ours, split_micro_batch", 4, {"split_micro_batch": True}, False),
     ("as published", 1, {}, True),
@@ -450,7 +464,9 @@ def main() -> None:
                 lines.append(line)
     device = device_named(f"{GPU} SXM")
     assert device is not None
-    write({name: Arithmetic.of(entries(each), device) for name, each in steps.items()}, device, arguments.folder)
+    kernels = {f"{name}, micro-batch {size}": "flash" if published else "cudnn" for name, size, _, published in STEPS}
+    played = {name: Arithmetic.of(entries(each), device, kernels[name]) for name, each in steps.items()}
+    write(played, device, arguments.folder)
 
 
 if __name__ == "__main__":

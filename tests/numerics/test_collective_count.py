@@ -40,7 +40,7 @@ def test_every_collective_of_btp_forward_and_backward(ranks: Ranks, size: int, l
             ("all_reduce", "loss sums"): (1, 2 * TOKENS),
         }
         assert counted(outcome.backward) == {
-            ("all_reduce", "latent gradient"): (4 * layers, 7 * rank * TOKENS * layers),
+            ("all_reduce", "latent gradient"): (4 * layers, latents_and_statistics * TOKENS * layers),
             ("reduce_scatter", "hidden gradient"): (1, (hidden_shard + 1) * size * TOKENS),
         }
 

@@ -703,7 +703,7 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
         ({"training": {"sequence_length": 8006}}, "cut into 4,003 chunks for each of 2 ranks, .* such as 8192"),
         (
             {"parallelism": {"split_micro_batch": True}, "training": {"micro_batch_size": 1}},
-            "a micro-batch of 1 sequence cannot be split; use 2 or more",
+            "a micro-batch of 1 sequence cannot be split over context parallel ranks; use 2 or more",
         ),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
         ({"resources": {"gpus_per_worker": 1}}, "does not support fp32 with heads of 8; use bf16"),

@@ -362,6 +362,13 @@ def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(
     assert (kept_of_own(many) - kept_of_own(few)) / tokens == pytest.approx(planned, rel=0.05)
 
 
+def test_halves_of_one_sequence_keep_what_it_keeps() -> None:
+    choice, one = {"tensor_parallel_size": 2}, {"micro_batch_size": 1}
+    whole = kept(job(COLA, choice, training=one), "naive")
+    halves = kept(job(COLA, choice | {"split_micro_batch": True}, training=one), "naive")
+    assert whole <= halves < 1.02 * whole  # what enters the head is joined
+
+
 def test_halves_take_no_more_than_planned_and_no_less_than_without_exchange(ranks: Ranks) -> None:
     """Of one document to a sequence; the plan has room for all keys, of which these need half."""
     spec = job(

@@ -83,6 +83,16 @@ def test_two_halves_take_turns_forward_and_backward(ranks: Ranks) -> None:
             assert all(("start", purpose) in meanwhile for meanwhile in under_way[:-1])
 
 
+def test_halves_of_one_sequence_take_turns_but_where_they_attend_together(ranks: Ranks) -> None:
+    choice = ParallelismConfig.model_validate({"split_micro_batch": True})
+    for events in ranks.run(2, events_of_a_step, model(), choice, 1):
+        for purpose in ("latent", "latent gradient"):
+            under_way = waits(events, purpose)
+            assert len(under_way) == 2 * 4 * 2
+            # In each of two blocks the half that attends last has waited for the other's projections alone.
+            assert sum(("start", purpose) not in meanwhile for meanwhile in under_way[:-1]) == 2
+
+
 def test_without_a_split_nothing_else_runs_forward(ranks: Ranks) -> None:
     events = ranks.run(2, events_of_a_step, model(), ParallelismConfig(), 4)[0]
     assert all(meanwhile == [] for meanwhile in waits(events, "latent"))

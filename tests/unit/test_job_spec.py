@@ -114,9 +114,9 @@ BAD = [
         "runs a block without pausing",
     ),
     (
-        changed(parallelism={"split_micro_batch": True}, training={"micro_batch_size": 1}),
+        changed(parallelism={"split_micro_batch": True, "recompute": "latent"}, training={"micro_batch_size": 1}),
         "training.micro_batch_size",
-        "cannot be split; use 2 or more",
+        "cannot be split with recompute=latent; use 2 or more",
     ),
     (changed(optimizer={"kind": "loro"}), "optimizer.kind", "use family=svd or adamw"),
     (

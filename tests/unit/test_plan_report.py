@@ -11,7 +11,7 @@ from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
-from boost_core.plan.work import model_flops_per_token
+from boost_core.plan.work import block_matrix_parameters, block_work, model_flops_per_token
 
 
 def job(preset: str = "7b", **sections: Any) -> JobSpec:
@@ -54,9 +54,9 @@ def test_a_plan_of_one_shape() -> None:
     gpus = spec.resources.gpus_per_worker
     assert layout.gpu_hours == pytest.approx(4 * gpus * 100 * layout.step_seconds / 3600)
     assert layout.memory.model_dump() == vars(rank_memory(spec, Layout(4, 1, 1)))
-    # 4 exchanges forward and backward in 32 blocks; 7r and, forward, two statistics.
+    # 4 exchanges forward and backward in 32 blocks; 7r and two statistics.
     assert layout.communication.all_reduces == 32 * 8
-    assert layout.communication.elements_per_token == 32 * (2 * 7 * 1024 + 2)
+    assert layout.communication.elements_per_token == 32 * 2 * (7 * 1024 + 2)
     assert planned.fastest == 0
 
 
@@ -303,6 +303,23 @@ def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> N
     )
     assert apart < longer
     assert hidden < alone
+
+
+def test_halves_add_every_weight_gradient_twice() -> None:
+    spec = JobSpec.model_validate(
+        {
+            "name": "halves", "model": {"preset": "7b", "vocab_size": 32_000},
+            "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": 1, "micro_batch_size": 1,
+                         "precision": "bf16"},
+            "parallelism": {"tensor_parallel_size": 4},
+            "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+        }
+    )  # fmt: skip
+    whole, halves = (
+        block_work(spec.with_parallelism(split_micro_batch=split), "none").weight_gradients for split in (False, True)
+    )
+    in_matrices = block_matrix_parameters(spec.model) // 4
+    assert halves == replace(whole, moved_bytes=whole.moved_bytes + 8 * in_matrices)
 
 
 def test_what_has_no_choice_is_planned_without_one() -> None:

@@ -16,7 +16,7 @@ from boost_core.bench import profile as bench
 from boost_core.bench.comm import faster_up_to, hidden_share
 from boost_core.bench.rank import RunShape
 from boost_core.bench.results import Variant
-from boost_core.config import Layout
+from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.plan.machine import (
     Machine,
@@ -28,6 +28,7 @@ from boost_core.plan.machine import (
     machine_of,
 )
 from boost_core.plan.report import plan, step_parts
+from boost_core.plan.throughput import Step
 from boost_core.plan.work import Work, block_parameters, block_work
 from service.cli.main import app
 from tests.jobs import tiny_job
@@ -102,6 +103,33 @@ def test_a_plan_goes_by_what_was_measured_and_says_so() -> None:
     once = MEASURED.model_copy(update={"block_seconds": 0.0})
     slow, fast = (step_parts(spec, Layout(1, 1, 1), one.machine(MACHINE, "fp32")) for one in (twice, once))
     assert slow.arithmetic == pytest.approx(2 * fast.arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "share"),
+    [
+        ("H100", {}, 0.47),
+        ("H100", {"training": {"sequence_length": 32_768}}, 0.53),
+        ("H100", {"training": {"sequence_length": 1024}}, 0.30),  # no figure is known
+        ("H100", {"model": {"num_attention_heads": 64}}, 0.30),
+        ("H100", {"data": {"documents_apart": True}}, 0.30),  # flash attention's
+        ("H100", {"parallelism": {"context_parallel_size": 2}}, 0.30),
+        ("A100", {}, 0.45),
+    ],
+)
+def test_attention_is_as_fast_as_the_kernel_that_computes_it(
+    kind: str, changes: dict[str, Any], share: float
+) -> None:  # fmt: skip
+    spec = {
+        "name": "attends", "model": {"preset": "7b", "vocab_size": 32_000}, "training": {
+            "steps": 1, "sequence_length": 4096, "global_batch_size": 1, "micro_batch_size": 1, "precision": "bf16",
+        },
+        "data": {}, "parallelism": {}, "resources": {"gpus_per_worker": 1, "accelerator_type": kind},
+    }  # fmt: skip
+    job = JobSpec.model_validate({name: section | changes.get(name, {}) if isinstance(section, dict) else section
+                                  for name, section in spec.items()})  # fmt: skip
+    profile = Step(job, Layout.of(job.parallelism), machine_of(job))._profile
+    assert profile.attention_flops == pytest.approx(share * {"H100": 989e12, "A100": 312e12}[kind])
 
 
 MACHINE = machine_for(tiny_job("corpus", "checkpoints").resources, "fp32")

@@ -67,6 +67,7 @@ def compared() -> list[tuple[float, bool]]:
     for run in csv.DictReader(RUNS.open()):
         spec = job(run)
         machine = network(run["network"]).machine(spec)
+        machine = replace(machine, profile=replace(machine.profile, cudnn=()))  # these trainers used FlashAttention-2
         parts = step_parts(spec, Layout.of(spec.parallelism), machine)
         tokens = spec.training.global_batch_size * spec.training.sequence_length / int(run["gpus"])
         measured = tokens / float(run["tokens_per_gpu_second"])

@@ -14,7 +14,6 @@ from boost_core.architecture import (
     Role,
     Weights,
     WeightSpec,
-    block_exchanges,
     chosen_sharding,
     grouped_projections,
     model_weights,
@@ -90,13 +89,6 @@ def scaled() -> Iterator[ModelConfig]:
         reads_input.cache_clear()
         yield ModelConfig.model_validate(SHAPE | {"family": "svd", "rank": 12})
     reads_input.cache_clear()
-
-
-def test_a_statistic_that_scales_more_than_latents_has_its_gradient_sent(scaled: ModelConfig) -> None:
-    for norm, grouped in product(("fused", "online_paper"), (True, False)):
-        choice = ParallelismConfig.model_validate({"norm": norm, "group_projections": grouped})
-        backward = block_exchanges(scaled, choice).backward
-        assert sum(payload.statistics for payload in backward) == (1 if grouped else 3)  # of queries, keys and values
 
 
 def test_what_segments_read_beside_latents_is_kept(scaled: ModelConfig) -> None:

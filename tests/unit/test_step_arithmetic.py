@@ -38,7 +38,7 @@ def test_a_kernel_goes_through_what_it_loads_and_stores() -> None:
 def test_an_exchange_costs_what_nothing_hides(seconds: float, waited: float) -> None:
     assert H100 is not None
     start = Entry("exchange", "all_reduce", seconds=seconds, collective=1)
-    played = Arithmetic.of([start, PASS, Entry("exchange", "wait", collective=-1), PASS], H100)
+    played = Arithmetic.of([start, PASS, Entry("exchange", "wait", collective=-1), PASS], H100, "flash")
     hidden = min(seconds, (MILLISECONDS / (1 - COLLECTIVE_SHARE)) / 1000)
     slowed = hidden * COLLECTIVE_SHARE
     exposed = max(0.0, waited - MILLISECONDS / 1000 - slowed - GAP_SECONDS)
