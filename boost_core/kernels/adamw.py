@@ -60,7 +60,7 @@ def adamw_(
     first_decay, second_decay = update.betas
     if not runs_on_triton(master):
         # The reference: torch's own fused AdamW between two passes, one that clips and one that rounds.
-        steps_before = torch.tensor(float(update.step - 1), device=master.device)
+        steps_before = torch.full((), float(update.step - 1), device=master.device)
         adamw(
             [master], [gradient.mul_(clip)], [first], [second], [], [steps_before], fused=True, amsgrad=False,
             maximize=False, lr=update.learning_rate, beta1=first_decay, beta2=second_decay, eps=update.epsilon,

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, store_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, scale_of, store_quantised
 from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
 from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
+LARGEST_BLOCK_FP8 = 4096  # backward: eight elements for each of 512 threads
 
 
 def gated_product(
@@ -44,8 +45,9 @@ def gated_product(
     return activation_reference(gate_Tf, activation) * up_Tf
 
 
-# The Triton kernels: elementwise over blocks of a row, fp32 arithmetic. For fp8 a block is the whole row, because its
-# scale is that of its largest element.
+# The Triton kernels: elementwise over blocks of a row, fp32 arithmetic. For fp8 a program has a whole row, because its
+# scale is that of its largest element. Forward it is in registers. Backward, five rows of 30B would not fit into these:
+# a program goes over its row in blocks, and again over the two gradients, which the caches still hold.
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -67,7 +69,7 @@ class _GatedProduct(torch.autograd.Function):
             ACTIVATION=activation.value, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
         ctx.save_for_backward(*parts)
-        ctx.activation, ctx.fp8, ctx.block, ctx.of_gradients = activation, fp8, block, of_gradients
+        ctx.activation, ctx.fp8, ctx.of_gradients = activation, fp8, of_gradients
         return out_Tf
 
     @staticmethod
@@ -82,10 +84,11 @@ class _GatedProduct(torch.autograd.Function):
             quantised = [empty_quantised(part_gTf.shape, part_gTf.device) for part_gTf in parts]
         values, scales = (members(each) for each in zip(*quantised, strict=True))
         tokens, columns = gate_Tf.shape
-        _backward[(tokens, triton.cdiv(columns, ctx.block))](
+        block = min(block_of(columns), LARGEST_BLOCK_FP8 if ctx.fp8 else LARGEST_BLOCK)
+        _backward[(tokens, 1 if ctx.fp8 else triton.cdiv(columns, block))](
             gate_Tf, up_Tf, dout_Tf, dgate_Tf, dup_Tf, values[0], scales[0], values[-1], scales[-1],
             gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
-            ACTIVATION=ctx.activation.value, FP8=ctx.fp8, BLOCK=ctx.block, num_warps=warps_of(ctx.block),
+            ACTIVATION=ctx.activation.value, FP8=ctx.fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
         if ctx.fp8:
             for of_gradient, each in zip(ctx.of_gradients, quantised, strict=True):
@@ -116,15 +119,33 @@ def _backward(
     ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-    dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside, other=0.0).to(tl.float32)
-    dgate = activation_gradient(dout * up, gate, ACTIVATION).to(dgate_ptr.dtype.element_ty)
-    dup = (dout * activate(gate, ACTIVATION)).to(dup_ptr.dtype.element_ty)
-    tl.store(dgate_ptr + row * dgate_stride + column, dgate, mask=inside)
-    tl.store(dup_ptr + row * dup_stride + column, dup, mask=inside)
-    if FP8:  # whole rows are here
-        store_quantised(dgate, gate_value_ptr + row * columns + column, gate_row_scale_ptr + row, inside)
-        store_quantised(dup, up_value_ptr + row * columns + column, up_row_scale_ptr + row, inside)
+    dgate_row, dup_row = dgate_ptr + row * dgate_stride, dup_ptr + row * dup_stride
+    largest_dgate = tl.zeros([BLOCK], dtype=tl.float32)
+    largest_dup = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(tl.program_id(1) * BLOCK, columns, tl.num_programs(1) * BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < columns
+        gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dgate = activation_gradient(dout * up, gate, ACTIVATION).to(dgate_ptr.dtype.element_ty)
+        dup = (dout * activate(gate, ACTIVATION)).to(dup_ptr.dtype.element_ty)
+        tl.store(dgate_row + column, dgate, mask=inside)
+        tl.store(dup_row + column, dup, mask=inside)
+        if FP8:
+            largest_dgate = tl.maximum(largest_dgate, tl.abs(dgate.to(tl.float32)))
+            largest_dup = tl.maximum(largest_dup, tl.abs(dup.to(tl.float32)))
+    if FP8:
+        tl.debug_barrier()  # what a thread reads another may have written
+        dgate_scale, dgate_inverse = scale_of(tl.max(largest_dgate, axis=0))
+        dup_scale, dup_inverse = scale_of(tl.max(largest_dup, axis=0))
+        tl.store(gate_row_scale_ptr + row, dgate_scale)
+        tl.store(up_row_scale_ptr + row, dup_scale)
+        for begin in range(0, columns, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            inside = column < columns
+            dgate = tl.load(dgate_row + column, mask=inside).to(tl.float32) * dgate_inverse
+            dup = tl.load(dup_row + column, mask=inside).to(tl.float32) * dup_inverse
+            to = row * columns + column
+            tl.store(gate_value_ptr + to, dgate.to(gate_value_ptr.dtype.element_ty), mask=inside)
+            tl.store(up_value_ptr + to, dup.to(up_value_ptr.dtype.element_ty), mask=inside)

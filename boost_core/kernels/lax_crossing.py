@@ -68,7 +68,9 @@ def lax_crossing(
 
 # The Triton kernels: one latent in registers at a time, fp32 arithmetic. Backward, a program handles tokens at a fixed
 # stride, so that it can sum the gradients of scale and shift in registers; the few remaining partial sums are added up
-# by torch.
+# by torch. Its reductions wait for one another, so that mean and deviation come from the forward pass, and the two sums
+# that du needs are one reduction. A thread has half as many elements as elsewhere: it then needs at most 64 registers,
+# with which half of a multiprocessor's threads are resident.
 
 
 class _LatentCrossing(torch.autograd.Function):
@@ -83,20 +85,21 @@ class _LatentCrossing(torch.autograd.Function):
         values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
+        mean_gT, inverse_std_gT = torch.empty((2, count, tokens), dtype=torch.float32, device=h_Tc.device)
         block = block_of(rank)
         _forward[(tokens, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr, values, scales, h_Tc.stride(0),
-            crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation.value, FP8=quantised is not None, BLOCK=block,
-            num_warps=warps_of(block),
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr, mean_gT, inverse_std_gT, values,
+            scales, h_Tc.stride(0), crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1),
+            rank, width, epsilon, norm_epsilon, NORM=s_T is not None, ACTIVATION=activation.value,
+            FP8=quantised is not None, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr)
+        ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr, mean_gT, inverse_std_gT)
         ctx.width, ctx.epsilon, ctx.norm_epsilon, ctx.activation = width, epsilon, norm_epsilon, activation
         return z_gTr
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        h_Tc, s_T, crossed_gTr, scale_gr, shift_gr = ctx.saved_tensors
+        h_Tc, s_T, crossed_gTr, scale_gr, shift_gr, mean_gT, inverse_std_gT = ctx.saved_tensors
         dz_gTr = rows(gradients[0])
         count, tokens, rank = crossed_gTr.shape
         dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
@@ -108,11 +111,11 @@ class _LatentCrossing(torch.autograd.Function):
         ds_gT = torch.empty((count, tokens), dtype=torch.float32, device=h_Tc.device)
         block = block_of(rank)
         _backward[(programs, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, dz_gTr, dh_Tc, ds_gT, dcrossed_gTr,
-            dscale_Pgr, dshift_Pgr, h_Tc.stride(0), crossed_gTr.stride(0), crossed_gTr.stride(1), dz_gTr.stride(0),
-            dz_gTr.stride(1), dh_Tc.stride(0), dcrossed_gTr.stride(0), dcrossed_gTr.stride(1), tokens, rank,
-            ctx.width, ctx.epsilon, ctx.norm_epsilon,
-            NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block, num_warps=warps_of(block),
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, mean_gT, inverse_std_gT, dz_gTr, dh_Tc,
+            ds_gT, dcrossed_gTr, dscale_Pgr, dshift_Pgr, h_Tc.stride(0), crossed_gTr.stride(0), crossed_gTr.stride(1),
+            dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), dcrossed_gTr.stride(0), dcrossed_gTr.stride(1), tokens,
+            rank, ctx.width, ctx.epsilon, ctx.norm_epsilon,
+            NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block, num_warps=warps_of(2 * block),
         )  # fmt: skip
         ds_T = None if s_T is None else ds_gT.sum(dim=0).to(s_T.dtype)
         dscale_gr, dshift_gr = (each_Pgr.sum(dim=0).to(scale_gr.dtype) for each_Pgr in (dscale_Pgr, dshift_Pgr))
@@ -120,17 +123,9 @@ class _LatentCrossing(torch.autograd.Function):
 
 
 @jit
-def _normed(u, inside, rank, epsilon):
-    mean = tl.sum(u, axis=0) / rank
-    centred = tl.where(inside, u - mean, 0.0)
-    inverse_std = tl.rsqrt(tl.sum(centred * centred, axis=0) / rank + epsilon)
-    return centred * inverse_std, inverse_std
-
-
-@jit
 def _forward(
-    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, z_ptr, value_ptr, row_scale_ptr, h_stride, crossed_group_stride,
-    crossed_stride, z_group_stride, z_stride, rank, width, epsilon, norm_epsilon,
+    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, z_ptr, mean_ptr, inverse_std_ptr, value_ptr, row_scale_ptr,
+    h_stride, crossed_group_stride, crossed_stride, z_group_stride, z_stride, rank, width, epsilon, norm_epsilon,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -142,7 +137,13 @@ def _forward(
         u *= tl.rsqrt(tl.load(s_ptr + row).to(tl.float32) / width + epsilon)
     crossed = crossed_ptr + group * crossed_group_stride + row * crossed_stride + column
     u += tl.load(crossed, mask=inside, other=0.0).to(tl.float32)
-    n, _ = _normed(u, inside, rank, norm_epsilon)
+    mean = tl.sum(u, axis=0) / rank
+    centred = tl.where(inside, u - mean, 0.0)
+    inverse_std = tl.rsqrt(tl.sum(centred * centred, axis=0) / rank + norm_epsilon)
+    n = centred * inverse_std
+    statistic = group * tl.num_programs(0) + row
+    tl.store(mean_ptr + statistic, mean)
+    tl.store(inverse_std_ptr + statistic, inverse_std)
     scale = tl.load(scale_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
     z = n * scale + tl.load(shift_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
     z = activate(z, ACTIVATION).to(z_ptr.dtype.element_ty)
@@ -150,14 +151,19 @@ def _forward(
     tl.store(z_ptr + to, z, mask=inside)
     if FP8:
         # Scale and shift are 0 outside, and so is z.
-        store_quantised(z, value_ptr + to, row_scale_ptr + group * tl.num_programs(0) + row, inside)
+        store_quantised(z, value_ptr + to, row_scale_ptr + statistic, inside)
+
+
+@jit
+def _add_pairs(first, second, other_first, other_second):
+    return first + other_first, second + other_second
 
 
 @jit
 def _backward(
-    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, dz_ptr, dh_ptr, ds_ptr, dcrossed_ptr, dscale_ptr, dshift_ptr,
-    h_stride, crossed_group_stride, crossed_stride, dz_group_stride, dz_stride, dh_stride, dcrossed_group_stride,
-    dcrossed_stride, tokens, rank, width, epsilon, norm_epsilon,
+    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, mean_ptr, inverse_std_ptr, dz_ptr, dh_ptr, ds_ptr, dcrossed_ptr,
+    dscale_ptr, dshift_ptr, h_stride, crossed_group_stride, crossed_stride, dz_group_stride, dz_stride, dh_stride,
+    dcrossed_group_stride, dcrossed_stride, tokens, rank, width, epsilon, norm_epsilon,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
@@ -178,15 +184,17 @@ def _backward(
         crossed_at = crossed_ptr + group * crossed_group_stride + row * crossed_stride + column
         crossed = tl.load(crossed_at, mask=inside, other=0.0).to(tl.float32)
         u = u * inverse_rms + crossed
-        n, inverse_std = _normed(u, inside, rank, norm_epsilon)
+        statistic = group * tokens + row
+        inverse_std = tl.load(inverse_std_ptr + statistic)
+        n = tl.where(inside, (u - tl.load(mean_ptr + statistic)) * inverse_std, 0.0)
         dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
         dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
         dy = activation_gradient(dy, n * scale + shift, ACTIVATION)
         dscale += dy * n
         dshift += dy
         dn = dy * scale
-        along_n = tl.sum(dn * n, axis=0)
-        du = inverse_std * (dn - tl.sum(dn, axis=0) / rank - n * (along_n / rank))
+        total, along_n = tl.reduce((dn, dn * n), 0, _add_pairs)
+        du = inverse_std * (dn - total / rank - n * (along_n / rank))
         du = tl.where(inside, du, 0.0)
         dcrossed = dcrossed_ptr + group * dcrossed_group_stride + row * dcrossed_stride + column
         tl.store(dcrossed, du.to(dcrossed_ptr.dtype.element_ty), mask=inside)
@@ -195,7 +203,7 @@ def _backward(
         if NORM:
             du_u = norm_epsilon * inverse_std * inverse_std * along_n
             ds = (tl.sum(du * crossed, axis=0) - du_u) / (2.0 * width * mean_square)
-            tl.store(ds_ptr + group * tokens + row, ds)
+            tl.store(ds_ptr + statistic, ds)
     partial = (tl.program_id(0) * tl.num_programs(1) + group) * rank + column
     tl.store(dscale_ptr + partial, dscale, mask=inside)
     tl.store(dshift_ptr + partial, dshift, mask=inside)

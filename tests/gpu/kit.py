@@ -102,7 +102,7 @@ def _write_curves(folder: Path) -> None:
     command = [sys.executable, "-m", "boost_core.data", "tokenize", *options, str(text), str(corpus)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     curves = {
-        name: curve_of("cpu", name, "off", corpus, folder / "curves" / name, subprocess.DEVNULL)
+        name: curve_of("cpu", name, "off", corpus, folder / "curves" / name, stdout=subprocess.DEVNULL)
         for name in ("fp32", "bf16")
     }
     shutil.rmtree(folder / "curves")

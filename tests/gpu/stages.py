@@ -1,7 +1,8 @@
 """The stages, each the cases of one question: ``python -m tests.gpu.stages STAGE --messages FD [--cases NAME …]``.
 
-Without a GPU they run at a tiny shape, which shows that they run and nothing more. With ``MINUTES_MOCK=1`` the GPU is
-the tests' mock (``tests.mock_gpu``): memory and launches are real there, numbers are not.
+Without a GPU they run at a tiny shape, which shows that they run and nothing more. With ``--no-values`` the GPU may be
+the tests' mock (``tests.mock_gpu``): memory and launches are real there, numbers are not, and what a stage finds out
+from numbers is left out.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -34,8 +36,10 @@ from boost_core.bench.results import VARIANTS, Environment, Variant, matrix_rate
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.kernels.launch import Implementation, always
+from boost_core.messages import ValidationLoss
 from boost_core.optim import zero
 from boost_core.plan.memory import rank_memory
+from boost_core.train import loop
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses
 from tests.gpu.__main__ import SPOILED
@@ -43,7 +47,20 @@ from tests.gpu.__main__ import SPOILED
 Figures = Iterator[tuple[str, object, str]]  # quantity, value, unit
 Cases = Mapping[str, Callable[[], Figures]]
 
-MOCK = os.environ.get("MINUTES_MOCK") == "1"
+
+@dataclass(frozen=True)
+class Setting:
+    """What stages depend on beside the device.
+
+    Attributes:
+        kit: The folder that has been prepared, with a corpus and the curves of a CPU.
+        values: Whether the device computes, so that numbers are compared and judged.
+    """
+
+    kit: Path
+    values: bool
+
+
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 ONE_GPU = ("dense", "svd", "cola", "lax")  # families at 1B
@@ -54,7 +71,6 @@ ORDER_7B = (
 STEPS = 40  # of the curves
 # Rounding to bf16 goes another way on another device: twice as far from fp32 is still that, a fault is orders beyond.
 CURVE_FACTOR = 2.0
-KIT = Path(__file__).parents[3]  # the folder with run.sh, where the kit has been prepared
 
 
 def main() -> int:
@@ -63,11 +79,16 @@ def main() -> int:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--messages", type=int, required=True, help="file descriptor")
     parser.add_argument("--cases", nargs="*", help="default: all")
+    parser.add_argument("--kit", type=Path, required=True, help="where corpus and curves of a CPU are")
+    parser.add_argument(
+        "--no-values", action="store_true", help="the GPU computes nothing: compare and judge no numbers"
+    )
     options = parser.parse_args()
-    if MOCK:
+    if options.no_values:
         use_mock()
+    cases = STAGES[options.stage](Setting(options.kit, not options.no_values))
     with os.fdopen(options.messages, "w") as pipe:
-        return run_cases(STAGES[options.stage](), options.cases, partial(_send, pipe))
+        return run_cases(cases, options.cases, partial(_send, pipe), computes=not options.no_values)
 
 
 def use_mock() -> None:
@@ -77,19 +98,28 @@ def use_mock() -> None:
     step = rank.training_step
     rank.training_step = lambda *arguments: replace(step(*arguments), diverged=False)
     rank.math = SimpleNamespace(isfinite=lambda loss: True)
+    evaluated = loop.evaluate
+
+    def evaluate(*arguments: Any) -> ValidationLoss:
+        with suppress(ZeroDivisionError):  # it has counted no tokens
+            evaluated(*arguments)
+        return ValidationLoss(loss=0.0, tokens=0, bits_per_byte=None)
+
+    loop.evaluate = evaluate
 
 
 def _send(pipe: Any, **message: object) -> None:
     print(json.dumps(message), file=pipe, flush=True)
 
 
-def run_cases(stage: Cases, wanted: Sequence[str] | None, send: Callable[..., None]) -> int:
+def run_cases(stage: Cases, wanted: Sequence[str] | None, send: Callable[..., None], computes: bool) -> int:
     """Run cases of a stage.
 
     Args:
         stage: All of them.
         wanted: The names of those to run; all if there are none.
         send: Takes messages.
+        computes: Whether a GPU, if there is one, does; figures of one that does not are never shown as a GPU's.
 
     Returns:
         0, or ``SPOILED`` after a failure that leaves the device unusable.
@@ -99,7 +129,7 @@ def run_cases(stage: Cases, wanted: Sequence[str] | None, send: Callable[..., No
     versions = (
         f"torch {found.torch_version}, Triton {found.triton_version or 'none'}, Python {platform.python_version()}"
     )
-    environment = {"gpu": ON_GPU and not MOCK, "device": found.device, "commit": found.commit, "versions": versions}
+    environment = {"gpu": ON_GPU and computes, "device": found.device, "commit": found.commit, "versions": versions}
     send(cases=names, environment=environment)
     for name in names:
         send(begin=name)
@@ -119,14 +149,14 @@ def run_cases(stage: Cases, wanted: Sequence[str] | None, send: Callable[..., No
     return 0
 
 
-def smoke() -> Cases:
+def smoke(setting: Setting) -> Cases:
     """What the device is, its two ceilings, and each kernel against its float64 reference on awkward sizes."""
 
     def facts() -> Figures:
         if ON_GPU:
             yield "memory", torch.cuda.get_device_properties(0).total_memory / 2**30, "GiB"
             yield "driver", _smi("driver_version,clocks.max.sm,power.limit"), ""
-        if not MOCK:
+        if setting.values:
             yield "bf16 matrix product", matrix_rate(torch.bfloat16, DEVICE) / 1e12, "TFLOP/s"
             yield "copy", memory_bandwidth(DEVICE) / 1e9, "GB/s"
 
@@ -134,11 +164,13 @@ def smoke() -> Cases:
         checked = wrong = 0
         for case in cases(sizes, Draw(dtype, DEVICE)):
             checked += 1
-            for problem in disagreements(case, _kernels()):
-                wrong += 1
-                yield "disagrees", problem, ""
-        yield "operations checked", checked, ""
-        yield "disagreements", wrong, ""
+            problems = disagreements(case, _kernels())
+            if setting.values:
+                wrong += len(problems)
+                yield from (("disagrees", problem, "") for problem in problems)
+        yield "operations checked" if setting.values else "operations launched", checked, ""
+        if setting.values:
+            yield "disagreements", wrong, ""
 
     checks = {
         f"kernels, {str(dtype).removeprefix('torch.')}, sizes {index}": partial(check, dtype, sizes)
@@ -148,12 +180,12 @@ def smoke() -> Cases:
     return {"facts": facts, **checks}
 
 
-def single() -> Cases:
+def single(setting: Setting) -> Cases:
     """BOOST's headline on one GPU: whole steps of a 1B model, dense and low-rank, and the memory that was planned."""
     shape = RunShape("1b", 1, 4, 4096) if ON_GPU else _tiny(1)
     families = [_alone(family, {}) for family in ONE_GPU]
     recomputed = replace(_alone("cola", {"recompute": "latent"}), name="cola, recompute latent")
-    return {variant.name: partial(_step, shape, variant, planned=True) for variant in (*families, recomputed)}
+    return {variant.name: partial(_step, setting, shape, variant, planned=True) for variant in (*families, recomputed)}
 
 
 def _tiny(ranks: int) -> RunShape:
@@ -164,21 +196,21 @@ def _alone(family: str, parallelism: Mapping[str, Any]) -> Variant:
     return Variant(family, family, {"strategy": "fullrank" if family == "dense" else "btp", **parallelism})
 
 
-def rank7b() -> Cases:
+def rank7b(setting: Setting) -> Cases:
     """One rank's work at 7B, tp 4, without the others: ours beside the published code's step, vanilla and full rank."""
-    return _variants(ORDER_7B, (1, 4))
+    return _variants(setting, ORDER_7B, (1, 4))
 
 
-def fp8() -> Cases:
+def fp8(setting: Setting) -> Cases:
     """Whether 8-bit products pay, where a step has most tokens."""
-    return _variants(("cola, btp", "cola, btp, fp8"), (8,))
+    return _variants(setting, ("cola, btp", "cola, btp, fp8"), (8,))
 
 
-def _variants(names: Sequence[str], sequences: Sequence[int]) -> Cases:
+def _variants(setting: Setting, names: Sequence[str], sequences: Sequence[int]) -> Cases:
     wanted = [next(each for each in VARIANTS if each.name == name) for name in names]
     wanted = [variant for variant in wanted if not (variant.fp8 and unavailable(DEVICE))]
     return {
-        f"{variant.name}, × {count}": partial(_step, _shape_7b(count), variant)
+        f"{variant.name}, × {count}": partial(_step, setting, _shape_7b(count), variant)
         for count in (sequences if ON_GPU else sequences[:1])
         for variant in wanted
     }
@@ -188,12 +220,13 @@ def _shape_7b(sequences: int) -> RunShape:
     return RunShape("7b", 4, sequences, 4096) if ON_GPU else _tiny(2)
 
 
-def _step(shape: RunShape, variant: Variant, planned: bool = False) -> Figures:
+def _step(setting: Setting, shape: RunShape, variant: Variant, planned: bool = False) -> Figures:
     """Figures of a variant's training step."""
     job = shape.job(variant, DEVICE)
     if planned:
         yield "peak memory, planned", rank_memory(job, job.layouts()[0]).total / 2**30, "GiB"
-    rows = rank_rows(shape, variant, DEVICE, 10 if ON_GPU else 2, _rate(), ["nvlink-h200"])
+    rate = _rate() if setting.values else 8e14  # kernels that compute nothing take no time
+    rows = rank_rows(shape, variant, DEVICE, 10 if ON_GPU else 2, rate, ["nvlink-h200"])
     for row in rows:
         scale, unit = {"s": (1e3, "ms"), "bytes": (2**-30, "GiB"), "share": (100.0, "%")}.get(row.unit, (1.0, ""))
         yield row.quantity, row.p50 * scale, unit
@@ -206,8 +239,8 @@ def _step(shape: RunShape, variant: Variant, planned: bool = False) -> Figures:
 
 @cache
 def _rate() -> float:
-    """The device's matrix rate in FLOPs per second; a mock's kernels take no time."""
-    return 8e14 if MOCK else matrix_rate(torch.bfloat16, DEVICE)
+    """The device's matrix rate in FLOPs per second."""
+    return matrix_rate(torch.bfloat16, DEVICE)
 
 
 def _kernels() -> Implementation:
@@ -232,7 +265,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
 MODEL_LIMITS = {"fp32": 2e-4, "bf16": 3e-2}  # relative error of loss and gradients together
 
 
-def models() -> Cases:
+def models(setting: Setting) -> Cases:
     """Whole models, loss and gradients of one step: the device's kernels against the references."""
     tokens = torch.randint(0, 1000, (4, 129), generator=torch.Generator().manual_seed(0)).numpy()
     sizes = {
@@ -274,9 +307,12 @@ def models() -> Cases:
                     }
                 )  # fmt: skip
                 mine, reference = results(spec, _kernels()), results(spec, "naive")
-                error = ((mine - reference).norm() / reference.norm()).item()
                 how = ", ".join(f"{name} {value}" for name, value in choice.items()) or "tp 1"
-                yield f"{precision}, {how}", error, "" if error <= limit else "WRONG"
+                if setting.values:
+                    error = ((mine - reference).norm() / reference.norm()).item()
+                    yield f"{precision}, {how}", error, "" if error <= limit else "WRONG"
+                else:
+                    yield f"{precision}, {how}", len(mine), "numbers"
 
     return {", ".join(_plain(model)): partial(compare, model) for model in MODELS}
 
@@ -295,14 +331,17 @@ runpy.run_module("boost_core", run_name="__main__", alter_sys=True)
 """
 
 
-def train() -> Cases:
+def train(setting: Setting) -> Cases:
     """Forty steps of a small CoLA in bf16, as CUDA graphs and kernel by kernel, beside the CPU's, which came along."""
-    carried = json.loads((KIT / "cpu_losses.json").read_text())
     folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"gpu-kit-{os.getpid()}"
 
     def run(graphs: str) -> Figures:
         precision = "bf16" if ON_GPU else "fp32"
-        curve = curve_of(DEVICE.type, precision, graphs, KIT / "corpus", folder / graphs)
+        curve = curve_of(DEVICE.type, precision, graphs, setting.kit / "corpus", folder / graphs, setting.values)
+        yield "steps", len(curve), ""
+        if not setting.values:
+            return
+        carried = json.loads((setting.kit / "cpu_losses.json").read_text())
         yield "last loss", curve[-1], ""
         yield "losses", [round(loss, 5) for loss in curve], ""
         exact, limit = carried["fp32"], CURVE_FACTOR * largest_difference(carried["bf16"], carried["fp32"])
@@ -322,9 +361,9 @@ def largest_difference(curve: Sequence[float], exact: Sequence[float]) -> float:
 
 
 def curve_of(
-    device: str, precision: str, graphs: str, corpus: Path, folder: Path, stdout: int | None = None
+    device: str, precision: str, graphs: str, corpus: Path, folder: Path, values: bool = True, stdout: int | None = None
 ) -> list[float]:
-    """Train a small CoLA for forty steps and return its losses.
+    """Train a small CoLA for forty steps and return its losses; without ``values`` the GPU is one without any.
 
     Raises:
         subprocess.CalledProcessError: The job failed.
@@ -355,13 +394,13 @@ def curve_of(
         "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "gpu-kit",
     }  # fmt: skip
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    start = ["-c", ON_A_MOCK] if MOCK and device == "cuda" else ["-m", "boost_core"]
+    start = ["-m", "boost_core"] if values else ["-c", ON_A_MOCK]
     command = [sys.executable, *start, str(job), "--reports", str(reports)]
     subprocess.run(command, env=os.environ | rank_of_one | hidden, check=True, stdout=stdout)
     return [line["loss"] for line in map(json.loads, reports.read_text().splitlines()) if line["kind"] == "progress"]
 
 
-def profile() -> Cases:
+def profile(_: Setting) -> Cases:
     """Where a rank's step goes: the 30 kernels that take most time, launched one by one."""
 
     def run(name: str, sequences: int) -> Figures:
@@ -384,7 +423,7 @@ def profile() -> Cases:
     return {f"{name}, × {sequences}": partial(run, name, sequences) for name, sequences in wanted}
 
 
-def kernels() -> Cases:
+def kernels(setting: Setting) -> Cases:
     """Each kernel against the roofline, plain torch and torch.compile."""
     model = ModelConfig.model_validate({"preset": "7b", "family": "cola", "vocab_size": 32_000})
     sizes = Sizes.of_model(model, 4, 4, 4096) if ON_GPU else AWKWARD[2]

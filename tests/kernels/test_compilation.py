@@ -32,6 +32,7 @@ BLOCKS = {"cross_entropy_row_statistics": 8192, "scaled_weight_unscale": 4096, "
           "symmetric_sum_spread": 2048}  # fmt: skip
 WITHOUT_ROWS = {"rotary_rotate", "symmetric_sum_meet"}
 PRECISE = {"s_ptr", "row_scale_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "dlog_sum_ptr",
+           "mean_ptr", "inverse_std_ptr",
            "cosine_ptr", "sine_ptr",
            "clip_ptr", "dscale_ptr", "dshift_ptr", "master_ptr", "gradient_ptr", "first_ptr", "second_ptr"}  # fmt: skip
 REAL = {"epsilon", "norm_epsilon", "sign", "keep", "rate", "first_decay", "first_share", "second_decay", "second_share",

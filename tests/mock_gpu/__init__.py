@@ -66,6 +66,7 @@ class MockGpu:
             "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
             "TRITON_LIBCUDA_PATH": str(self.folder / "driver"),
             "TRITON_CACHE_DIR": str(self.folder.parent / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder.parent / "inductor"),
             "PYTHONPATH": f"{HERE / 'site'}:{ROOT}",
             "MOCK_GPU_PACKAGES": sysconfig.get_path("purelib"),
             "PYTHONWARNINGS": "ignore",

@@ -1,25 +1,44 @@
 """The kit for the first minutes on a GPU: its stages run on the mock, so that they do not fail for want of a trial.
 
-What stages find out from numbers is not seen here: ``smoke``, ``models``, ``train`` and ``kernels``, which compare
-numbers or rates, are left out.
+With ``--no-values``, as the mock computes nothing: what stages find out from numbers is not seen here.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mock_gpu import MockGpu, trouble
+from tests.gpu.__main__ import LIMITS
+from tests.mock_gpu import TORCH, build, trouble
+from tests.used import ROOT
 
-STAGES = ("single", "rank7b", "fp8", "profile")
+IN_MAKE_TEST = ("smoke", TORCH[0])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_runs_on_the_mock(each_mock: MockGpu, tmp_path: Path, stage: str) -> None:
-    log, out = tmp_path / "log", tmp_path / "out"
-    variables = each_mock.variables(log=log) | {"MINUTES_MOCK": "1"}
-    each_mock.run("-m", "tests.gpu", out, stage, variables=variables, seconds=480)
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stages read of a prepared folder: the corpus."""
+    folder, text = tmp_path_factory.mktemp("kit"), ROOT / "boost_core/plan/*.py"
+    command = [sys.executable, "-m", "boost_core.data", "tokenize", "--kind", "text", "--validation", "0.2"]
+    subprocess.run([*command, text, folder / "corpus"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stage", "torch"),
+    [
+        pytest.param(stage, torch, marks=() if (stage, torch) == IN_MAKE_TEST else pytest.mark.full)
+        for torch in TORCH
+        for stage in LIMITS
+    ],
+)
+def test_a_stage_runs_on_the_mock(request: pytest.FixtureRequest, tmp_path: Path, stage: str, torch: str) -> None:
+    log, out, mock = tmp_path / "log", tmp_path / "out", build(torch)
+    kit = request.getfixturevalue("kit") if stage == "train" else tmp_path
+    arguments = ("-m", "tests.gpu", out, stage, "--no-values", "--kit", kit)
+    mock.run(*arguments, variables=mock.variables(log=log), seconds=480)
     lines = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
     assert lines and not [line for line in lines if line["quantity"] == "failed"]
     assert {line["unit"] for line in lines if line["quantity"] == "peak memory"} <= {"GiB"}

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #define ENTER_DRIVER()                                        \
     do {                                                      \
@@ -113,6 +114,20 @@ CUresult cuModuleLoadData(CUmodule *module, const void *binary)
     return CUDA_SUCCESS;
 }
 
+CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    ENTER_DRIVER();
+    if (access(path, R_OK)) return CUDA_ERROR_FILE_NOT_FOUND;
+    *module = (CUmodule)&context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    ENTER_DRIVER();
+    return CUDA_SUCCESS;
+}
+
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
     ENTER_DRIVER();
@@ -143,19 +158,33 @@ CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config)
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra)
+static CUresult launch(CUfunction function, dim3 grid, dim3 block, unsigned shared, CUstream stream)
 {
-    ENTER_DRIVER();
     char name[512];
     snprintf(name, sizeof name, "triton:%s", (const char *)function);
-    dim3 grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
-    dim3 block = {config->blockDimX, config->blockDimY, config->blockDimZ};
     if (grid.y > 65535 || grid.z > 65535) {
         mock_report("ILLEGAL launch of %s grid %u,%u,%u", name, grid.x, grid.y, grid.z);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    mock_launch(name, grid, block, config->sharedMemBytes, (cudaStream_t)config->hStream);
+    mock_launch(name, grid, block, shared, (cudaStream_t)stream);
     return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra)
+{
+    ENTER_DRIVER();
+    dim3 grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
+    dim3 block = {config->blockDimX, config->blockDimY, config->blockDimZ};
+    return launch(function, grid, block, config->sharedMemBytes, config->hStream);
+}
+
+/* As torch.compile launches its own. */
+CUresult cuLaunchKernel(
+    CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+    unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra)
+{
+    ENTER_DRIVER();
+    return launch(function, (dim3){grid_x, grid_y, grid_z}, (dim3){block_x, block_y, block_z}, shared, stream);
 }
 
 /* --- what is asked for by name ------------------------------------------------------------------------------------ */
