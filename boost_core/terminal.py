@@ -110,6 +110,23 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def rounded(number: float, digits: int = 3) -> str:
+    """A number with this many significant digits, and never with an exponent: ``12,300``, ``0.0012``."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}"
+
+
+def duration_in_words(seconds: float) -> str:
+    """A duration in its two largest units, as people say it: ``8 days 7 h``, ``13 h 32 min``, ``2 min 5 s``."""
+    if seconds < 59.5:
+        return f"{seconds:.3g} s" if seconds >= 1 else f"{rounded(1000 * seconds)} ms"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "day" if days == 1 else "days"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    largest = next(place for place, (number, _) in enumerate(units) if number)
+    return " ".join(f"{number:,} {unit}" for number, unit in units[largest : largest + 2] if number)
+
+
 def print_lines(text: str, *, to: TextIO | None = None) -> None:
     """Print a text, wrapped to ``columns_here``.
 
