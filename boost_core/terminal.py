@@ -124,7 +124,8 @@ def duration_in_words(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     units = [(days, "day" if days == 1 else "days"), (hours, "h"), (minutes, "min"), (rest, "s")]
     largest = next(place for place, (number, _) in enumerate(units) if number)
-    return " ".join(f"{number:,} {unit}" for number, unit in units[largest : largest + 2] if number)
+    shown = 1 if days >= 100 else 2
+    return " ".join(f"{number:,} {unit}" for number, unit in units[largest : largest + shown] if number)
 
 
 def print_lines(text: str, *, to: TextIO | None = None) -> None:

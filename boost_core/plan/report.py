@@ -638,10 +638,10 @@ def planned_run(
     # Failures of the whole gang, and what one costs.
     hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
     goodput, best = None, None
-    if hours is not None:
+    if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
         shortest = max(written, step)
-        best = max(1, round(max(_best_interval(copying, between), shortest) / step))
+        best = max(ceil(shortest / step), round(_best_interval(copying, between) / step))
         apart = max(every, shortest)
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
         useful = apart / between * exp(-restart / between) / expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
@@ -723,11 +723,13 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     )
     if goodput is None or checkpoint.best_every_steps is None:
         return
-    ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), counted(checkpoint.best_every_steps, "step")
+    ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
+    apart = "every step" if best == 1 else f"every {best:,} steps"
+    limit = ", as fast as the store takes them," if (best - 1) * step < checkpoint.write_seconds else ""
     yield (
         f"failures: one in {duration_in_words(3600 * goodput.hours_between_failures)} on {ranks}, "
-        f"{rounded(goodput.failures, 2)} during all steps; checkpoints every {best} "
-        f"({duration_in_words(checkpoint.best_every_steps * step)}) would lose least"
+        f"{rounded(goodput.failures, 2)} during all steps; checkpoints {apart} "
+        f"({duration_in_words(best * step)}){limit} would lose least"
     )
     parts = [f"{goodput.without_failures:.2%} without failures"]
     if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
@@ -1061,7 +1063,10 @@ def _notes(
     if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        yield f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"
+        yield (
+            f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or "
+            "H200"
+        )
     if device is not None:
         needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
         too_many = sum(total > device for total in needed.values())
