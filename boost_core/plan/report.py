@@ -1040,6 +1040,9 @@ def _notes(
     spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
 ) -> Iterator[str]:
     """Notes for people."""
+    yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
+    yield f"device: {machine.profile.description}"
+    yield network_in_words(machine)
     if published := PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or "")):
         training, optimizer = spec.training, spec.optimizer
         yield (
@@ -1049,9 +1052,6 @@ def _notes(
             f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
             f"{optimizer.warmup_steps:,} warm up"
         )
-    yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
-    yield f"device: {machine.profile.description}"
-    yield network_in_words(machine)
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
