@@ -395,6 +395,7 @@ _CALLS_OF_A_BLOCK, _CALL_SECONDS = 724 + 450, 4e-6
 # the same runs as the shares; the shortest of them are 30 to 50 ms longer than their work.
 _STEP_SECONDS = 0.03
 _ASSUMED_SPREAD = 0.2  # within a factor of exp(1.28 · 0.2) are 38 of the 44 published runs
+_CORES_AT_BEST = 1 / 6  # wide vectors do products of a few hundred columns at well over 100 GFLOP/s
 _TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
 _UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
 
@@ -423,6 +424,7 @@ class Profile:
             products without it.
         step_seconds: Time of a step besides its work.
         long_overlap: As ``overlap``, of gradients between replicas and of keys between context parallel ranks.
+        at_best: Share of the predicted seconds that the fastest of such devices take, beyond the spread.
     """
 
     product_flops: float
@@ -440,6 +442,7 @@ class Profile:
     tile_depth: float = 0.0
     step_seconds: float = 0.0
     long_overlap: float = 0.0
+    at_best: float = 1.0
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -503,7 +506,7 @@ def of_cores(cores: float) -> Profile:
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
         "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed", host_bandwidth=5e9 * cores,
-        launches_in_turn=True,
+        launches_in_turn=True, at_best=_CORES_AT_BEST,
     )  # fmt: skip
 
 
@@ -573,7 +576,7 @@ class Machine:
         correction = self.correction(job)
         low, high = range_of(seconds - communication, correction.spread)
         least, most = range_of(communication, correction.of_communication.spread)
-        return low + least, high + most
+        return (low + least) * (self.profile.at_best if self.fitted is None else 1.0), high + most
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 from boost_core.terminal import duration_in_words, rounded
+from service.cli.commands.local import run_trainer
 from service.cli.connection import open_client
 from service.cli.console import (
     BadInput,
@@ -80,6 +82,10 @@ def plan(
             "it has measured).",
         ),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="For a job without GPUs: first time its steps here, on CPUs, for a second."),
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -88,6 +94,14 @@ def plan(
     spec = read_job(job)
     described = read_yaml_as(NetworkConfig, cluster) if cluster else None
     measured = read_profile(profile) if profile else None
+    if measure:
+        if profile or service or spec.resources.gpus_per_worker:
+            raise BadInput("--measure is for jobs without GPUs, and goes with neither --profile nor --service")
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "profile.json"
+            if code := run_trainer("boost_core.bench", ["job", str(job), "--out", str(file)]):
+                raise typer.Exit(code)
+            measured = read_profile(file)
     conditions = RunConditions(gpu_hour_price=price, mtbf_hours=mtbf, store_gigabytes_per_second=store_bandwidth)
     search = None
     if gpus is not None:
