@@ -505,7 +505,8 @@ def of_cores(cores: float) -> Profile:
     """Return the profile of CPU cores: the rates of one core times their number."""
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
-        "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed", host_bandwidth=5e9 * cores,
+        "20 GFLOP/s and 5 GB/s per core and 2 ms per block, all assumed; many cores are several times as fast, which "
+        "boost plan --measure shows", host_bandwidth=5e9 * cores,
         launches_in_turn=True, at_best=_CORES_AT_BEST,
     )  # fmt: skip
 
