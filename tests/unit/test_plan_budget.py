@@ -159,7 +159,9 @@ def test_recipes_have_the_published_hyperparameters() -> None:
     recipes = {path.stem: load_job(path) for path in RECIPES.glob("*.yaml")}
     assert {published.model.lower().replace(" ", "-") for published in PUBLISHED.values()} == recipes.keys()
     rows = {
-        line.split("|")[1].split("]")[0].strip(" ["): line for line in (RECIPES / "README.md").open() if "[" in line
+        line.split("|")[1].split("]")[0].strip(" ["): line
+        for line in (RECIPES / "README.md").open()
+        if line.startswith("| [")
     }
     for name, spec in recipes.items():
         planned, training, optimizer = plan(spec), spec.training, spec.optimizer
