@@ -515,14 +515,14 @@ class RunConditions(Config):
     gpu_hour_price: float | None = Field(None, ge=0, le=1e6, description="Price of a GPU-hour, in any currency.")
     mtbf_hours: float | None = Field(
         None,
-        gt=0,
+        ge=1e-3,
         le=1e12,
         description="Mean hours between failures of one GPU that interrupt the job, or of one rank without GPUs; "
         f"default: {GPU_MTBF_HOURS:,.0f} of a GPU, as in Llama 3's training, and unknown without GPUs.",
     )
     store_gigabytes_per_second: float | None = Field(
         None,
-        gt=0,
+        ge=1e-3,
         le=1e6,
         description="Rate at which all ranks together write a checkpoint to the store. Default: the service's "
         "measurement of an earlier checkpoint of the tenant in this store; otherwise "

@@ -17,7 +17,7 @@ from boost_core.config.base import Config
 from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, TrackersConfig
 from boost_core.config.training import DataConfig, SourceConfig
 from boost_core.plan.machine import Basis, Fitted
-from boost_core.plan.report import RunConditions
+from boost_core.plan.report import CONDITIONS, RunConditions
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search import PlanSearch, SearchReport
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
@@ -116,8 +116,9 @@ class Searches:
         self.for_plans, self.for_layouts = self._plans.turns, self._layouts.turns
 
     def plans(
-        self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None, conditions: RunConditions
-    ) -> SearchReport:
+        self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None,
+        conditions: RunConditions = CONDITIONS,
+    ) -> SearchReport:  # fmt: skip
         """Return the best ways to train a job, without a search if the same was requested before.
 
         Args:
@@ -131,7 +132,10 @@ class Searches:
             InvalidJob: The search takes too long or fails.
             RateLimited: The tenant has a search under way, or too many others have.
         """
-        matters = {"elasticity": None, "checkpoint": job.checkpoint, "fault_tolerance": job.fault_tolerance}
+        saves, copies = job.checkpoint, job.fault_tolerance.memory_copy_every_steps
+        often = CheckpointConfig(every_steps=saves.every_steps, store_wait_seconds=saves.store_wait_seconds)
+        recovery = FaultToleranceConfig(memory_copy_every_steps=copies)
+        matters = {"elasticity": None, "checkpoint": often, "fault_tolerance": recovery}
         shape = _without_what_does_not_matter(job).model_copy(update=matters)
         corrections = [fitted] if fitted else []
         search = partial(search_apart, job, requested, _SECONDS, fitted, conditions)
