@@ -6,7 +6,6 @@ A word that is wider than the terminal alone, such as a URL or a path, is left w
 import shutil
 import sys
 from collections.abc import Sequence
-from math import inf
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
@@ -120,7 +119,7 @@ def duration_in_words(seconds: float) -> str:
     """A duration in its two largest units, as people say it: ``8 days 7 h``, ``13 h 32 min``, ``2 min 5 s``."""
     if seconds < 59.5:
         return f"{seconds:.3g} s" if seconds >= 1 else f"{rounded(1000 * seconds)} ms"
-    if seconds == inf:  # of steps over a link that hardly sends anything
+    if seconds >= 1e12:  # 30,000 years: of steps over a link that hardly sends anything
         return "forever"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

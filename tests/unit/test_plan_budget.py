@@ -189,7 +189,8 @@ def test_a_job_is_compared_with_what_is_published_for_its_family_and_size() -> N
     ("seconds", "words"),
     [
         (0.35, "350 ms"), (45.06, "45.1 s"), (59.7, "1 min"), (125, "2 min 5 s"), (48_720, "13 h 32 min"),
-        (3600, "1 h"), (86_400, "1 day"), (8 * 86_400 + 7 * 3600, "8 days 7 h"), (193.4 * 86_400, "193 days"), (inf, "forever"),
+        (3600, "1 h"), (86_400, "1 day"), (8 * 86_400 + 7 * 3600, "8 days 7 h"),
+        (193.4 * 86_400, "193 days"), (1e300, "forever"), (inf, "forever"),
     ],
 )  # fmt: skip
 def test_durations_are_said_in_their_two_largest_units(seconds: float, words: str) -> None:
