@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
+from boost_core.config.base import rounded
+
 _GAP = 2  # blanks between two columns, and before what continues a line or a row
 _PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
 
@@ -108,6 +110,21 @@ def duration(seconds: float) -> str:
     if hours >= 24:
         return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def duration_in_words(seconds: float) -> str:
+    """A duration in its two largest units, as people say it: ``8 days 7 h``, ``13 h 32 min``, ``2 min 5 s``."""
+    if seconds < 59.5:
+        return f"{seconds:.3g} s" if seconds >= 1 else f"{rounded(1000 * seconds)} ms"
+    if seconds >= 1e12:  # 30,000 years: of steps over a link that hardly sends anything
+        return "forever"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "day" if days == 1 else "days"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    largest = next(place for place, (number, _) in enumerate(units) if number)
+    shown = 1 if days >= 100 else 2
+    return " ".join(f"{number:,} {unit}" for number, unit in units[largest : largest + shown] if number)
 
 
 def print_lines(text: str, *, to: TextIO | None = None) -> None:

@@ -121,6 +121,9 @@ class Settings(BaseSettings):
         "9400-9499",
         description="Ports on which a node's ranks serve their metrics, each on the first free one; empty: none.",
     )
+    gpu_hour_price: float | None = Field(
+        None, ge=0, le=1e6, description="Price of a GPU-hour for the plans of jobs, in any currency; none: no prices."
+    )
     dataset_cpus: float = Field(
         2.0, ge=1, description="CPUs of the cluster for building datasets, one dataset at a time."
     )

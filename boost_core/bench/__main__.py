@@ -1,9 +1,12 @@
 """Benchmarks of the trainer: ``python -m boost_core.bench --help``."""
 
 import argparse
+import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import torch.distributed as dist
 
 from boost_core.bench.comm import comm_rows, levels, measured_link, symmetric_rows
 from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements, kernel_rows
-from boost_core.bench.profile import measure
+from boost_core.bench.profile import measure, measure_job
 from boost_core.bench.rank import RunShape, rank_rows
 from boost_core.bench.results import (
     NO_GPU,
@@ -26,7 +29,7 @@ from boost_core.bench.results import (
     memory_bandwidth,
     table,
 )
-from boost_core.config import ModelConfig
+from boost_core.config import ModelConfig, load_job
 from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.model import PRESETS
 from boost_core.hardware import LINKS
@@ -59,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(f"no profile at {path}; write one with boost bench profile --out {path}")
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
+        if options.benchmark == "job":
+            _job(options)
+            return 0
         if wrong := _wrong(device):
             print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1
@@ -146,6 +152,17 @@ def _profile(options: argparse.Namespace, device: torch.device) -> None:
     print_lines(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
 
 
+def _job(options: argparse.Namespace) -> None:
+    job = load_job(options.job)
+    if job.resources.gpus_per_worker:
+        raise ValueError(f"{job.name} is for GPUs, of which boost bench profile measures one")
+    # As many at once as train together here: they share the memory's bandwidth, and the slowest is waited for.
+    together = min(job.parallelism.world_size, int((os.cpu_count() or 1) / job.resources.cpus_per_worker)) or 1
+    with ProcessPoolExecutor(together, multiprocessing.get_context("spawn")) as processes:
+        slowest = max(processes.map(measure_job, [job] * together), key=lambda measured: measured.correction)
+    options.out.write_text(slowest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
 def _comm(options: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_node_local_rank())
@@ -230,6 +247,10 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--sequence", type=_count, default=4096)
     profile.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
     profile.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
+
+    job = commands.add_parser("job", help="a job's own steps on this machine's CPUs for a second, for boost plan")
+    job.add_argument("job", type=Path, help="the job file")
+    job.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
 
     comm = commands.add_parser("comm", help="collectives among live ranks of one or more nodes, fitted to α + n/β")
     comm.add_argument("--ranks", type=_count, help="ranks to start here (default: one per GPU, or torchrun's)")

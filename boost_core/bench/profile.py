@@ -8,6 +8,7 @@ predictions are compared with.
 
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,13 +17,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from boost_core.bench.rank import RunShape, block_seconds
+from boost_core.bench.rank import RunShape, alone, block_seconds, step_of
 from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.model.attention import dense_attention
 from boost_core.parallel.offload import page_locked_like
-from boost_core.plan.machine import MeasuredProfile, Profile
+from boost_core.plan.machine import MeasuredProfile, Profile, computed_in, machine_for
+from boost_core.plan.report import step_seconds
 from boost_core.plan.work import Work, block_parameters, block_products, block_work
 
 Sample = tuple[Work, float]
@@ -147,3 +149,70 @@ def _planned(job: JobSpec, profile: Profile) -> float:
     update = profile.update_seconds(weights, BYTES[job.training.precision])
     ((mode, _),) = job.parallelism.modes(0, 1)
     return profile.of_a_block(block_work(job, mode).all) + update
+
+
+# A job's own steps for about a second, where its plan is for this machine's CPUs.
+
+_LONGEST_SECONDS = 4.0  # of a step, by nominal rates, which are low
+_JOB_SPREAD = 0.5  # docs/planning.md, "On this machine's CPUs"
+
+
+def measure_job(job: JobSpec, seconds: float = 1.0) -> MeasuredProfile:
+    """Measure a job without GPUs on this machine's CPUs: a rank's steps with one micro-batch.
+
+    They are shortened, to few sequences and blocks, if they are long. The nominal rates of a core are divided by how
+    much longer these steps take than the plan predicts from them.
+
+    Args:
+        job: The job.
+        seconds: About how long to measure, once its model is built.
+
+    Raises:
+        ValueError: A step with one block would take too long.
+        FloatingPointError: It diverges.
+    """
+    cores, device = job.resources.cpus_per_worker, torch.device("cpu")
+    torch.set_num_threads(max(1, int(cores)))
+    nominal, training = machine_for(job.resources, job.training.precision), job.training
+    layout = Layout(job.parallelism.tensor_parallel_size, 1, 1)
+    rank = job.at(layout).with_parallelism(pipeline_schedule="1f1b", pipeline_layers_per_stage=None)
+
+    def shortened(sequences: int, blocks: int) -> JobSpec:
+        batch = {"global_batch_size": sequences, "micro_batch_size": sequences, "batch_size_warmup": ()}
+        model = job.model.model_copy(update={"num_hidden_layers": blocks})
+        return rank.model_copy(update={"model": model, "training": training.model_copy(update=batch)})
+
+    sequences = training.micro_batch_size
+    while (one := step_seconds(shortened(sequences, 1), layout, nominal)) > _LONGEST_SECONDS and sequences > 1:
+        sequences //= 2
+    if one > _LONGEST_SECONDS:
+        raise ValueError("its steps take too long to be measured in a second")
+    of_a_block = step_seconds(shortened(sequences, 2), layout, nominal) - one
+    few = shortened(sequences, min(job.model.num_hidden_layers, 1 + int((_LONGEST_SECONDS - one) / of_a_block)))
+    with alone(layout.tp):
+        step = step_of(few, device, job.name).run
+        step()
+        taken = list[float]()
+        while sum(taken) < seconds:
+            started = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - started)
+    took = statistics.median(taken)
+    ratio, rates, environment = took / step_seconds(few, layout, nominal), nominal.profile, Environment.of(device)
+    return MeasuredProfile(
+        device=f"{cores:g} of this machine's cores",
+        commit=environment.commit,
+        torch_version=environment.torch_version,
+        triton_version=environment.triton_version,
+        measured_at=datetime.now(UTC).replace(microsecond=0),
+        precision=computed_in(training.precision),
+        cores=max(1, int(cores)),
+        cases=(f"a step of {few.model.num_hidden_layers} blocks in {took:.3g} s",),
+        product_flops=rates.product_flops,
+        attention_flops=rates.attention_flops,
+        bandwidth=rates.bandwidth,
+        start_seconds=rates.start_seconds,
+        block_seconds=ratio * rates.block_seconds,
+        correction=ratio,
+        spread=_JOB_SPREAD,
+    )

@@ -495,32 +495,50 @@ def _measured(
 
 def _step(shape: RunShape, variant: Variant, device: torch.device) -> _Step:
     """A variant's training step, which raises ``FloatingPointError`` if it diverges."""
-    spec, diverges = shape.job(variant, device), f"{shape}: {variant.name} diverges"
-    length = (shape.micro_batch_size + 1) * shape.sequence_length + 1
-    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
-    sampler = Sampler(Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0), shape.sequence_length, seed=0)
-    if variant.published:
-        ledger = CommunicationLedger()
-        ranks, dtype = LoneCommunicator(dist.group.WORLD, "tp", ledger), COMPUTE_TYPES[spec.training.precision]
-        run = PublishedRun(spec.model, ranks, shape.sequence_length, dtype, device)
+    spec, name = shape.job(variant, device), f"{shape}: {variant.name}"
+    if not variant.published:
+        return step_of(spec, device, name)
+    sampler, ledger = _random_batches(spec), CommunicationLedger()
+    ranks, dtype = LoneCommunicator(dist.group.WORLD, "tp", ledger), COMPUTE_TYPES[spec.training.precision]
+    run = PublishedRun(spec.model, ranks, shape.sequence_length, dtype, device)
 
-        def published_step() -> None:
-            loss = run.step(torch.from_numpy(sampler.sequences(0, shape.micro_batch_size)))
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"{diverges}, with a loss of {loss:g}; no more of it is timed")
+    def published_step() -> None:
+        loss = run.step(torch.from_numpy(sampler.sequences(0, shape.micro_batch_size)))
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"{name} diverges, with a loss of {loss:g}; no more of it is timed")
 
-        return _Step(published_step, ledger, None)
-    state = TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator)
+    return _Step(published_step, ledger, None)
+
+
+def step_of(spec: JobSpec, device: torch.device, name: str) -> _Step:
+    """Return the training step of a job's rank 0, which raises ``FloatingPointError`` if it diverges.
+
+    Args:
+        spec: The job.
+        device: Where it is trained.
+        name: Name of the job for the error.
+    """
+    state, sampler = (
+        TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator),
+        _random_batches(spec),
+    )
 
     def step() -> None:
         result = training_step(state, sampler)
         if result.diverged:  # its update was skipped, and would be missing from the time
             raise FloatingPointError(
-                f"{diverges}, with a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}; no more "
-                "of it is timed"
+                f"{name} diverges, with a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}; no "
+                "more of it is timed"
             )
 
     return _Step(step, state.ledger, state.graph)
+
+
+def _random_batches(spec: JobSpec) -> Sampler:
+    training, ids = spec.training, min(256, spec.model.vocab_size)
+    length = (training.global_batch_size + 1) * training.sequence_length + 1
+    tokens = TokenStream([np.random.default_rng(0).integers(1, ids, length, dtype=np.uint8)])
+    return Sampler(Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0), training.sequence_length, seed=0)
 
 
 def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:

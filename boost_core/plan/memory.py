@@ -515,9 +515,7 @@ class PipelineRank:
         one_stage, late = parallelism.pipeline_schedule == "1f1b", parallelism.pipeline_schedule == "zero_bubble"
         groups, largest = state_bytes(job, self._stages, element), largest_weight(job, self._stages)
         weights = sum(group.weights for group in groups)
-        copies = 1
-        if job.fault_tolerance.memory_copy_every_steps:
-            copies = _OWN_COPIES if parallelism.world_size == 1 else 2 * _OWN_COPIES
+        copies = state_copies(job)
 
         # What neighbours send: the input of each micro-batch in flight, and the gradient of the output for a backward
         # pass. The schedules of several stages post a transfer of each ahead, and wait for what they have sent at the
@@ -848,6 +846,17 @@ def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
         machine: What it runs on.
     """
     return min(layout.world_size, machine.cluster.levels[0].fan_out) * (memory.host + memory.copies)
+
+
+def state_copies(spec: JobSpec) -> int:
+    """Return how many copies of a rank's masters and moments its host's memory holds: ``RankMemory.copies``.
+
+    Args:
+        spec: The job in its layout.
+    """
+    if not spec.fault_tolerance.memory_copy_every_steps:
+        return 1
+    return _OWN_COPIES if spec.parallelism.world_size == 1 else 2 * _OWN_COPIES
 
 
 def room_of_a_rank(copies: int, machine: Machine) -> float:

@@ -11,7 +11,7 @@ report, about 6 % more.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from math import inf
+from math import ceil, exp, expm1, inf, sqrt
 from typing import get_args
 
 from pydantic import Field
@@ -35,7 +35,17 @@ from boost_core.plan.machine import (
     machine_for,
     machine_of,
 )
-from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import (
+    GIB,
+    RankMemory,
+    host_contents,
+    host_remedies,
+    lack_in_words,
+    lacking,
+    node_bytes,
+    rank_memory,
+    state_copies,
+)
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.throughput import Step, StepSeconds
 from boost_core.plan.work import (
@@ -49,6 +59,7 @@ from boost_core.plan.work import (
     parameter_count,
     tokens_by_part,
 )
+from boost_core.terminal import duration_in_words
 
 # A job at a layout, with nothing left open, and what it needs.
 
@@ -474,6 +485,265 @@ def _exchanges(
     return tuple(exchanges), "; ".join([text, *(f"{other.exchange} would take {cost}" for other, cost in others)])
 
 
+# What all steps take: GPU-hours, money and energy, checkpoints, and what failures cost.
+#
+# Llama 3 405B had 419 unexpected interruptions in 54 days on 16,384 H100s, on a file system that sustains 2 TB/s
+# (arXiv 2407.21783, sections 3.3.1 and 3.3.4): these are the failure rate and the store where nothing else is known.
+#
+# With failures M apart on average, checkpoints that hold up the loop for δ and restarts that take R, J. T. Daly ("A
+# higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22,
+# 2006) gives the share of time that is useful with checkpoints τ apart, and the τ that loses least:
+#
+#     τ / (M · e^(R/M) · (e^((τ + δ)/M) − 1)),    √(2δM) · (1 + √(δ/2M)/3 + δ/18M) − δ    (M, if δ ≥ 2M)
+#
+# of which √(2δM) is J. W. Young's ("A first order approximation to the optimum checkpoint interval", Communications of
+# the ACM 17, 1974). Two things are different here. A checkpoint is written while training goes on, so δ is what of the
+# copy to the host's memory no pass hides, what is done while it is written has to be repeated as well, and checkpoints
+# are at least as far apart as writing one takes. And where peers' memory has the state, only the few steps since its
+# newest copy are repeated.
+
+GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
+GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
+_MOST_EXPONENT = 700.0  # of a double
+_RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
+
+
+class RunConditions(Config):
+    """What a run's price, checkpoints and failures are planned with."""
+
+    gpu_hour_price: float | None = Field(None, ge=0, le=1e6, description="Price of a GPU-hour, in any currency.")
+    mtbf_hours: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e12,
+        description="Mean hours between failures of one GPU that interrupt the job, or of one rank without GPUs; "
+        f"default: {GPU_MTBF_HOURS:,.0f} of a GPU, as in Llama 3's training, and unknown without GPUs.",
+    )
+    store_gigabytes_per_second: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e6,
+        description="Rate at which all ranks together write a checkpoint to the store. Default: the service's "
+        "measurement of an earlier checkpoint of the tenant in this store; otherwise "
+        f"{8 * GPU_STORE_BYTES_PER_SECOND / 1e9:.2g} per node, the share of Llama 3's file system.",
+    )
+
+
+CONDITIONS = RunConditions()
+
+
+class PlannedCheckpoint(Config):
+    """A checkpoint of a job."""
+
+    bytes: int = Field(description="Its size: masters and moments in fp32.")
+    gigabytes_per_second: float = Field(description="Rate at which all ranks together write it.")
+    write_seconds: float = Field(description="Seconds to write it, while training goes on.")
+    stall_seconds: float = Field(description="Seconds for which it holds up the steps.")
+    interval_seconds: float = Field(description="Seconds from one to the next: checkpoint.every_steps.")
+    best_every_steps: int | None = Field(
+        description="The checkpoint.every_steps that loses least to failures, by Daly's formula, but no less than "
+        "writing one takes; null where failures are unknown."
+    )
+
+
+class LostNode(Config):
+    """How a job goes on after it has lost a node that is not replaced."""
+
+    world_size: int
+    share: float = Field(description="Tokens per second as a share of those with all nodes.")
+
+
+class PlannedGoodput(Config):
+    """The expected share of time that goes into new steps."""
+
+    failures: float = Field(description="Expected number of failures during all steps.")
+    hours_between_failures: float = Field(description="Mean hours between failures of the whole gang.")
+    without_failures: float = Field(description="The share if nothing fails.")
+    from_memory: float | None = Field(
+        description="The share if each failure leaves a copy of the state in peers' memory; null if none is kept."
+    )
+    from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
+    lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
+    lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
+    without_a_node: LostNode | None = Field(
+        description="The largest gang of whole replicas that is left by the loss of one node, if elasticity allows it; "
+        "null if none is legal and fits."
+    )
+
+
+class PlannedRun(Config):
+    """What all steps of a job take in a layout."""
+
+    total_seconds: float = Field(0, description="Predicted seconds of all steps, if nothing fails.")
+    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
+    kilowatt_hours: float | None = Field(
+        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
+    )
+    price: float | None = Field(None, description="Price of these GPU-hours; null without a price of one.")
+    checkpoint: PlannedCheckpoint | None = None
+    goodput: PlannedGoodput | None = Field(None, description="Null where the rate of failures is unknown.")
+    words: tuple[str, ...] = Field((), description="All of this as sentences for people.")
+
+
+def checkpoint_bytes(spec: JobSpec) -> int:
+    """Return the size of a job's checkpoint: a master and its moments for each weight, in fp32."""
+    elements = 3 * parameter_count(spec.model)
+    if spec.optimizer.muon is not None:  # its factors have one moment
+        elements -= spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
+    return elements * BYTES["fp32"]
+
+
+def planned_run(
+    job: JobSpec, layout: Layout, seconds: StepSeconds, memory: RankMemory, machine: Machine, conditions: RunConditions
+) -> PlannedRun:
+    """Plan what all steps take.
+
+    Args:
+        job: The job in its layout, with nothing left open (``at``).
+        layout: The layout.
+        seconds: Its step.
+        memory: Its ranks' memory.
+        machine: What it runs on.
+        conditions: Prices, failures and the store.
+    """
+    training, saves, step = job.training, job.checkpoint, seconds.total
+    total = step * training.samples(training.steps) / training.global_batch_size
+    gpus = layout.world_size * job.resources.gpus_per_worker
+    gpu_hours, node = total * gpus / 3600, machine.cluster.levels[0].fan_out
+    price = None if conditions.gpu_hour_price is None else conditions.gpu_hour_price * gpu_hours
+
+    # A checkpoint: how long it is written, and for how long steps wait for it.
+    size, nodes = checkpoint_bytes(job), ceil(layout.world_size / node)
+    known = conditions.store_gigabytes_per_second
+    rate = 8 * GPU_STORE_BYTES_PER_SECOND * nodes if known is None else known * 1e9
+    written, every = size / rate, saves.every_steps * step
+    copied = memory.copies / state_copies(job)
+    waits = copied  # bytes whose copy holds up the steps; on a GPU, those that its passes do not hide
+    if gpus:
+        on_host = job.parallelism.optimizer_offload * copied
+        hidden = (step - seconds.update) * machine.profile.host_bandwidth
+        waits = on_host + max(0.0, copied - on_host - hidden)
+    copying = waits / machine.profile.host_bandwidth
+    remembers = job.fault_tolerance.memory_copy_every_steps
+    # The next copy waits for a checkpoint that is still being written, as long as the job allows; then none is made.
+    until_copy = every if remembers is None else min(every, remembers * step)
+    stall = copying + max(0.0, min(written, saves.store_wait_seconds) - until_copy)
+
+    copies = 1 / saves.every_steps  # of the state, per step
+    if remembers is not None:
+        copies = 1 / remembers + (copies if saves.every_steps % remembers else 0.0)
+    stalled = (copying * copies + (stall - copying) / saves.every_steps) / step  # per second of steps
+
+    # Failures of the whole gang, and what one costs.
+    hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
+    goodput, best = None, None
+    if hours is not None and step < inf:
+        between = 3600 * hours / (gpus or layout.world_size)
+        shortest = max(written, step)
+        best = max(ceil(shortest / step), round(_best_interval(copying, between) / step))
+        apart = max(every, shortest)
+        restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
+        useful = apart / between * exp(-restart / between) / expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
+        from_memory = lost = None
+        if remembers is not None:
+            unkept = min(written, apart) if written > saves.store_wait_seconds else 0.0
+            repeated = (unkept**2 + (apart - unkept) * remembers * step) / (2 * apart)
+            lost = _RESTART_SECONDS + copied / machine.cluster.levels[-1].link.bytes_per_second + repeated
+            from_memory = max(0.0, 1 - lost / between) / (1 + stalled)
+        goodput = PlannedGoodput(
+            failures=total / between,
+            hours_between_failures=between / 3600,
+            without_failures=1 / (1 + stalled),
+            from_memory=from_memory,
+            from_checkpoints=useful,
+            lost_seconds_from_memory=lost,
+            lost_seconds_from_checkpoint=restart + apart / 2,
+            without_a_node=_without_a_node(job, layout, step, machine),
+        )
+    run = PlannedRun(
+        total_seconds=total,
+        gpu_hours=gpu_hours,
+        kilowatt_hours=energy_of(job.resources, machine, gpu_hours),
+        price=price,
+        checkpoint=PlannedCheckpoint(
+            bytes=size, gigabytes_per_second=rate / 1e9, write_seconds=written, stall_seconds=stall,
+            interval_seconds=every, best_every_steps=best,
+        ),
+        goodput=goodput,
+    )  # fmt: skip
+    return run.model_copy(update={"words": tuple(_in_words(run, job, layout, step, known is None))})
+
+
+def _best_interval(stall: float, between: float) -> float:
+    """Daly's interval between checkpoints, in seconds, for one that takes ``stall`` and failures ``between`` apart."""
+    if stall >= 2 * between:
+        return between
+    ratio = stall / (2 * between)
+    return sqrt(2 * stall * between) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall
+
+
+def _without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
+    left = layout.world_size - machine.cluster.levels[0].fan_out
+    for replicas in range(left // (layout.world_size // layout.dp), 0, -1):
+        smaller = replace(layout, dp=replicas)
+        parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker
+        if layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu):
+            continue
+        device = device_bytes(job.resources, machine)
+        if device is not None and needed_bytes(job, smaller, machine) > device:
+            return None  # fewer replicas share the optimizer's state among fewer ranks
+        return LostNode(world_size=smaller.world_size, share=step / step_seconds(job, smaller, machine))
+    return None
+
+
+def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:
+    """A run as sentences; ``assumed``: whether the store's rate is."""
+    on_gpu = job.resources.gpus_per_worker > 0
+    amounts = [duration_in_words(run.total_seconds)]
+    if on_gpu:
+        amounts.append(f"{rounded(run.gpu_hours)} GPU-hours")
+    if run.price is not None and on_gpu:
+        amounts.append(f"{rounded(run.price)} at {rounded(run.price / run.gpu_hours)} a GPU-hour")
+    if run.kilowatt_hours is not None:
+        amounts.append(f"at most {rounded(run.kilowatt_hours)} kWh")
+    yield f"all steps: {', '.join(amounts)}"
+
+    checkpoint, goodput = run.checkpoint, run.goodput
+    if checkpoint is None:
+        return
+    size, unit = (checkpoint.bytes / 1e9, "GB") if checkpoint.bytes >= 1e9 else (checkpoint.bytes / 1e6, "MB")
+    rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
+    waits = f"steps wait {duration_in_words(checkpoint.stall_seconds)}" if checkpoint.stall_seconds else "no step waits"
+    every = counted(job.checkpoint.every_steps, "step")
+    apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
+    yield (
+        f"checkpoints: {rounded(size)} {unit} every {every} ({apart}), written in {written} at {rate} while training "
+        f"goes on; {waits} for it"
+    )
+    if goodput is None or checkpoint.best_every_steps is None:
+        return
+    ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
+    apart = "every step" if best == 1 else f"every {best:,} steps"
+    limit = ", as fast as the store takes them," if (best - 1) * step < checkpoint.write_seconds else ""
+    yield (
+        f"failures: one in {duration_in_words(3600 * goodput.hours_between_failures)} on {ranks}, "
+        f"{rounded(goodput.failures, 2)} during all steps; checkpoints {apart} "
+        f"({duration_in_words(best * step)}){limit} would lose least"
+    )
+    parts = [f"{goodput.without_failures:.2%} without failures"]
+    if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
+        lost = duration_in_words(goodput.lost_seconds_from_memory)
+        parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
+    lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
+    parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
+    yield f"goodput: {', '.join(parts)}"
+    if (left := goodput.without_a_node) is not None:
+        yield (
+            f"a node less: until it is replaced, {left.world_size:,} of {ranks} go on at {left.share:.0%} of the "
+            "tokens per second, if elasticity allows it"
+        )
+
+
 class Memory(Config):
     """Memory in bytes of the rank that needs most."""
 
@@ -516,7 +786,7 @@ class StepParts(Config):
     update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
 
-class PlannedShape(Config):
+class PlannedShape(PlannedRun):
     """The job in one layout."""
 
     tensor_parallel_size: int
@@ -554,15 +824,40 @@ class PlannedShape(Config):
     )
     step_parts: StepParts = Field(description="Breakdown of step_seconds.")
     tokens_per_second: float
-    total_seconds: float = Field(description="Predicted seconds of all steps.")
-    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
-    kilowatt_hours: float | None = Field(
-        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
-    )
     communication: Communication
     context: PlannedContext | None = Field(
         None, description="Context parallelism, and the cost of other sizes, chunks and exchanges; null without it."
     )
+
+
+class PublishedRun(Config):
+    """Hyperparameters that a model's authors trained it with."""
+
+    model: str
+    global_batch_size: int = Field(512, description="Sequences per step.")
+    sequence_length: int = Field(256, description="Tokens per sequence.")
+    learning_rate: float
+    steps: int
+    warmup_steps: int
+    source: str
+
+
+PUBLISHED = {  # by family, optimizer and preset; those of LaX are not known
+    (family, optimizer, preset): PublishedRun(
+        model=f"{name} {preset.upper()}", learning_rate=rate, steps=steps, warmup_steps=warmup, source=source
+    )
+    for family, optimizer, name, source, runs in (
+        ("cola", "adamw", "CoLA", "arXiv 2502.10940", (
+            ("60m", 0.006, 10_000, 2_000), ("130m", 0.003, 20_000, 2_000), ("350m", 0.003, 60_000, 6_000),
+            ("1b", 0.002, 100_000, 10_000), ("7b", 0.001, 150_000, 15_000),
+        )),
+        ("svd", "loro", "LORO", "github.com/mzf666/LORO-main, scripts/loro_c4", (
+            ("60m", 0.01, 10_000, 1_000), ("130m", 0.01, 20_000, 2_000), ("350m", 0.01, 60_000, 2_000),
+            ("1b", 0.005, 100_000, 10_000),
+        )),
+    )
+    for preset, rate, steps, warmup in runs
+}  # fmt: skip
 
 
 class Plan(Config):
@@ -579,6 +874,9 @@ class Plan(Config):
     fastest: int | None = Field(
         description="Index of the layout with the highest predicted throughput among those that fit GPU and host; null "
         "if none does."
+    )
+    published: PublishedRun | None = Field(
+        None, description="What the authors of its family trained this preset with; null if that is not known."
     )
     provenance: Provenance = Field(description=PROVENANCE)
     notes: tuple[str, ...] = Field(description="Notes for people.")
@@ -603,12 +901,13 @@ class PresetList(Config):
     presets: tuple[Preset, ...]
 
 
-def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
+def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunConditions = CONDITIONS) -> Plan:
     """Plan a job in each of its layouts.
 
     Args:
         spec: The job.
         machine: What it will run on; by default what ``machine_of`` derives from the job alone.
+        conditions: Prices, failures and the checkpoints' store.
 
     Raises:
         ValueError: A layout does not fit into the machine's network, or its stages do not match the listed modes.
@@ -621,7 +920,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
     planned = tuple(
-        _planned_shape(job, layout, parts[layout], machine, context_report(spec, layout, machine))
+        _planned_shape(job, layout, parts[layout], machine, conditions, context_report(spec, layout, machine))
         for layout, job in jobs.items()
     )
     fitting = [
@@ -637,6 +936,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
+    published = PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or ""))
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
@@ -644,6 +944,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
+        published=published,
         provenance=machine.provenance,
         notes=tuple(_notes(spec, machine, jobs, planned)),
     )
@@ -673,11 +974,10 @@ def presets() -> PresetList:
 
 
 def _planned_shape(
-    spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
-) -> PlannedShape:
+    spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, conditions: RunConditions,
+    context: PlannedContext | None,
+) -> PlannedShape:  # fmt: skip
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources, machine)
-    total = seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size
-    gpu_hours = total * layout.world_size * spec.resources.gpus_per_worker / 3600
     of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
@@ -710,9 +1010,7 @@ def _planned_shape(
         observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
-        total_seconds=total,
-        gpu_hours=gpu_hours,
-        kilowatt_hours=energy_of(spec.resources, machine, gpu_hours),
+        **dict(planned_run(spec, layout, seconds, memory, machine, conditions)),
         communication=Communication(
             all_reduces=all_reduces,
             elements_per_token=elements,
@@ -741,9 +1039,18 @@ def _notes(
     spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
 ) -> Iterator[str]:
     """Notes for people."""
-    yield "times are predictions meant for ranking layouts; a job's report has the measured times"
-    yield f"they are for {machine.profile.description}"
+    yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
+    yield f"device: {machine.profile.description}"
     yield network_in_words(machine)
+    if published := PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or "")):
+        training, optimizer = spec.training, spec.optimizer
+        yield (
+            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
+            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
+            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
+            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
+            f"{optimizer.warmup_steps:,} warm up"
+        )
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
@@ -755,7 +1062,10 @@ def _notes(
     if on_gpu and device is None:
         kind = kind_of_gpu(spec.resources)
         named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        yield f"{named}; set resources.accelerator_type to one of {', '.join(DEVICE_BYTES)} to see what fits"
+        yield (
+            f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or "
+            "H200"
+        )
     if device is not None:
         needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
         too_many = sum(total > device for total in needed.values())

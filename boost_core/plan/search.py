@@ -44,12 +44,20 @@ from boost_core.plan.machine import (
     MeasuredProfile,
     NetworkConfig,
     device_bytes,
-    energy_of,
     refuse_unknown_gpu,
 )
 from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
-from boost_core.plan.report import PlannedContext, StepParts, context_report, network_in_words
+from boost_core.plan.report import (
+    CONDITIONS,
+    PlannedContext,
+    PlannedRun,
+    RunConditions,
+    StepParts,
+    context_report,
+    network_in_words,
+    planned_run,
+)
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -631,7 +639,7 @@ class PlanSearch(Config):
         return basis.machine(spec).joined_at(self.network_gigabits)
 
 
-class PlannedChoice(Config):
+class PlannedChoice(PlannedRun):
     """One way to train the job."""
 
     text: str
@@ -645,11 +653,6 @@ class PlannedChoice(Config):
     step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
-    total_seconds: float = Field(0, description="Predicted seconds of all steps.")
-    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
-    kilowatt_hours: float | None = Field(
-        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
-    )
 
 
 class SearchReport(Config):
@@ -682,13 +685,16 @@ _FEW_NUMBERS = 8  # of replicas that a batch divides among; any more hardly expl
 _LAST_SECONDS = 0.5  # of a search, after which more GPUs are not tried: each takes up to four times as long
 
 
-def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
+def search_report(
+    spec: JobSpec, request: PlanSearch, fitted: Fitted | None = None, conditions: RunConditions = CONDITIONS
+) -> SearchReport:
     """Search and report.
 
     Args:
         spec: The job.
         request: What to search for.
         fitted: Corrections from jobs, for its profile.
+        conditions: Prices, failures and the checkpoints' store.
 
     Raises:
         ValueError: The profile is of another precision.
@@ -700,8 +706,6 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
     result = replace(result, choices=simplest_first(result.choices)[: request.top])
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
-    steps = spec.training.samples(spec.training.steps) / spec.training.global_batch_size
-    on_gpu = spec.resources.gpus_per_worker
     why = [*reasons(result, limit, machine)]
     if first is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
@@ -728,11 +732,10 @@ def search_report(spec: JobSpec, request: PlanSearch, fitted: Fitted | None = No
                 step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
                 step_parts=StepParts(**asdict(choice.seconds)),
                 tokens_per_second=tokens / choice.seconds.total,
-                total_seconds=choice.seconds.total * steps,
-                gpu_hours=(hours := choice.layout.world_size * on_gpu * choice.seconds.total * steps / 3600),
-                kilowatt_hours=energy_of(spec.resources, machine, hours),
+                **dict(planned_run(choice.job, choice.layout, choice.seconds, memory, machine, conditions)),
             )
             for choice in result.choices
+            for memory in [rank_memory(choice.job, choice.layout)]
         ),
         combinations=result.timed,
         device_memory_bytes=device,

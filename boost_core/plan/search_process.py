@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.machine import NOMINAL, Basis, Fitted
+from boost_core.plan.report import CONDITIONS, RunConditions
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 
@@ -36,6 +37,7 @@ class SearchTask(Config):
     job: JobSpec
     request: PlanSearch | None = None
     basis: Basis = Field(NOMINAL, description="What predictions are based on; a search has its own profile.")
+    conditions: RunConditions = Field(CONDITIONS, description="What a search plans checkpoints and failures with.")
 
 
 class LayoutsResult(Config):
@@ -46,8 +48,9 @@ class LayoutsResult(Config):
 
 
 def search_apart(
-    job: JobSpec, request: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None
-) -> SearchReport:
+    job: JobSpec, request: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None,
+    conditions: RunConditions = CONDITIONS,
+) -> SearchReport:  # fmt: skip
     """Search in another process.
 
     Args:
@@ -55,15 +58,15 @@ def search_apart(
         request: What to search for.
         timeout_seconds: Seconds after which the search is killed.
         fitted: Corrections from jobs, for the profile in ``request``.
+        conditions: Prices, failures and the checkpoints' store.
 
     Raises:
         TooLong: It took longer.
         SearchFailed: It ended without a report, or with numbers that are not finite.
     """
     remedy = "search for fewer GPUs or without explain, or run `boost plan --gpus` yourself"
-    return _apart(
-        SearchTask(job=job, request=request, basis=Basis(fitted=fitted)), timeout_seconds, SearchReport, remedy
-    )
+    task = SearchTask(job=job, request=request, basis=Basis(fitted=fitted), conditions=conditions)
+    return _apart(task, timeout_seconds, SearchReport, remedy)
 
 
 def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) -> ChosenLayouts:
@@ -108,7 +111,7 @@ def main() -> None:
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
     result: LayoutsResult | SearchReport
     if task.request is not None:
-        result = search_report(task.job, task.request, task.basis.fitted)
+        result = search_report(task.job, task.request, task.basis.fitted, task.conditions)
     else:
         try:
             result = LayoutsResult(chosen=choose_layouts(task.job, task.basis))

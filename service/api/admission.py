@@ -16,7 +16,7 @@ from boost_core.config.job import door_problems
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
 from boost_core.plan.machine import Basis, Fitted, Machine
-from boost_core.plan.report import Plan, nothing_fits, plan
+from boost_core.plan.report import CONDITIONS, Plan, RunConditions, nothing_fits, plan
 from boost_core.plan.resolve import ChosenLayouts
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
@@ -143,14 +143,36 @@ def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> J
     )
 
 
-def planned(job: JobSpec, machine: Machine) -> Plan:
+def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunConditions = CONDITIONS) -> RunConditions:
+    """Return what a job's price, checkpoints and failures are planned with.
+
+    Args:
+        job: The job.
+        context: The service's parts.
+        tenant: The job's tenant.
+        requested: What the request says; the rest is the operator's price, and what is measured of the job's store.
+    """
+    price, rate = requested.gpu_hour_price, requested.store_gigabytes_per_second
+    if rate is None:
+        folder = job.checkpoint.url or context.settings.checkpoint_root
+        measured = context.store.checkpoint_bandwidth(tenant, folder)
+        rate = None if measured is None else measured / 1e9
+    return requested.model_copy(
+        update={
+            "gpu_hour_price": context.settings.gpu_hour_price if price is None else price,
+            "store_gigabytes_per_second": rate,
+        }
+    )
+
+
+def planned(job: JobSpec, machine: Machine, conditions: RunConditions) -> Plan:
     """Plan a job.
 
     Raises:
         InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
     """
     try:
-        return plan(job, machine)
+        return plan(job, machine, conditions)
     except ValueError as error:
         raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
 

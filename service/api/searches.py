@@ -17,6 +17,7 @@ from boost_core.config.base import Config
 from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, TrackersConfig
 from boost_core.config.training import DataConfig, SourceConfig
 from boost_core.plan.machine import Basis, Fitted
+from boost_core.plan.report import CONDITIONS, RunConditions
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search import PlanSearch, SearchReport
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
@@ -114,7 +115,10 @@ class Searches:
         self._layouts: _Results[ChosenLayouts] = _Results(_REMEMBERED_LAYOUTS)
         self.for_plans, self.for_layouts = self._plans.turns, self._layouts.turns
 
-    def plans(self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
+    def plans(
+        self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None,
+        conditions: RunConditions = CONDITIONS,
+    ) -> SearchReport:  # fmt: skip
         """Return the best ways to train a job, without a search if the same was requested before.
 
         Args:
@@ -122,15 +126,20 @@ class Searches:
             requested: The search.
             tenant: The job's tenant.
             fitted: Correction by earlier jobs of predictions by the requested profile.
+            conditions: Prices, failures and the checkpoints' store.
 
         Raises:
             InvalidJob: The search takes too long or fails.
             RateLimited: The tenant has a search under way, or too many others have.
         """
-        shape = _without_what_does_not_matter(job).model_copy(update={"elasticity": None})
+        saves, copies = job.checkpoint, job.fault_tolerance.memory_copy_every_steps
+        often = CheckpointConfig(every_steps=saves.every_steps, store_wait_seconds=saves.store_wait_seconds)
+        recovery = FaultToleranceConfig(memory_copy_every_steps=copies)
+        matters = {"elasticity": None, "checkpoint": often, "fault_tolerance": recovery}
+        shape = _without_what_does_not_matter(job).model_copy(update=matters)
         corrections = [fitted] if fitted else []
-        search = partial(search_apart, job, requested, _SECONDS, fitted)
-        return self._plans.get(search, tenant, "search", shape, requested, *corrections)
+        search = partial(search_apart, job, requested, _SECONDS, fitted, conditions)
+        return self._plans.get(search, tenant, "search", shape, requested, conditions, *corrections)
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.

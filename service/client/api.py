@@ -15,7 +15,7 @@ from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.plan.report import PresetList
+from boost_core.plan.report import PresetList, RunConditions
 from boost_core.plan.search import PlanSearch
 from service.client.calls import (
     RETRY_SECONDS,
@@ -473,9 +473,14 @@ class Api:
     # What helps before a job is submitted.
 
     @operation
-    def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
+    def plan(
+        self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None,
+        conditions: RunConditions | None = None,
+    ) -> Call[PlanAnswer]:  # fmt: skip
         """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
         body = {} if search is None else {"search": plain(search)}
+        if conditions is not None:
+            body["conditions"] = plain(conditions)
         return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
 
     presets = request("GET", _service, "presets", PresetList, "Return the published models.")

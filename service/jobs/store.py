@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from psycopg import AsyncConnection
 from sqlalchemy import (
@@ -28,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
-from boost_core.messages import FaultReport, Scores, WorkerCommand
+from boost_core.messages import CheckpointReport, FaultReport, Scores, WorkerCommand
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, tables, writes
@@ -129,6 +130,7 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 
 
 _LOST_RACES = 100
+_NEWEST_CHECKPOINTS, _LARGE_CHECKPOINT = 64, 1 << 28  # jobs, bytes
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
 _INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
 _INSERT_TRIAL = insert(SweepTrialRow)
@@ -670,6 +672,34 @@ class JobStore:
         with Session(self.engine) as session:
             row = session.get(SnapshotRow, name)
             return (row.time, row.data) if row else None
+
+    def checkpoint_bandwidth(self, tenant: str, folder: str) -> float | None:
+        """Return the bytes per second at which a tenant's checkpoints have been written to a store.
+
+        Args:
+            tenant: The tenant.
+            folder: URL or path of a folder in the store: a bucket, or all disks.
+
+        Returns:
+            That of the largest among the newest of its newest jobs; ``None`` if none is large enough to tell the
+            bandwidth from the time that a request takes.
+        """
+        newest = (
+            select(JobRow.checkpoint, JobRow.checkpoint_url)
+            .where(JobRow.tenant == tenant, JobRow.checkpoint.is_not(None))
+            .order_by(JobRow.id.desc())
+            .limit(_NEWEST_CHECKPOINTS)
+        )
+        with Session(self.engine) as session:
+            rows = session.execute(newest).all()
+        place = urlsplit(folder, "file")[:2]
+        reports = [
+            CheckpointReport.model_validate(report) for report, url in rows if urlsplit(url, "file")[:2] == place
+        ]
+        largest = max(reports, key=lambda report: report.bytes, default=None)
+        if largest is None or largest.bytes < _LARGE_CHECKPOINT or largest.commit_seconds <= 0:
+            return None
+        return largest.bytes / largest.commit_seconds
 
     def forget_old_requests(self) -> None:
         """Delete requests that are too old to be repeated."""

@@ -13,7 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.config.base import Config, Moment
 from boost_core.messages import Scores
 from boost_core.plan.machine import Fitted
-from boost_core.plan.report import Plan
+from boost_core.plan.report import CONDITIONS, Plan, RunConditions
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search import PlanSearch, SearchReport
 from service.models.access import Scope, TenantName
@@ -67,6 +67,7 @@ class PlanRequest(JobSpec):
     """A job, and a search to run for it."""
 
     search: PlanSearch | None = Field(None, description="Search for the best ways to train it; default: no search.")
+    conditions: RunConditions = Field(CONDITIONS, description="Prices, failures and the checkpoints' store.")
 
 
 class PlanAnswer(Plan):

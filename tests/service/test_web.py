@@ -543,6 +543,7 @@ def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: Sample
     page = visitor.open(f"/jobs/{job.id}")
     rows = page.locator("#plan tbody tr")
     expect(rows).to_have_count(len(plan["shapes"]))
+    expect(page.locator("#plan .budget")).to_have_text(plan["shapes"][plan["fastest"]]["words"])
     expect(rows.nth(0)).to_contain_text("tp 2 × pp 1 × dp 2")
     kinds = re.compile("weights .*gradients .*optimizer .*activations .*logits ", re.DOTALL)
     expect(rows.nth(0).get_by_role("img")).to_have_attribute("aria-label", kinds)

@@ -204,7 +204,7 @@ def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("module", ["bench", "data"])
 def test_the_command_hands_its_arguments_on(module: str) -> None:
-    with patch("service.cli.commands.checkpoints.subprocess.Popen") as started:
+    with patch("service.cli.commands.local.subprocess.Popen") as started:
         started.return_value.__enter__.return_value.wait.return_value = 2
         result = CliRunner().invoke(app, [module, "some", "--model", "7b", "--help"])
     assert result.exit_code == 2

@@ -24,7 +24,7 @@ from boost_core.config.base import Moment
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
-from service.api.admission import Completed, admitted, planned, record_job, with_layouts
+from service.api.admission import Completed, admitted, conditions_of, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
@@ -124,7 +124,7 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
         who.tenant,
         lambda job: DryRun(
             spec=job.spec,
-            plan=planned(job.spec, job.basis.machine(job.spec)),
+            plan=planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant)),
             chosen=job.chosen,
             profile=job.profile,
             fitted=job.fitted,
@@ -193,9 +193,9 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 
 
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
-def show_plan(job: JobDep) -> PlanAnswer:
+def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    plan = planned(job.spec, job.basis.machine(job.spec))
+    plan = planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, job.tenant))
     return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 

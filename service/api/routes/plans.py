@@ -14,7 +14,7 @@ from boost_core import __version__
 from boost_core.config.job import JobSpec, load_job
 from boost_core.plan.machine import Basis, refuse_unknown_gpu
 from boost_core.plan.report import PresetList, presets
-from service.api.admission import planned
+from service.api.admission import conditions_of, planned
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import BODY_REFUSED, InvalidJob
@@ -53,6 +53,10 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     sheets; the last two are corrected by the times of earlier jobs there, unless the search gives a network. The number
     of GPUs per node is the search's, else that of the nodes that the service sees, else 8. Layouts that need more host
     memory than these nodes have, if that is known, do not fit.
+
+    Checkpoints and failures are planned with the request's `conditions`; what it leaves out is the operator's price of
+    a GPU-hour, the rate at which the largest recent checkpoint of the tenant was written to the same store, and the
+    failures of Llama 3's training.
     """
     job = JobSpec.model_construct(**{name: getattr(request, name) for name in JobSpec.model_fields})
     search = request.search
@@ -74,16 +78,18 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
         machine = basis.machine(job)
     except ValueError as error:
         raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
-    report = None
+    report, conditions = None, conditions_of(job, context, who.tenant, request.conditions)
     if search is not None:
         nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
         requested = search.model_copy(update={"profile": profile, **nodes})
-        report = context.searches.plans(job, requested, who.tenant, fitted if search.cluster is None else None)
+        corrections = fitted if search.cluster is None else None
+        report = context.searches.plans(job, requested, who.tenant, corrections, conditions)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts and not described else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
-    return PlanAnswer(**dict(planned(job, machine)), chosen=chosen, search=report, profile=profiled, fitted=fitted)
+    plan = planned(job, machine, conditions)
+    return PlanAnswer(**dict(plan), chosen=chosen, search=report, profile=profiled, fitted=fitted)
 
 
 @router.get("/presets")

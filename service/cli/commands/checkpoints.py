@@ -8,10 +8,6 @@ own, so that this program need not load it.
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -25,6 +21,7 @@ from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.config import Layout
 from boost_core.messages import Scores
 from service.cli.commands.jobs import evaluations_of
+from service.cli.commands.local import run_trainer
 from service.cli.connection import open_client
 from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_table, say
 from service.cli.job_text import value_in_words
@@ -32,7 +29,6 @@ from service.cli.options import AsJson, JobId, JobOrCheckpoint, Tokenizer, Url, 
 from service.client import Client
 from service.models.access import Scope
 from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointList, DamagedCheckpoint
-from service.trainer import REMEDY, has_trainer
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete checkpoints.")
 
@@ -197,68 +193,6 @@ def _steps(folder: CheckpointFolder, step: int | None = None) -> list[int]:
 
 
 # What needs torch or reads much data.
-
-_HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
-_TIDIES_UP_SECONDS = 10.0  # how long it may take to end when this program is terminated, before it is killed
-
-# Like python -m, except that an interrupt while modules are loading ends it without a traceback.
-_RUN_MODULE = (
-    "import runpy, signal, sys; "
-    "signal.getsignal(signal.SIGINT) == signal.default_int_handler and signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-)
-
-
-def run_trainer(module: str, arguments: Iterable[str]) -> int:
-    """Run one of the trainer's programs.
-
-    Args:
-        module: Its module, such as ``boost_core.bench``.
-        arguments: Its command-line arguments.
-
-    Returns:
-        Its exit status.
-
-    Raises:
-        Failed: The trainer is not installed here.
-    """
-    if not has_trainer():
-        raise Failed(
-            f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
-        )
-
-    def terminate(*_: object) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
-            try:
-                try:
-                    status = process.wait()
-                except KeyboardInterrupt:  # the terminal interrupts it as well: it removes what it has partly written
-                    try:
-                        status = process.wait(_HEARS_IT_SECONDS)
-                    except subprocess.TimeoutExpired:
-                        process.send_signal(signal.SIGINT)  # only this program was interrupted
-                        status = process.wait()
-                except _Terminated:
-                    process.send_signal(signal.SIGINT)
-                    try:
-                        status = process.wait(_TIDIES_UP_SECONDS)
-                    except (subprocess.TimeoutExpired, _Terminated):
-                        process.kill()
-                        status = process.wait()
-            except KeyboardInterrupt:  # interrupted again
-                process.kill()
-                raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return status if status >= 0 else 128 - status  # the shells' convention for an exit by a signal
-
-
-class _Terminated(Exception):
-    """This program is to end, together with the one that it runs."""
 
 
 def evaluate(

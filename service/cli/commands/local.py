@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,6 @@ import typer
 import yaml
 
 from boost_core.messages import EvaluationReport, StepReport
-from service.cli.commands.checkpoints import run_trainer
 from service.cli.console import (
     BadInput,
     ExitStatus,
@@ -33,6 +32,7 @@ from service.cli.console import (
 from service.cli.job_text import follow, report_of
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
+from service.trainer import REMEDY, has_trainer
 
 EXAMPLE = Path("examples/cola-tiny.yaml")
 
@@ -106,6 +106,69 @@ def serve(
 
     options = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
     run(read_settings(**{name: value for name, value in options.items() if value is not None}))
+
+
+_HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
+_TIDIES_UP_SECONDS = 10.0  # how long it may take to end when this program is terminated, before it is killed
+
+# Like python -m, except that an interrupt while modules are loading ends it without a traceback.
+_RUN_MODULE = (
+    "import runpy, signal, sys; "
+    "signal.getsignal(signal.SIGINT) == signal.default_int_handler and signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def run_trainer(module: str, arguments: Iterable[str]) -> int:
+    """Run one of the trainer's programs.
+
+    Args:
+        module: Its module, such as ``boost_core.bench``.
+        arguments: Its command-line arguments.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        Failed: The trainer is not installed here.
+    """
+    if not has_trainer():
+        raise Failed(
+            f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
+        )
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
+            try:
+                try:
+                    status = process.wait()
+                except KeyboardInterrupt:  # the terminal interrupts it as well: it removes what it has partly written
+                    try:
+                        status = process.wait(_HEARS_IT_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        process.send_signal(signal.SIGINT)  # only this program was interrupted
+                        status = process.wait()
+                except _Terminated:
+                    process.send_signal(signal.SIGINT)
+                    try:
+                        status = process.wait(_TIDIES_UP_SECONDS)
+                    except (subprocess.TimeoutExpired, _Terminated):
+                        process.kill()
+                        status = process.wait()
+            except KeyboardInterrupt:  # interrupted again
+                process.kill()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return status if status >= 0 else 128 - status  # the shells' convention for an exit by a signal
+
+
+class _Terminated(Exception):
+    """This program is to end, together with the one that it runs."""
 
 
 def bench(context: typer.Context) -> None:

@@ -1,6 +1,8 @@
 """``boost plan``: what a job needs and takes in each layout, and the best ways to train it, as tables."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -10,11 +12,12 @@ from boost_core.config.base import rounded
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
-from boost_core.plan.report import Plan, PlannedShape
+from boost_core.plan.report import GPU_MTBF_HOURS, Plan, PlannedShape, RunConditions
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
-from boost_core.plan.search import PlannedChoice, PlanSearch, SearchReport, search_report
-from boost_core.terminal import duration
+from boost_core.plan.search import PlanSearch, SearchReport, search_report
+from boost_core.terminal import duration_in_words
+from service.cli.commands.local import run_trainer
 from service.cli.connection import open_client
 from service.cli.console import (
     BadInput,
@@ -59,8 +62,31 @@ def plan(
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
     price: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU-hour, to show what the fastest costs.")
+        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU-hour, to show what all steps cost.")
     ] = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            min=1e-3,
+            max=1e12,
+            help=f"Mean hours between failures of a GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training).",
+        ),
+    ] = None,
+    store_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB/S",
+            min=1e-3,
+            max=1e6,
+            help="GB/s at which all ranks together write a checkpoint (default: as the notes show; with --service, as "
+            "it has measured).",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="For a job without GPUs: first time its steps here, on CPUs, for a second."),
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -69,6 +95,15 @@ def plan(
     spec = read_job(job)
     described = read_yaml_as(NetworkConfig, cluster) if cluster else None
     measured = read_profile(profile) if profile else None
+    if measure:
+        if profile or service or spec.resources.gpus_per_worker:
+            raise BadInput("--measure is for jobs without GPUs, and goes with neither --profile nor --service")
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "profile.json"
+            if code := run_trainer("boost_core.bench", ["job", str(job), "--out", str(file)]):
+                raise typer.Exit(code)
+            measured = read_profile(file)
+    conditions = RunConditions(gpu_hour_price=price, mtbf_hours=mtbf, store_gigabytes_per_second=store_bandwidth)
     search = None
     if gpus is not None:
         search = PlanSearch(
@@ -78,14 +113,14 @@ def plan(
         if gpus is None and (described or network or measured):
             raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
         with open_client(url) as client:
-            answer = client.plan(spec, search)
+            answer = client.plan(spec, search, conditions)
         if as_json:
             print_json(answer)
             return
         if answer.search is not None:
-            print_search(answer.search, price)
+            print_search(answer.search)
         else:
-            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes), price)
+            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
             if answer.chosen is not None:
                 print_chosen(answer.chosen)
         print_stored(answer.profile)
@@ -105,22 +140,22 @@ def plan(
             if measured is None and (described is None or described.device is None):
                 refuse_unknown_gpu(spec.resources)
             machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
-            result = plan_of(spec, machine.joined_at(network))
+            result = plan_of(spec, machine.joined_at(network), conditions)
         else:
-            result = search_report(spec, search)
+            result = search_report(spec, search, conditions=conditions)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:
         print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
     elif isinstance(result, SearchReport):
-        print_search(result, price)
+        print_search(result)
     else:
-        print_plan(result, spec, price)
+        print_plan(result, spec)
         if chosen is not None:
             print_chosen(chosen)
 
 
-_COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY/RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_COLUMNS = ("LAYOUT", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS")
 _PROVENANCE: dict[Provenance, str] = {
     "assumed": "from data sheets",
     "fitted": "from data sheets, corrected by measured jobs",
@@ -128,63 +163,66 @@ _PROVENANCE: dict[Provenance, str] = {
     "measured_fitted": "from a measured profile, corrected by measured jobs",
 }
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
+_INDENT = 17  # of what is said of the fastest
 
 
-def print_plan(plan: Plan, spec: JobSpec, price: float | None = None) -> None:
-    """Print what a job needs in each of its layouts, and what the fastest costs at a price of a GPU-hour."""
+def print_plan(plan: Plan, spec: JobSpec) -> None:
+    """Print what a job needs in each of its layouts, and what the fastest takes in all."""
     facts = {
-        "parameters": f"{plan.parameters:,}",
-        "FLOPs per token": f"{plan.flops_per_token:,}",
-        "tokens per step": f"{plan.tokens_per_step:,}, {spec.training.total_tokens:,} in {spec.training.steps:,} steps",
+        "parameters": _amount(plan.parameters),
+        "FLOPs per token": _amount(plan.flops_per_token),
+        "tokens per step": f"{_amount(plan.tokens_per_step)}, {_amount(spec.training.total_tokens)} in all",
     }
-    print_facts(facts.items(), 17)
-    rows, training = [], spec.training
-    for index, planned in enumerate(plan.shapes):
-        if planned.fits_host is False and planned.node_memory_bytes is not None:
-            fits = f"no, {_size(planned.node_host_bytes)} of a host's {_size(planned.node_memory_bytes)}"
-        elif planned.fits_device is None or planned.device_memory_bytes is None:
-            fits = "unknown"
-        else:
-            fits = f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
-
-        sent, exchange = planned.communication, "none"
-        if sent.all_reduces:
-            tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
-            element = BYTES[training.precision]
-            exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
-            if gathered := sent.gathered_elements_per_token * tokens * element:
-                exchange += f", {_size(gathered)} gathered"
-
-        rows.append(
-            (
-                str(Layout.of(planned)),
-                str(planned.world_size),
-                planned.recompute,
-                _size(planned.memory.total),
-                fits,
-                exchange,
-                _step(planned),
-                f"{planned.tokens_per_second:,.0f}",
-                duration(planned.total_seconds),
-                "fastest" if index == plan.fastest else "",
-            )
+    print_facts(facts.items(), _INDENT)
+    say("")
+    rows = [
+        (
+            str(Layout.of(planned)),
+            str(planned.world_size),
+            _size(planned.memory.total),
+            f"{rounded(planned.step_seconds)} s",
+            _amount(planned.tokens_per_second),
+            "does not fit"
+            if planned.fits_device is False or planned.fits_host is False
+            else duration_in_words(planned.total_seconds),
         )
+        for planned in plan.shapes
+    ]
     print_table(_COLUMNS, rows)
+    say("")
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
-    say(f"peak memory per rank: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
         fastest = plan.shapes[plan.fastest]
-        shares = {name: part / fastest.step_seconds for name, part in fastest.step_parts.model_dump().items()}
-        shown = [
-            f"{name} {part:.0%}" for name, part in sorted(shares.items(), key=lambda each: -each[1]) if part > 0.01
-        ]
-        say(f"step time of the fastest: {', '.join(shown)}")
-        _print_budget("the fastest", fastest, price)
-        for line in fastest.context.why if fastest.context else ():
-            say(f"long context: {line}")
-    say("exchange: bytes that a rank puts into tensor parallel collectives per micro-batch, and their number")
+        largest = fastest.memory
+        print_facts(_facts_of(fastest, spec), _INDENT)
+    parts = ", ".join(f"{part} {_size(getattr(largest, part))}" for part in _MEMORY)
+    of = "" if (device := plan.shapes[0].device_memory_bytes) is None else f" of a GPU's {_size(device)}"
+    print_facts([("memory of a rank", f"{_size(largest.total)}{of}: {parts}")], _INDENT)
     for note in plan.notes:
         say(f"note: {note}")
+
+
+def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]:
+    low, high = fastest.step_seconds_range
+    shares = sorted(fastest.step_parts.model_dump().items(), key=lambda each: -each[1])
+    shown = [f"{name} {part / fastest.step_seconds:.0%}" for name, part in shares if part > 0.01 * fastest.step_seconds]
+    yield "fastest", f"{Layout.of(fastest)}, recompute {fastest.recompute}"
+    yield (
+        "a step",
+        f"{rounded(fastest.step_seconds)} s, four in five from {rounded(low, 2)} to {rounded(high, 2)} s: "
+        + (", ".join(shown)),
+    )
+    yield from _facts(fastest.words)
+    sent, training = fastest.communication, spec.training
+    if sent.all_reduces:
+        tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
+        element = BYTES[training.precision]
+        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} all-reduces"
+        if gathered := sent.gathered_elements_per_token * tokens * element:
+            exchange += f", {_size(gathered)} gathered"
+        yield "exchange", f"a tensor parallel rank sends {exchange} per micro-batch"
+    for line in fastest.context.why if fastest.context else ():
+        yield "long context", line
 
 
 def print_chosen(chosen: ChosenLayouts) -> None:
@@ -203,18 +241,28 @@ def print_stored(profile: StoredProfile | None) -> None:
         )
 
 
-def print_search(report: SearchReport, price: float | None = None) -> None:
-    """Print the best ways to train a job, and what the first costs at a price of a GPU-hour."""
+def print_search(report: SearchReport) -> None:
+    """Print the best ways to train a job, and what the first takes in all."""
     rows = (
         (
-            each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}",
-            duration(each.total_seconds),
+            str(number),
+            str(each.world_size),
+            _size(each.memory_bytes),
+            f"{rounded(each.step_seconds)} s",
+            _amount(each.tokens_per_second),
+            duration_in_words(each.total_seconds),
+            each.text,
         )
-        for each in report.choices
-    )  # fmt: skip
+        for number, each in enumerate(report.choices, 1)
+    )
+    print_table(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
     if report.choices:
-        print_table(("CHOICE", "RANKS", "MEMORY/RANK", "STEP", "TOKENS/S", "DURATION"), rows)
-        _print_budget("the first", report.choices[0], price)
+        first = report.choices[0]
+        low, high = first.step_seconds_range
+        say("")
+        print_facts([("first", first.text)], _INDENT)
+        print_facts([("a step", f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s")], _INDENT)
+        print_facts(_facts(first.words), _INDENT)
         most = max(each.node_host_bytes for each in report.choices)
         if most and report.node_memory_bytes is None:
             say(
@@ -231,20 +279,19 @@ def print_search(report: SearchReport, price: float | None = None) -> None:
     say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
 
 
-def _print_budget(which: str, planned: PlannedShape | PlannedChoice, price: float | None) -> None:
-    if planned.gpu_hours:
-        energy = planned.kilowatt_hours
-        amounts = [
-            f"{rounded(planned.gpu_hours, 3)} GPU-hours",
-            *([] if energy is None else [f"at most {rounded(energy, 3)} kWh"]),
-            *([] if price is None else [f"{rounded(price * planned.gpu_hours, 3)} at {price:g} a GPU-hour"]),
-        ]
-        say(f"all steps of {which}: {', '.join(amounts)}")
+def _facts(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The sentences on a run as names and values."""
+    for line in words:
+        name, _, value = line.partition(": ")
+        yield name, value
 
 
-def _step(planned: PlannedShape | PlannedChoice) -> str:
-    seconds, (low, high) = planned.step_seconds, planned.step_seconds_range
-    return f"{rounded(seconds, 3)} s ({rounded(low, 2)} – {rounded(high, 2)})"
+def _amount(number: float) -> str:
+    """Format a number of tokens or parameters: ``46,514``, ``2.56 billion``."""
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{rounded(number / size)} {name}"
+    return f"{number:,.0f}"
 
 
 def _size(count: float) -> str:

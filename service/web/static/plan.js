@@ -1,4 +1,5 @@
-// What the service's plan says of a job: memory of a rank by kind, and a step's time, in each layout that it may take.
+// What the service's plan says of a job: memory of a rank by kind, and a step's time, in each layout that it may take;
+// and what all steps of the fastest cost, with their checkpoints and failures.
 
 import { call } from "./api.js";
 import { card, h } from "./dom.js";
@@ -112,6 +113,7 @@ export function planView(planned, marked, mark, seconds = null, peak = null) {
       { class: "legend plain" },
       MEMORY.map((kind) => h("li", {}, h("i", { class: `kind-${kind}` }), h("span", {}, kind))),
     ),
+    ...(planned.shapes[planned.fastest]?.words ?? []).map((line) => h("p", { class: "budget" }, line)),
     ...planned.notes.map((note) => h("p", { class: "muted" }, note)),
   ];
 }

@@ -1,0 +1,197 @@
+"""What all steps take: checkpoints, the interval that loses least, and the goodput that failures leave."""
+
+import random
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from boost_core.config import JobSpec, load_job
+from boost_core.config.parallelism import Layout
+from boost_core.plan.machine import machine_of
+from boost_core.plan.report import (
+    GPU_MTBF_HOURS,
+    PUBLISHED,
+    PlannedGoodput,
+    PlannedRun,
+    RunConditions,
+    plan,
+    presets,
+    step_seconds,
+)
+from boost_core.plan.search import PlanSearch, search_report
+from boost_core.terminal import duration_in_words
+from tests.unit.test_plan_report import job
+
+RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
+FAILING = RunConditions(mtbf_hours=100, store_gigabytes_per_second=1000)  # a gang of 4 fails once in 25 hours
+
+
+def run_of(spec: JobSpec, conditions: RunConditions = FAILING, host_bandwidth: float | None = None) -> PlannedRun:
+    """The plan of a job's only layout, on hosts that are as fast as this."""
+    machine = machine_of(spec)
+    if host_bandwidth is not None:
+        machine = replace(machine, profile=replace(machine.profile, host_bandwidth=host_bandwidth))
+    (shape,) = plan(spec, machine, conditions).shapes
+    return shape
+
+
+def goodput_of(run: PlannedRun) -> PlannedGoodput:
+    assert run.goodput is not None
+    return run.goodput
+
+
+def test_all_steps_cost_gpu_hours_in_one_place_for_plans_and_searches() -> None:
+    spec, price = job(), RunConditions(gpu_hour_price=2.5)
+    run = run_of(spec, price)
+    assert run.gpu_hours == pytest.approx(4 * run.total_seconds / 3600)
+    assert run.price == pytest.approx(2.5 * run.gpu_hours)
+    first = search_report(spec, PlanSearch(gpus=4), conditions=price).choices[0]
+    assert first.price == pytest.approx(2.5 * first.world_size * first.total_seconds / 3600)
+    assert run.words[0].startswith("all steps: ")
+    assert run.words[0].endswith(" a GPU-hour, at most " + run.words[0].rpartition("at most ")[2])
+
+
+def test_a_checkpoint_is_written_at_the_stores_rate_and_holds_up_what_is_not_hidden() -> None:
+    spec = job(checkpoint={"every_steps": 10})
+    run = run_of(spec, RunConditions(store_gigabytes_per_second=2))
+    assert run.checkpoint is not None
+    parameters = plan(spec).parameters
+    assert run.checkpoint.bytes == 12 * parameters
+    assert run.checkpoint.write_seconds == pytest.approx(12 * parameters / 2e9)
+    assert run.checkpoint.interval_seconds == pytest.approx(10 * step_seconds(spec, Layout(4, 1, 1)))
+    assert run.checkpoint.stall_seconds == 0  # 8 GB a rank cross the bus while a step computes
+    slow = run_of(spec, host_bandwidth=1e8).checkpoint
+    assert slow is not None
+    assert slow.stall_seconds == pytest.approx(3 * parameters / 1e8 - step_seconds(spec, Layout(4, 1, 1)), rel=0.02)
+    # The next copy waits for a slow store, but not longer than the job allows.
+    often = job(
+        checkpoint={"every_steps": 10, "store_wait_seconds": 30}, fault_tolerance={"memory_copy_every_steps": 1}
+    )
+    waiting = run_of(often, RunConditions(store_gigabytes_per_second=0.01)).checkpoint
+    assert waiting is not None
+    assert waiting.stall_seconds == pytest.approx(30 - step_seconds(often, Layout(4, 1, 1)))
+
+
+@pytest.mark.parametrize("every", [20, 200])
+def test_goodput_from_checkpoints_is_that_of_simulated_failures(every: int) -> None:
+    spec = job(checkpoint={"every_steps": every}, fault_tolerance={"memory_copy_every_steps": None})
+    run = run_of(spec, host_bandwidth=2e8)  # a copy takes longer than a step
+    checkpoint, goodput = run.checkpoint, goodput_of(run)
+    assert checkpoint is not None
+    assert goodput.from_memory is goodput.lost_seconds_from_memory is None
+    stall, apart = checkpoint.stall_seconds, checkpoint.interval_seconds
+    assert stall > 10
+    restart = goodput.lost_seconds_from_checkpoint - apart / 2
+    between, chance = 3600 * goodput.hours_between_failures, random.Random(1)
+    now, useful, failure = 0.0, 0.0, chance.expovariate(1 / between)
+    while useful < 200_000 * apart:
+        if now + apart + stall <= failure:
+            now, useful = now + apart + stall, useful + apart
+            continue
+        now = failure  # and back to the newest checkpoint, which may fail, too
+        failure += chance.expovariate(1 / between)
+        while now + restart > failure:
+            now, failure = failure, failure + chance.expovariate(1 / between)
+        now += restart
+    assert goodput.from_checkpoints == pytest.approx(useful / now, rel=2e-3)
+
+
+def test_the_best_interval_loses_least() -> None:
+    def at(every: int) -> PlannedRun:
+        spec = job(checkpoint={"every_steps": every}, fault_tolerance={"memory_copy_every_steps": None})
+        return run_of(spec, host_bandwidth=2e8)
+
+    checkpoint = at(100).checkpoint
+    assert checkpoint is not None
+    best = checkpoint.best_every_steps
+    assert best is not None
+    assert best > 10
+    most = goodput_of(at(best)).from_checkpoints
+    for every in (best // 2, best - best // 10, best + best // 10, 2 * best):
+        assert goodput_of(at(every)).from_checkpoints <= most
+    assert goodput_of(at(best // 2)).from_checkpoints < most
+
+
+def test_what_the_store_takes_limits_how_often_checkpoints_pay() -> None:
+    spec = job()
+    hidden = run_of(spec, RunConditions(store_gigabytes_per_second=0.1))
+    assert hidden.checkpoint is not None
+    assert hidden.checkpoint.best_every_steps is not None
+    step = step_seconds(spec, Layout(4, 1, 1))
+    assert step * (hidden.checkpoint.best_every_steps - 1) < hidden.checkpoint.write_seconds
+    assert step * hidden.checkpoint.best_every_steps >= hidden.checkpoint.write_seconds
+    assert any("as fast as the store takes them" in line for line in hidden.words)
+
+
+def test_peers_memory_loses_a_few_steps_and_a_checkpoint_its_interval() -> None:
+    goodput = goodput_of(run_of(job(checkpoint={"every_steps": 1000})))
+    assert goodput.from_memory is not None
+    assert goodput.lost_seconds_from_memory is not None
+    assert goodput.from_checkpoints < goodput.from_memory < goodput.without_failures == 1
+    step = step_seconds(job(), Layout(4, 1, 1))
+    assert 5 * step < goodput.lost_seconds_from_memory < 5 * step + 30
+    assert 500 * step < goodput.lost_seconds_from_checkpoint < 500 * step + 300
+
+
+def test_failures_are_those_of_llama_3_unless_the_plan_says_otherwise() -> None:
+    assert pytest.approx(54 * 24 * 16_384 / 419) == GPU_MTBF_HOURS
+    goodput = goodput_of(run_of(job(), RunConditions()))
+    assert goodput.hours_between_failures == pytest.approx(GPU_MTBF_HOURS / 4)
+    assert goodput_of(run_of(job())).hours_between_failures == pytest.approx(25)
+    on_cpus = job(resources={"gpus_per_worker": 0, "accelerator_type": None})
+    assert run_of(on_cpus, RunConditions()).goodput is None
+    assert goodput_of(run_of(on_cpus)).hours_between_failures == pytest.approx(25)
+    hopeless = goodput_of(run_of(job(), RunConditions(mtbf_hours=1e-3)))
+    assert (hopeless.from_memory, hopeless.from_checkpoints) == (0, pytest.approx(0))
+
+
+def test_a_lost_node_leaves_the_largest_legal_number_of_replicas() -> None:
+    spec = job(parallelism={"data_parallel_size": 8})  # 32 GPUs on four nodes; 64 sequences do not divide among six
+    left = goodput_of(run_of(spec)).without_a_node
+    assert left is not None
+    assert left.world_size == 16
+    assert left.share == pytest.approx(step_seconds(spec, Layout(4, 1, 8)) / step_seconds(spec, Layout(4, 1, 4)))
+    assert goodput_of(run_of(job())).without_a_node is None  # all ranks are on one
+
+
+def test_recipes_have_the_published_hyperparameters() -> None:
+    recipes = {path.stem: load_job(path) for path in RECIPES.glob("*.yaml")}
+    assert {published.model.lower().replace(" ", "-") for published in PUBLISHED.values()} == recipes.keys()
+    rows = {
+        line.split("|")[1].split("]")[0].strip(" ["): line
+        for line in (RECIPES / "README.md").open()
+        if line.startswith("| [")
+    }
+    for name, spec in recipes.items():
+        planned, training, optimizer = plan(spec), spec.training, spec.optimizer
+        published = planned.published
+        assert published is not None
+        assert published.model.lower().replace(" ", "-") == name
+        assert (training.global_batch_size, training.sequence_length, training.steps) == (
+            published.global_batch_size, published.sequence_length, published.steps,
+        )  # fmt: skip
+        assert (optimizer.learning_rate, optimizer.warmup_steps) == (published.learning_rate, published.warmup_steps)
+        assert f"| {published.learning_rate:g} | {published.steps:,} ({published.warmup_steps:,})" in rows[name]
+
+
+def test_a_job_is_compared_with_what_is_published_for_its_family_and_size() -> None:
+    (note,) = [note for note in plan(job()).notes if "published" in note]
+    assert note.startswith("published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001, 150,000 steps")
+    assert "(arXiv 2502.10940); this job: 64 of 4,096" in note
+    for unpublished in (job("3b"), job(model={"family": "lax"}), job(optimizer={"kind": "muon"})):
+        assert plan(unpublished).published is None
+    assert {preset for *_, preset in PUBLISHED} <= {preset.name for preset in presets().presets}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.35, "350 ms"), (45.06, "45.1 s"), (59.7, "1 min"), (125, "2 min 5 s"), (48_720, "13 h 32 min"),
+        (3600, "1 h"), (86_400, "1 day"), (8 * 86_400 + 7 * 3600, "8 days 7 h"),
+        (193.4 * 86_400, "193 days"), (1e300, "forever"), (inf, "forever"),
+    ],
+)  # fmt: skip
+def test_durations_are_said_in_their_two_largest_units(seconds: float, words: str) -> None:
+    assert duration_in_words(seconds) == words
