@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
-from boost_core.config.base import rounded
-
 _GAP = 2  # blanks between two columns, and before what continues a line or a row
 _PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
 
@@ -110,6 +108,11 @@ def duration(seconds: float) -> str:
     if hours >= 24:
         return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rounded(number: float, digits: int = 3) -> str:
+    """A number with this many significant digits, and never with an exponent: ``12,300``, ``0.0012``."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}"
 
 
 def duration_in_words(seconds: float) -> str:

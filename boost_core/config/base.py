@@ -221,11 +221,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
-def rounded(number: float, digits: int = 3) -> str:
-    """Format a number with this many significant digits, never with an exponent."""
-    return f"{float(f'{number:.{digits}g}'):,.10g}"
-
-
 def raise_problems(title: str, problems: list[FieldProblem]) -> None:
     """Raise one ``ValidationError`` that names every field at fault; do nothing if there are no problems."""
     if not problems:

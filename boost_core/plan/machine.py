@@ -17,7 +17,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from boost_core.config.base import Config, Moment, rounded
+from boost_core.config.base import Config, Moment
 from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import (
@@ -37,6 +37,7 @@ from boost_core.hardware import (
 )
 from boost_core.messages import Provenance
 from boost_core.plan.work import Work
+from boost_core.terminal import rounded
 
 # Corrects predictions by how long earlier jobs took.
 #

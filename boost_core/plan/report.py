@@ -17,7 +17,7 @@ from typing import get_args
 from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
-from boost_core.config.base import Config, counted, rounded
+from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
@@ -59,7 +59,7 @@ from boost_core.plan.work import (
     parameter_count,
     tokens_by_part,
 )
-from boost_core.terminal import duration_in_words
+from boost_core.terminal import duration_in_words, rounded
 
 # A job at a layout, with nothing left open, and what it needs.
 

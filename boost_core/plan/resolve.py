@@ -15,7 +15,7 @@ from math import inf
 
 from pydantic import Field
 
-from boost_core.config.base import Config, rounded
+from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
 from boost_core.hardware import DEVICE_BYTES
@@ -26,6 +26,7 @@ from boost_core.plan.recompute_mix import legal_modes
 from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step
+from boost_core.terminal import rounded
 
 
 def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, free: int, total: int) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import Field
 
-from boost_core.config.base import Config, rounded
+from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
@@ -59,6 +59,7 @@ from boost_core.plan.report import (
     planned_run,
 )
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
+from boost_core.terminal import rounded
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
 _FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.base import rounded
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
@@ -16,7 +15,7 @@ from boost_core.plan.report import GPU_MTBF_HOURS, Plan, PlannedShape, RunCondit
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
-from boost_core.terminal import duration_in_words
+from boost_core.terminal import duration_in_words, rounded
 from service.cli.commands.local import run_trainer
 from service.cli.connection import open_client
 from service.cli.console import (
