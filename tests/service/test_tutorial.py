@@ -11,16 +11,14 @@ import pytest
 from tests.service.serving import BOOST, Server, short_folder
 from tests.used import ROOT
 
+pytestmark = pytest.mark.full
+
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"^```sh(.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_second_terminal_runs_the_service() -> None:
-    assert [block for title, block in BLOCKS if title] == ["boost serve --no-auth\n"]
-
-
-@pytest.mark.full
 def test_each_command_does_what_the_page_says(tmp_path: Path) -> None:
+    assert [block for title, block in BLOCKS if title] == ["boost serve --no-auth\n"]
     setup, *blocks = [block for title, block in BLOCKS if not title]
     assert setup.startswith("make setup\n") and len(blocks) > 8
     # A reader copies the ID from the line above; here the shell finds it in all that was printed.
