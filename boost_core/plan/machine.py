@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import exp
+from math import exp, inf
 from typing import Annotated, Literal, cast
 
 from pydantic import Field
@@ -423,6 +423,7 @@ class Profile:
             products without it.
         step_seconds: Time of a step besides its work.
         long_overlap: As ``overlap``, of gradients between replicas and of keys between context parallel ranks.
+        precise_flops: Peak FLOPs per second in fp64; infinite if not known.
     """
 
     product_flops: float
@@ -440,6 +441,7 @@ class Profile:
     tile_depth: float = 0.0
     step_seconds: float = 0.0
     long_overlap: float = 0.0
+    precise_flops: float = inf
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -455,6 +457,7 @@ class Profile:
             f"products at {products:.0%}, attention at {attention:.0%}, bytes at {BANDWIDTH_SHARE:.0%}; "
             f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
+            device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
@@ -777,6 +780,7 @@ class MeasuredProfile(Config):
             1.0 if device is None else device.fp8_speedup,
             host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
             self.link.overlap if self.link else otherwise.profile.long_overlap,
+            inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
         levels = list(otherwise.cluster.levels)
