@@ -60,7 +60,8 @@ class Device:
         words: Words that occur in the names that CUDA or Ray gives to such devices.
         tflops: TFLOP/s of dense products at each precision. Data sheets give bf16 with sparsity; dense is half of it.
             fp32 is the rate without TF32, which the trainer leaves off. Devices without fp8 have bf16's rate,
-            since the trainer then computes in bf16; those whose tensor cores lack bf16 have fp32's.
+            since the trainer then computes in bf16; those whose tensor cores lack bf16 have fp32's. fp64 is the rate
+            without tensor cores.
         source: The data sheet.
         bandwidth: Memory bandwidth, in bytes per second.
         host_bandwidth: Bandwidth of the link to the host's memory in one direction, in bytes per second.
@@ -137,10 +138,20 @@ _SHEETS: tuple[_Sheet, ...] = (
     ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, (), {"T4": 15}),
 )  # fmt: skip
 
+# The rate in fp64 is half of fp32's on boards for computing, by their sheets; by NVIDIA's white papers a 32nd on Turing
+# and a 64th on all others.
+_HALF_IN_FP64 = ("GB200", "HGX B200", "GH200", "H200", "H100", "A100", "V100")
+
+
+def _in_fp64(sheet: str) -> float:
+    return 1 / 2 if sheet.startswith(_HALF_IN_FP64) else 1 / 32 if sheet == "T4" else 1 / 64
+
+
 # The first match for a name wins, so variants come before the general kind.
 DEVICES = tuple(
     Device(
-        words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32}, f"NVIDIA {sheet} data sheet",
+        words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32, "fp64": fp32 * _in_fp64(sheet)},
+        f"NVIDIA {sheet} data sheet",
         terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network, watts,
         {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )

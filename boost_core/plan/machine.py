@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import exp
+from math import exp, inf
 from typing import Annotated, Literal, cast
 
 from pydantic import Field
@@ -434,6 +434,7 @@ class Profile:
         cudnn: ``attention_flops`` where cuDNN computes attention, from each length of a sequence on; empty where it
             does not, and where the rate was measured.
         at_best: Share of the predicted seconds that the fastest of such devices take, beyond the spread.
+        precise_flops: Peak FLOPs per second in fp64; infinite if not known.
     """
 
     product_flops: float
@@ -453,6 +454,7 @@ class Profile:
     long_overlap: float = 0.0
     cudnn: tuple[tuple[int, float], ...] = ()
     at_best: float = 1.0
+    precise_flops: float = inf
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -471,6 +473,7 @@ class Profile:
             f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
             tuple((length, share * peak) for length, share in by_length),
+            precise_flops=device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
 
     def attending(self, kernel: str, length: int, head_size: int) -> "Profile":
@@ -817,6 +820,7 @@ class MeasuredProfile(Config):
             1.0 if device is None else device.fp8_speedup,
             host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
             self.link.overlap if self.link else otherwise.profile.long_overlap,
+            inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
         levels = list(otherwise.cluster.levels)

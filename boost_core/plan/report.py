@@ -1032,6 +1032,7 @@ def network_in_words(machine: Machine) -> str:
     return f"network: {', '.join(links)}"
 
 
+_LARGE_SHARE = 0.05  # of training time, for exact steps of LORO
 _ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor cores want rows to be multiples of
 
 
@@ -1084,6 +1085,15 @@ def _notes(
         )
     if not on_gpu:
         return
+    quickest = min(planned, key=lambda each: each.step_seconds)
+    exact = Step(jobs[Layout.of(quickest)], Layout.of(quickest), machine).exact_seconds
+    if spec.optimizer.loro is not None and exact > _LARGE_SHARE * quickest.step_seconds:
+        every = spec.optimizer.loro.exact_every_steps
+        yield (
+            f"{Layout.of(quickest)}: an exact step of LORO takes at least {every * exact:.2g} s in fp64, which is "
+            f"{exact / quickest.step_seconds:.0%} of all training time or more: raise "
+            f"optimizer.loro.exact_every_steps={every}, or use GPUs that are faster in fp64"
+        )
     # Rows of matrices begin at multiples of what a thread reads at once, or it reads one element at a time, and
     # matrix products have slower kernels.
     aligned = _ACCESS_BYTES // (1 if spec.training.precision == "fp8" else BYTES[spec.training.precision])

@@ -65,6 +65,7 @@ from boost_core.plan.work import (
     block_work,
     cut,
     embedding_work,
+    exact_step_flops,
     head_work,
     rank_tokens,
 )
@@ -487,7 +488,17 @@ class Step:
     def _update(self) -> float:
         most = max(weights for weights, _ in self._reduced)
         on_device = self._profile.update_seconds(most / self._sharers, self._element)
-        return on_device + self._state_copies
+        return on_device + self.exact_seconds + self._state_copies
+
+    @property
+    def exact_seconds(self) -> float:
+        """Seconds of LORO's exact steps for each step at least, uncorrected: their arithmetic at the peak of fp64."""
+        loro = self._job.optimizer.loro
+        if loro is None:
+            return 0.0
+        most = max(sum(len(stage.layers) for stage in own) for own in self._stages)
+        flops = exact_step_flops(self._job.model, most, self._layout.tp)
+        return flops / self._profile.precise_flops / loro.exact_every_steps
 
     @property
     def host_copies(self) -> HostCopies:

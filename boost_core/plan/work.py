@@ -295,6 +295,23 @@ def _parameters(weights: Mapping[str, WeightSpec]) -> int:
 RECOMPUTED = {"nothing": 0.0, "segments": 0.5 / 3, "all": 1 / 3}  # by ``ModeTraits.again``
 
 
+def exact_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
+    """Return a rank's FLOPs in fp64 for an exact step of LORO over this many blocks (``optim.riemannian_step``).
+
+    By Golub & Van Loan, Matrix Computations, 4th ed.: 21 n³ for a singular value decomposition with both bases (§8.6),
+    and 9 n³ for one of a symmetric matrix (§8.3). A pair has one of 2r × 2r, two of r × r for pseudoinverses, and eight
+    symmetric ones, which all tensor parallel ranks repeat; and 26 r² for each row of its two factors, in products.
+    """
+    pairs = rows = 0
+    for spec in block_weights(model, crossed=False).values():
+        if spec.role is Role.DOWN_PROJECTION:
+            pairs, rows = pairs + spec.shape[1], rows + spec.shape[0] * spec.shape[1]
+        elif spec.role is Role.UP_PROJECTION:
+            rows += spec.shape[0] * spec.shape[2]
+    rank = model.bottleneck_rank
+    return layers * ((21 * 8 + 2 * 21 + 8 * 9) * pairs * rank**3 + 26 * rows * rank**2 / tensor_parallel_size)
+
+
 def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
     """Return the FLOPs of one token's forward and backward pass, without recomputation.
 

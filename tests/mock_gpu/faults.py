@@ -127,6 +127,8 @@ def hang(rank: Rank) -> None:
 
         def training(first: int = first, generation: int = generation) -> None:
             graph, x = captured(first)
+            on_host = torch.empty(2**20, dtype=torch.uint8, pin_memory=True)
+            on_host[:1].copy_(x[:1], non_blocking=True)
             try:
                 graph.replay()
                 torch.cuda.synchronize()
@@ -145,6 +147,7 @@ def hang(rank: Rank) -> None:
         assert (end.how, end.reusable) == (End.CONNECTION, True), end
         assert seconds < MOST_SECONDS, seconds
         assert torch.cuda.memory_reserved() == 0, torch.cuda.memory_summary()
+        assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
 
 
 def fails(rank: Rank, error: Callable[[], object]) -> RankEnd:

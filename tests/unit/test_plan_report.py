@@ -2,15 +2,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
+from boost_core.hardware import DEVICE_BYTES, device_named
+from boost_core.optim.loro_muon import riemannian_step
+from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
-from boost_core.plan.work import block_matrix_parameters, block_work, model_flops_per_token
+from boost_core.plan.work import block_matrix_parameters, block_work, exact_step_flops, model_flops_per_token
 
 
 def job(preset: str = "7b", **sections: Any) -> JobSpec:
@@ -33,6 +38,40 @@ def test_muon_keeps_a_moment_less_of_nearly_all_of_a_large_model() -> None:
     adamw, muon = (plan(job(optimizer={"kind": kind})) for kind in ("adamw", "muon"))
     assert muon.trainable_bytes_per_parameter == adamw.trainable_bytes_per_parameter - 4
     assert muon.shapes[0].memory.optimizer < 0.75 * adamw.shapes[0].memory.optimizer
+
+
+def loro(gpu: str, every: int) -> JobSpec:
+    return job(
+        model={"family": "svd"},
+        optimizer={"kind": "loro", "loro": {"exact_every_steps": every}},
+        resources={"accelerator_type": gpu},
+    )
+
+
+@pytest.mark.parametrize(("gpu", "every", "noted"), [("H100", 500, False), ("A10", 50, True)])
+def test_exact_steps_of_loro_are_spread_over_the_others_and_noted_if_they_take_long(
+    gpu: str, every: int, noted: bool
+) -> None:
+    often, seldom = plan(loro(gpu, every)), plan(loro(gpu, 10**9))
+    flops = exact_step_flops(job(model={"family": "svd"}).model, 32, 4)
+    device = device_named(gpu)
+    seconds = often.shapes[0].step_seconds - seldom.shapes[0].step_seconds
+    assert device is not None and seconds == pytest.approx(flops / (device.tflops["fp64"] * 1e12) / every, rel=1e-4)
+    assert any("exact step of LORO" in note for note in often.notes) == noted
+    assert not any("exact step of LORO" in note for note in seldom.notes)
+
+
+def test_the_products_of_an_exact_step_are_counted() -> None:
+    model = job(model={"family": "svd"}).model.model_copy(update={"num_hidden_layers": 1})
+    rank, rows = 4, (3000, 2000)
+    factors = [torch.randn(count, rank) for count in rows]
+    with FlopCounterMode(display=False) as counter:
+        riemannian_step(*factors, *map(torch.randn_like, factors), 0.1, Communicator(None, "tp", CommunicationLedger()))
+    assert counter.get_total_flops() == pytest.approx(26 * sum(rows) * rank**2, rel=0.01)
+    pairs, sides = 7, 4 * 2 * 4096 + 3 * (4096 + 11008)
+    one, many = (exact_step_flops(model, 1, size) for size in (1, 10**9))
+    assert one - many == pytest.approx(26 * sides * 1024**2)
+    assert many == pytest.approx(282 * pairs * 1024**3, rel=1e-6)
 
 
 def test_a_plan_of_one_shape() -> None:

@@ -379,6 +379,7 @@ class Worker:
                 torch._C._cuda_clearCublasWorkspaces()
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
+                torch._C._host_emptyCache()  # locked pages, which no other process of the host can use
         except RuntimeError as error:
             logger.warning("what the gang had cannot be freed: %s", redact(str(error)))
             return False
