@@ -243,7 +243,7 @@ def _search_end(conditions: frozenset[str], states: int | None) -> Select[str | 
 def _parameters(
     jobs: JobFilter, cursor: str | None, end: str | None
 ) -> tuple[frozenset[str], int | None, dict[str, Any]]:
-    """Those of ``_CONDITIONS`` that apply, the number of states if only jobs in some are wanted, and their parameters."""
+    """Those of ``_CONDITIONS`` that apply, how many states are wanted if not all, and their parameters."""
     fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")}
     fields |= {"cursor": cursor, "end": end}
     parameters = {name: value for name, value in fields.items() if value is not None}

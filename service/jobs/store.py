@@ -291,7 +291,7 @@ class JobStore:
     ) -> tuple[Sequence[JobRecord], str | None]:
         """Jobs, the newest first, and the cursor for older ones; ``None`` if there are none.
 
-        A search (``JobFilter.searches``) reads only so many jobs, so that a page may have few or none and others follow.
+        A search (``JobFilter.searches``) reads only so many jobs: its page may have few or none although others follow.
 
         Args:
             wanted: Which.

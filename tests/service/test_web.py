@@ -280,6 +280,19 @@ def test_a_slow_rank_is_hot(visitor: Visit, job: SampleJob) -> None:
     expect(page.locator("#ranks")).to_contain_text("× the median rank")
 
 
+def test_ranks_are_drawn_as_one_picture(visitor: Visit, job: SampleJob) -> None:
+    visitor.page.add_init_script("""
+        const fill = CanvasRenderingContext2D.prototype.fillRect;
+        CanvasRenderingContext2D.prototype.fillRect = function (...where) {
+            if (this.canvas.matches?.(".heat")) window.cells = (window.cells ?? 0) + 1;
+            return fill.apply(this, where);
+        };
+    """)
+    page = visitor.open(f"/jobs/{job.id}")
+    expect(page.locator("#ranks .lead")).to_contain_text("1.89 times")
+    assert page.evaluate("window.cells") is None, "a gang of a thousand ranks has half a million cells"
+
+
 @pytest.mark.full
 def test_ranks_come_live(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")

@@ -5,13 +5,14 @@ import { duration, node, whole } from "./format.js";
 
 const EXTREME = 1.6; // times the median, or one part of it, at which a colour is at its strongest
 const TELLING = 1.15; // a rank that is this far from the median is named
+const SHADES = 100; // of colour between the median and either extreme
 const NEWEST = 50;
 const GUTTER = 34;
 const FOOT = 18;
 
 /** The ratios of one step's ranks to their median. */
 export function ratios(busySeconds) {
-  const known = busySeconds.filter((value) => typeof value === "number").sort((one, other) => one - other);
+  const known = Float64Array.from(busySeconds.filter((value) => typeof value === "number")).sort();
   const middle = known.length / 2;
   const median = known.length % 2 ? known[Math.floor(middle)] : (known[middle - 1] + known[middle]) / 2;
   return busySeconds.map((value) => (typeof value === "number" && median > 0 ? value / median : null));
@@ -37,13 +38,15 @@ export function heatCard() {
     h("span", {}, `${EXTREME} × the median rank`),
   );
   const element = card("Ranks", { id: "ranks", controls: [scale] }, lead, canvas, readout);
+  const ratiosOf = new WeakMap(); // by row: most rows are those of the last update
   let table = [];
   let nodes = [];
   let cursor = null;
   const geometry = { left: GUTTER, width: 0, height: 0, rows: 0 };
 
   function update(ranks, placed) {
-    table = ranks.map((row) => ({ step: row.step, busy: row.busy_seconds, ratios: ratios(row.busy_seconds) }));
+    for (const row of ranks) if (!ratiosOf.has(row)) ratiosOf.set(row, ratios(row.busy_seconds));
+    table = ranks.map((row) => ({ step: row.step, busy: row.busy_seconds, ratios: ratiosOf.get(row) }));
     nodes = placed ?? [];
     element.hidden = !table.length;
     setText(lead, slowest(table, nodes));
@@ -68,19 +71,37 @@ export function heatCard() {
     pen.scale(density, density);
     const colors = { cool: rgb(themed("--cool")), even: rgb(themed("--even")), hot: rgb(themed("--hot")) };
     const step = geometry.width / table.length;
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(picture(rows, colors), GUTTER, 0, geometry.width, geometry.height);
+    for (let rank = 1; cell > 6 && rank <= rows; rank += 1) {
+      pen.clearRect(GUTTER, rank * cell - 1, geometry.width, 1); // between ranks
+    }
+    labels(pen, cell, step);
+  }
+
+  /** A pixel for each rank and step, which is scaled afterwards: a gang may have a thousand ranks. */
+  function picture(rows, colors) {
+    const pixels = new OffscreenCanvas(table.length, rows);
+    const pen = pixels.getContext("2d");
+    const image = pen.createImageData(table.length, rows);
+    const shades = Array.from({ length: 2 * SHADES + 1 }, (_, shade) =>
+      heatColor(EXTREME ** (shade / SHADES - 1), colors),
+    );
+    const perShade = SHADES / Math.log(EXTREME);
     table.forEach((row, column) =>
       row.ratios.forEach((ratio, rank) => {
         if (ratio === null) return;
-        pen.fillStyle = `rgb(${heatColor(ratio, colors).join(" ")})`;
-        pen.fillRect(
-          GUTTER + column * step,
-          rank * cell,
-          Math.ceil(step * density) / density,
-          cell - (cell > 6 ? 1 : 0),
-        );
+        const shade = SHADES + Math.round(Math.log(ratio) * perShade);
+        const color = shades[Math.max(0, Math.min(2 * SHADES, shade))];
+        const at = 4 * (rank * table.length + column);
+        image.data[at] = color[0];
+        image.data[at + 1] = color[1];
+        image.data[at + 2] = color[2];
+        image.data[at + 3] = 255;
       }),
     );
-    labels(pen, cell, step);
+    pen.putImageData(image, 0, 0);
+    return pixels;
   }
 
   function labels(pen, cell, step) {
