@@ -29,10 +29,10 @@ def test_a_job_of_the_service_is_steered_through_its_death_and_that_of_a_worker(
         running.trains(1)
         service.client.patch(running.id, {"optimizer": {"schedule": "constant"}})
         running.until(lambda: len(running.of("steered")) == 2, "steered again")
-        running.trains(1)
+        running.until(lambda: running.step >= running.of("steered")[1]["step"] + 2, "goes on again")
         service.client.cancel(running.id)
         running.until(lambda: running.record.finished, "cancelled")
-    record = running.record
+        record = running.record
     assert [stage.until_step for stage in record.spec.steered] == [each["step"] for each in running.of("steered")]
     rates = {each["step"]: each["learning_rate"] for each in running.of("progress")}
     last = max(rates)
