@@ -7,9 +7,11 @@ Times are of whole requests over one connection; frames are those of a real brow
 
 import re
 import time
+from io import BytesIO
 from typing import Any
 
 import httpx
+from PIL import Image
 from playwright.sync_api import expect
 
 from tests.benchmarks.figures import FIGURES, write_table
@@ -17,7 +19,7 @@ from tests.service.browser import open_browser, visit
 from tests.service.many_runs import GROUP, frames, hover, serving, zoom
 
 JOBS, STEPS, SHOWN_JOBS, SHOWN_STEPS = 200, 10_000, 18, 4000
-SIZE = {"width": 1280, "height": 1000}
+SIZE = {"width": 1280, "height": 1230}
 PATIENCE_MS = 300_000
 
 
@@ -53,10 +55,10 @@ def main() -> None:
                 expect(page.locator("#curves .picture")).to_have_attribute("aria-label", drawn, timeout=PATIENCE_MS)
                 page.wait_for_load_state("networkidle")
                 for name, act in (("hovering", hover), ("zooming in and out", zoom)):
-                    lengths = [frames(page, lambda act=act: act(page)) for _ in range(3)]  # type: ignore[misc]
+                    lengths = [frames(page, lambda act=act: act(page)) for _ in range(5)]  # type: ignore[misc]
                     best = min(lengths, key=lambda each: each[-1])
                     rows.append([f"page, {name}: median frame", f"{best[len(best) // 2]:.0f} ms", ""])
-                    rows.append([f"page, {name}: longest frame, best of three times", f"{best[-1]:.0f} ms", ""])
+                    rows.append([f"page, {name}: longest frame, best of five times", f"{best[-1]:.0f} ms", ""])
         write_table(FIGURES / "compare.md", [f"{JOBS} jobs × {STEPS:,} steps", "time", "answer"], rows)
         with serving(SHOWN_JOBS, SHOWN_STEPS) as api, visit(browser, api.url, viewport=SIZE) as visiting:
             visiting.refused = {404}
@@ -67,7 +69,8 @@ def main() -> None:
             assert area
             page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 230)
             expect(page.locator(".readout li")).not_to_have_count(0)
-            page.screenshot(path=FIGURES / "compare.png")
+            picture = Image.open(BytesIO(page.screenshot()))
+            picture.quantize(256, dither=Image.Dither.NONE).save(FIGURES / "compare.png", optimize=True)
 
 
 if __name__ == "__main__":

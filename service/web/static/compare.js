@@ -94,9 +94,10 @@ export function showCompare(main) {
       const query = { job: some.map((job) => job.id), metric, axis, low, high, points };
       const answer = await get("/v1/jobs/compare/curves", query, stopped.signal);
       if (!current()) return;
+      const anew = answer.curves.some((curve) => !known.has(curve.id));
       for (const curve of answer.curves) known.set(curve.id, curve);
       for (const job of some) if (FINISHED.has(job.state)) final.add(job.id);
-      curves.update(found.jobs, known);
+      if (anew || begin + AT_ONCE >= jobs.length) curves.update(found.jobs, known); // others are replaced at once
     }
     if (!jobs.length && !same) curves.update(found.jobs, known);
     await readImportance(group, current);
