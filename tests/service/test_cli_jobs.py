@@ -86,7 +86,7 @@ def test_a_plan_needs_no_service(tmp_path: Path) -> None:
     elements = 4 * (2 * 7 * 32 + 2)
     assert planned.shapes[1].communication.elements_per_token == elements
     assert together[where:].split()[:4] == [f"{elements * tokens * 4 / 2**20:.4g}", "MiB", "in", "32"]
-    assert any(line.startswith("exchange: bytes that a rank puts into tensor parallel all-reduces") for line in rest)
+    assert any(line.startswith("exchange: bytes that a rank puts into tensor parallel collectives") for line in rest)
 
 
 def test_clone() -> None:
