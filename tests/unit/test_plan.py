@@ -1,8 +1,8 @@
 import pytest
 
 from boost_core.architecture import block_exchanges, gate_matrices
-from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.plan.work import model_flops_per_token, parameter_count
+from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
+from boost_core.plan.work import embedding_work, model_flops_per_token, parameter_count
 
 BTP = ParallelismConfig()
 
@@ -56,6 +56,18 @@ def test_only_the_fused_norm_needs_no_collective_of_its_own() -> None:
         for choice in [ParallelismConfig.model_validate({"norm": norm})]
     }
     assert calls == {"fused": (4, 4), "online_paper": (6, 4), "sync": (6, 6)}
+
+
+def test_an_embedding_moves_its_tables_gradient_for_any_number_of_tokens() -> None:
+    def moved(sequences: int) -> float:
+        training = {"steps": 1, "sequence_length": 1024, "micro_batch_size": sequences, "global_batch_size": 4}
+        model = {"preset": "60m", "family": "cola", "vocab_size": 32_000}
+        spec = {"name": "ends", "model": model, "training": training | {"precision": "bf16"}}
+        return embedding_work(JobSpec.model_validate(spec)).moved_bytes
+
+    table = 32_000 * 512
+    # Written and read in bf16, and added to a sum in fp32, which is read and written.
+    assert 2 * moved(2) - moved(4) == 12 * table
 
 
 def test_model_flops_count_matrices_six_times_and_attention_in_full() -> None:
