@@ -820,7 +820,7 @@ class MeasuredProfile(Config):
             1.0 if device is None else device.fp8_speedup,
             host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
             self.link.overlap if self.link else otherwise.profile.long_overlap,
-            inf if device is None else device.tflops.get("fp64", inf) * 1e12,
+            precise_flops=inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
         links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
         levels = list(otherwise.cluster.levels)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
-from boost_core.hardware import DEVICE_BYTES, device_named
+from boost_core.hardware import device_named
 from boost_core.optim.loro_muon import riemannian_step
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.machine import Basis, machine_for
