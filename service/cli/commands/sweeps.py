@@ -1,5 +1,6 @@
 """``boost sweep``: trials of a job with other values of some fields."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from service.cli.commands.comparison import value_in_words
 from service.cli.connection import open_client
 from service.cli.console import (
     BadInput,
+    ExitStatus,
     Failed,
     number,
     print_facts,
@@ -19,22 +21,30 @@ from service.cli.console import (
     say_unchanged,
 )
 from service.cli.options import AsJson, Url
-from service.models.sweeps import Sweep, SweepRequest, SweepTrial, parameters_in_words
+from service.client import Client
+from service.models.sweeps import Sweep, SweepRequest, SweepState, SweepTrial, parameters_in_words
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
+_POLL_SECONDS = 2.0
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the sweep ends.")]
 
 
 @app.command("create")
 def create_sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="The sweep, as YAML or JSON.")], url: Url = None
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="The sweep, as YAML or JSON.")],
+    follow: Follow = False,
+    url: Url = None,
 ) -> None:
     """Begin a sweep. Its trials become jobs in the group of its name."""
     request = read_yaml_as(SweepRequest, file, inlined="job")
     with open_client(url) as client:
         sweep = client.create_sweep(request)
-    say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
+        say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
+        if follow:
+            _follow(client, sweep.name)
 
 
 @app.command("list")
@@ -58,9 +68,11 @@ def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
 
 
 @app.command("status")
-def show_sweep(name: Name, as_json: AsJson = False, url: Url = None) -> None:
+def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
     """Show a sweep, its best trial, and how much each field matters."""
     with open_client(url) as client:
+        if follow:
+            _follow(client, name)
         sweep = client.sweep(name)
     if as_json:
         print_json(sweep)
@@ -136,6 +148,23 @@ def show_best(
         print_json(job)
     else:
         say(f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}")
+
+
+def _follow(client: Client, name: str) -> None:
+    """Print what a sweep is doing whenever that changes, until the sweep has ended."""
+    told = None
+    try:
+        while (sweep := client.sweep(name)).finished_at is None:
+            if sweep.message != told:
+                told = sweep.message
+                say(f"{sweep.state}: {told}", err=True)
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        say(f"stopped following; the sweep continues. Follow it again: boost sweep status {name} -f", err=True)
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    say(f"{sweep.state}: {sweep.message}", err=True)
+    if sweep.state is SweepState.FAILED:
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _best_of(sweep: Sweep) -> SweepTrial:

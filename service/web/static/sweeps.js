@@ -25,7 +25,7 @@ export function showSweep(main, name) {
     const [sweep, { trials }] = await Promise.all([get(path), get(`${path}/trials`)]);
     const fields = Object.keys(sweep.spec.space);
     head.replaceChildren(...["Trial", "State", sweep.spec.metric, ...fields, "Why"].map(heading));
-    note.replaceChildren(`${sweep.state}: ${sweep.message}. `, link(`/?group=${encodeURIComponent(name)}`, {}, "Its jobs"));
+    note.replaceChildren(`${sweep.state}: ${sweep.message}. `, link(`/compare#group=${encodeURIComponent(name)}`, {}, "Compare its jobs"));
     body.replaceChildren(...trials.map((trial) => trialRow(trial, fields, sweep.best)));
   });
   return polling.stop;
