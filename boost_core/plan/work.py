@@ -727,6 +727,8 @@ class Activations:
         if crossed:
             gate = (0, 1, 3)[len(gate_matrices(self.model))]
             saved += (2 + gate) * self._projections * self.latent * element
+            if self.kernels:  # mean and deviation of each
+                saved += 2 * self._projections * PRECISE
         else:
             latents = self._normed * (2 if self._scaled or activation else 1)
             latents += (self._projections - self._normed) * (2 if activation else 1)

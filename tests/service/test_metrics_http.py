@@ -78,7 +78,7 @@ def test_streams_are_counted_while_they_are_open(http: httpx.Client, store: JobS
 def test_a_request_that_the_service_fails_on(
     http: httpx.Client, api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(JobStore, "list", lambda *_: 1 / 0)
+    monkeypatch.setattr(JobStore, "page", lambda *_: 1 / 0)
     assert http.get("/v1/jobs", headers={"Connection": "close"}).status_code == 500
     assert Scrape(http).value(REQUESTS, route="/v1/jobs", status="500") == 1
 

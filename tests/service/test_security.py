@@ -451,7 +451,7 @@ def test_without_its_database_the_service_says_so(
 
     context = guarded.app.state.context
     monkeypatch.setattr(context.keys, "verify", fail) if where == "keys" else monkeypatch.setattr(
-        JobStore, "list", fail
+        JobStore, "page", fail
     )
     answer = http.get("/v1/jobs")
     assert refusal(answer) == (503, "database-unavailable")

@@ -97,12 +97,12 @@ def steps(folder: Path, changes: dict[str, Any], count: int) -> dict[str, torch.
     }
 
 
-def unrounded(self: GradientSinks, x: Any, dy: Any, weight: Any, scale_d: Any) -> None:
+def unrounded(self: GradientSinks, x: Any, dy: Any, weight: Any, scale: Any) -> None:
     """As ``GradientSinks.add_product``, in fp32 throughout."""
     gradient = x.float().mT @ dy.float()
-    self.add(weight, gradient if scale_d is None else gradient * scale_d.detach().float().unsqueeze(-1))
-    if scale_d is not None:
-        self.add(scale_d, (gradient * weight.detach().float()).sum(dim=-1))
+    self.add(weight, gradient if scale is None else gradient * scale.detach().float().unsqueeze(-1))
+    if scale is not None:
+        self.add(scale, (gradient * weight.detach().float()).sum(dim=-1))
 
 
 def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -143,7 +143,7 @@ def test_no_gradient_is_written_and_read_again(tmp_path: Path) -> None:
         before, bytes_before = of_a_step()
     after, bytes_after = of_a_step()
     # Query-key-value's and gate-up's down products are scaled by a norm; eight products a block and micro-batch.
-    products = 8 * BLOCKS * MICRO_BATCHES
+    products = (8 * BLOCKS + 1) * MICRO_BATCHES  # and the head's
     assert after["addmm"] + after["baddbmm"] == products
     assert before["addmm"] + before["baddbmm"] == 0
     assert after["zero_"] == 0  # each sum begins with its first product

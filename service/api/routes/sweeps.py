@@ -15,7 +15,7 @@ from boost_core.config.base import ResourceName
 from service.api.admission import admitted, record_job
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep
-from service.api.errors import BODY_REFUSED, CONFLICT, NOT_FOUND, InvalidJob
+from service.api.errors import BODY_REFUSED, CONFLICT, INVALID, NOT_FOUND, InvalidJob
 from service.api.limits import StoreAccess
 from service.api.requests import StrictRoute
 from service.jobs import study
@@ -48,7 +48,7 @@ async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDe
     return await run_in_threadpool(context.sweeps.create, request, Owner(who.tenant, who.name))
 
 
-@router.get("")
+@router.get("", responses=INVALID)
 def list_sweeps(
     who: Reader, context: ContextDep, limit: Annotated[int, Query(ge=1, le=500, description="Maximum number.")] = 100
 ) -> SweepList:
