@@ -103,8 +103,8 @@ def delay(state: TrainState, sampler: Sampler, part: str) -> None:
         case "forward":
             state.model.head.forward = late(state.model.head.forward)
         case "backward":
-            # The head's: gradients of the bottlenecks' weights do not pass through autograd.
-            list(state.model.head.parameters())[-1].register_hook(lambda _: time.sleep(DELAY_SECONDS))
+            # The last norm's: gradients of the weights of products do not pass through autograd.
+            next(state.model.head.parameters()).register_hook(lambda _: time.sleep(DELAY_SECONDS))
         case "optimizer":
             state.optimizer.step = late(state.optimizer.step)
 
