@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import Config, Frozen
 from boost_core.config.job import Steering
+from boost_core.config.training import MOST_SAMPLINGS
 from boost_core.terminal import duration
 
 Provenance = Literal["assumed", "fitted", "measured", "measured_fitted"]
@@ -446,10 +447,14 @@ class Steer(Frozen):
     def made(self, spec: JobSpec, step: int) -> tuple[JobSpec, SteeredReport]:
         """Return a job with the change made after a step, and the report of it.
 
-        A job that has meanwhile done the steps that it is to end with ends with the next one.
+        A job that has meanwhile done the steps that it is to end with ends with the next one, and samples no more often
+        than a job of so many steps may: what is made is stored, and read again as a job.
         """
         training = self.steering.training
-        training = training.model_copy(update={"steps": max(training.steps, step + 1)})
+        steps, sample = max(training.steps, step + 1), training.sample
+        if sample is not None:
+            sample = sample.model_copy(update={"every_steps": max(sample.every_steps, -(-steps // MOST_SAMPLINGS))})
+        training = training.model_copy(update={"steps": steps, "sample": sample})
         steering = self.steering.model_copy(update={"training": training})
         report = SteeredReport(
             number=self.number, step=step, by=self.by, requested_at=self.requested_at,

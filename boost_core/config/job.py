@@ -131,31 +131,32 @@ class CheckpointConfig(Config):
         return value
 
 
-# What can be changed while a job trains.
+# What can be changed while a job trains, within the limits of the fields themselves: a job file may list what held
+# before, which nobody else checks.
 
 
 class SteeredTraining(Config):
     """The fields of ``training`` that can be changed while a job trains."""
 
-    steps: int
-    evaluate_every_steps: int
+    steps: Count
+    evaluate_every_steps: Count
     sample: SampleConfig | None = None
 
 
 class SteeredOptimizer(Config):
     """The fields of ``optimizer`` that can be."""
 
-    learning_rate: float
+    learning_rate: float = Field(gt=0, lt=10)
     schedule: Schedule
-    decay_steps: int | None = None
-    warmup_steps: int
-    final_learning_rate_ratio: float
+    decay_steps: Count | None = None
+    warmup_steps: int = Field(ge=0)
+    final_learning_rate_ratio: float = Field(ge=0, le=1)
 
 
 class SteeredCheckpoint(Config):
     """The field of ``checkpoint`` that can be."""
 
-    every_steps: int
+    every_steps: Count
 
 
 class Steering(Config):
@@ -540,7 +541,7 @@ def load_job(path: str | Path) -> JobSpec:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a mapping with at least name, model and training")
     spec = JobSpec.model_validate(content)
-    raise_problems(JobSpec.__name__, door_problems(spec.training))
+    raise_problems(JobSpec.__name__, [*door_problems(spec.training), *uneven_layouts(spec)])
     return spec
 
 
@@ -555,7 +556,7 @@ def job_problems(
     optimizer: OptimizerConfig, gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
     """Every problem of a job whose parts are valid one by one but cannot be combined."""
-    problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker)
+    problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker, accepted=True)
     in_bytes = not data.tokenized and data.tokenizer in (None, BYTES)  # otherwise only the trainer can count tokens
     if in_bytes and model.vocab_size < BYTE_TOKENS:
         message = (
@@ -582,9 +583,18 @@ def job_problems(
 
 def layout_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    gpus_per_worker: int,
+    gpus_per_worker: int, accepted: bool = False,
 ) -> list[FieldProblem]:  # fmt: skip
-    """The problems that depend on how the gang is split."""
+    """The problems that depend on how the gang is split.
+
+    Args:
+        model: The job's model.
+        parallelism: Its layout.
+        training: Its batches and sequences.
+        optimizer: Its optimizer.
+        gpus_per_worker: GPUs of each worker, 0 or 1.
+        accepted: Whether to leave out what jobs that were accepted earlier may have (``uneven_tokens``).
+    """
     problems = strategy_problems(model, parallelism) + _pipeline_problems(model, parallelism, training)
     layers, blocks, name = parallelism.pipeline_layers_per_stage, model.num_hidden_layers, "pipeline_layers_per_stage"
     if layers is not None and (len(layers) != parallelism.stages or sum(layers) != blocks):
@@ -596,6 +606,7 @@ def layout_problems(
             message = f"{sums}; make them equal"
         problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
     problems += _sequence_problems(model, parallelism, training)
+    problems += [] if accepted else uneven_tokens(model, parallelism, training)
 
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
         whole = None
@@ -687,10 +698,6 @@ def _sequence_problems(
 ) -> list[FieldProblem]:
     """Why sequences cannot be shared by context parallel ranks, or not use the sparse attention that is asked for."""
     problems, attention, length = [], training.attention, training.sequence_length
-    tensor, tokens = parallelism.tensor_parallel_size, length // parallelism.context_parallel_size
-    if chosen_strategy(model, parallelism) == "fullrank" and tokens % tensor:
-        message = f"{tensor} does not divide the {tokens} tokens of a sequence on a rank; choose a divisor"
-        problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), tensor, message))
     if (size := parallelism.context_parallel_size) > 1:
         messages = []
         if length % size:
@@ -705,7 +712,7 @@ def _sequence_problems(
             )
         if training.cuda_graphs == "on":
             messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
-        problems += [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
+        problems = [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
         if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
             problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
         if parallelism.context.pool == "tasks" and attention is not None:
@@ -796,6 +803,21 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
 
 
+def uneven_tokens(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+    """Why dense tensor parallel ranks cannot have equal parts of a sequence's tokens."""
+    tensor, tokens = parallelism.tensor_parallel_size, training.sequence_length // parallelism.context_parallel_size
+    if chosen_strategy(model, parallelism) != "fullrank" or tokens % tensor == 0:
+        return []
+    message = f"{tensor} does not divide the {tokens} tokens of a sequence on a rank; choose a divisor"
+    return [FieldProblem(("parallelism", "tensor_parallel_size"), tensor, message)]
+
+
+def uneven_layouts(spec: JobSpec) -> list[FieldProblem]:
+    """``uneven_tokens`` in any of a job's layouts, for which, too, only new jobs are refused."""
+    each = (uneven_tokens(spec.model, spec.parallelism.at(layout), spec.training) for layout in spec.layouts())
+    return next(filter(None, each), [])
+
+
 @lru_cache(_REMEMBERED)
 def legal_layouts(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
@@ -817,7 +839,12 @@ def legal_layouts(
         for replica in elasticity.replicas(Layout.of(parallelism))
         for number in ([] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max))
         if not layout_problems(
-            model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer, gpus_per_worker
+            model,
+            parallelism.at(layout := replace(replica, dp=number)),
+            training,
+            optimizer,
+            gpus_per_worker,
+            accepted=True,
         )
     ]
     return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
@@ -845,7 +872,8 @@ def elasticity_problems(
         # The layouts recorded as chosen by the service.
         gpus, problems = elasticity.gpus, []
         for layout in elasticity.chosen:
-            illegal = layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker)
+            there = parallelism.at(layout)
+            illegal = layout_problems(model, there, training, optimizer, gpus_per_worker, accepted=True)
             causes = [problem.message for problem in illegal]
             if gpus and not gpus.min <= layout.world_size <= gpus.max:
                 causes.append(f"it has {layout.world_size} ranks, but gpus allows {gpus.min} to {gpus.max}")
@@ -869,7 +897,7 @@ def elasticity_problems(
         if replica not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
             smallest = parallelism.at(replace(replica, dp=sizes.min))
-            illegal = layout_problems(model, smallest, training, optimizer, gpus_per_worker)
+            illegal = layout_problems(model, smallest, training, optimizer, gpus_per_worker, accepted=True)
             reasons = "; ".join(problem.message for problem in illegal) or "the batch cannot be split that way"
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
             problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {reasons}"))

@@ -92,6 +92,11 @@ class FullRankTensorParallel(WholeResidual):
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Residual vectors of this rank's tokens; one reduce-scatter of ``[T, d]``."""
+        if len(token_T) % self.communicator.size:  # of a job that was accepted before this was refused
+            raise ValueError(
+                f"{self.communicator.size} tensor parallel ranks cannot have equal parts of {len(token_T)} tokens; "
+                "clone the job with another tensor_parallel_size"
+            )
         partial_Td = self._looked_up(token_T, weight_Vd)
         return self.enter(reduce_scatter_from_tp(partial_Td, self.communicator, "embedding"))
 

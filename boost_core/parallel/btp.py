@@ -388,7 +388,8 @@ class _Wait(torch.autograd.Function):
             exchange.start_all_reduce(dh_Tr, "latent gradient")
             return dh_Tr, None, None
         sent_T = ds_T
-        if ds_T.data_ptr() != dh_Tr.data_ptr() + dh_Tr.nbytes:  # where ``latent_epilogue`` leaves it
+        one_memory = ds_T.untyped_storage().data_ptr() == dh_Tr.untyped_storage().data_ptr()
+        if not one_memory or ds_T.data_ptr() != dh_Tr.data_ptr() + dh_Tr.nbytes:  # where ``latent_epilogue`` leaves it
             rows_Tr, room_T = with_room(dh_Tr)
             dh_Tr, sent_T = rows_Tr.copy_(dh_Tr), room_T.copy_(ds_T)
         exchange.start_all_reduce(with_room_behind(dh_Tr)[0], "latent gradient")

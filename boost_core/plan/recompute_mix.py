@@ -52,9 +52,12 @@ Counts = Mapping[RecomputeMode, int]
 def legal_modes(job: JobSpec, machine: Machine) -> list[RecomputeMode]:
     """Return the modes that blocks may have, those that keep more first.
 
-    ``shared`` only with several ranks; ``offload`` only on GPUs whose hosts' memory is known, without captured steps.
+    ``shared`` only with several ranks; ``offload`` only on GPUs whose hosts' memory is known, without captured steps;
+    of halves of one sequence only what recomputes nothing (``config.job.layout_problems``).
     """
     left_out: set[RecomputeMode] = {"shared"} if job.parallelism.tensor_parallel_size == 1 else set()
+    if job.parallelism.split_micro_batch and job.training.micro_batch_size == 1:
+        left_out.update(mode for mode in MODES if TRAITS[mode].again != "nothing")
     knows_hosts = job.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
     if not knows_hosts or job.training.cuda_graphs == "on":
         left_out.add(_ON_HOST)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
-from boost_core.config.job import JobSpec, layout_problems
+from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
@@ -266,6 +266,8 @@ def device_remedies(spec: JobSpec, layout: Layout) -> list[str]:
     remedies = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
     if training.micro_batch_size > 1:
         remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
+    elif parallelism.split_micro_batch:  # without it, blocks may recompute
+        remedies.append("leave parallelism.split_micro_batch out")
     if parallelism.recompute not in ("full", "auto") and not parallelism.keeps_on_host:
         remedies.append("set parallelism.recompute=auto")
     if parallelism.zero_stage == 0 and layout.same_weights > 1:
@@ -684,7 +686,8 @@ def _best_interval(stall: float, between: float) -> float:
 
 def _without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
     left = layout.world_size - machine.cluster.levels[0].fan_out
-    for replicas in range(left // (layout.world_size // layout.dp), 0, -1):
+    most = left // (layout.world_size // layout.dp)
+    for replicas in reversed(numbers_of_replicas(job.training, 1, most)):
         smaller = replace(layout, dp=replicas)
         parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker
         if layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu):
@@ -1090,8 +1093,8 @@ def _notes(
     if spec.optimizer.loro is not None and exact > _LARGE_SHARE * quickest.step_seconds:
         every = spec.optimizer.loro.exact_every_steps
         yield (
-            f"{Layout.of(quickest)}: an exact step of LORO takes at least {every * exact:.2g} s in fp64, which is "
-            f"{exact / quickest.step_seconds:.0%} of all training time or more: raise "
+            f"{Layout.of(quickest)}: an exact step of LORO takes at least {rounded(every * exact, 2)} s in fp64, which "
+            f"is {exact / quickest.step_seconds:.0%} of all training time or more: raise "
             f"optimizer.loro.exact_every_steps={every}, or use GPUs that are faster in fp64"
         )
     # Rows of matrices begin at multiples of what a thread reads at once, or it reads one element at a time, and

@@ -213,7 +213,9 @@ class _Search:
         self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str], near: float,
         lean: bool = False,
     ) -> None:  # fmt: skip
-        self._micro_batches = _MICRO_BATCHES[:1] if lean else _MICRO_BATCHES
+        # Halves of one sequence recompute nothing, so that two sequences may need less.
+        leanest = 2 if spec.parallelism.split_micro_batch else 1
+        self._micro_batches = _MICRO_BATCHES[:leanest] if lean else _MICRO_BATCHES
         self._schedules = _SCHEDULES[:1] if lean else _SCHEDULES
         self._spec, self._gpus, self._machine, self._near = spec, gpus, machine, near
         self._limit, self._top, self._order = limit, top, order

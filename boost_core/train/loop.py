@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
-from boost_core.checkpoint.shards import SaveFailed, read_on_first_rank
+from boost_core.checkpoint.shards import SaveFailed, of_all_ranks
 from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
@@ -122,6 +122,8 @@ class Comparison:
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
         machine = self._basis.machine(spec)
         job = at(spec, layout, machine)
+        if (loro := job.optimizer.loro) is not None and loro.exact_every_steps > 2:  # the median is of a lazy step
+            job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"loro": None})})
         predicted, communication = step_parts(job, layout, machine), predicted_communication(job, layout, machine)
         factor = machine.correction(job).factors.communication
         return ComparisonReport(
@@ -427,6 +429,13 @@ class _Run(_StateKeeper):
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._flops = FlopRates.of(state.spec, device_name)
 
+    def resume(self) -> None:
+        """Load the state to continue from, with the prompts of a checkpoint that knows of a change of them."""
+        before = self._state.spec.training.sample
+        super().resume()
+        if self._state.spec.training.sample != before:
+            self._prompts = Prompts(self._state.spec)
+
     def step(self) -> Requests:
         """Run one optimizer step and report it.
 
@@ -573,29 +582,37 @@ class _Run(_StateKeeper):
             self.steer()
 
     def _next_steer(self, step: int) -> Steer | None:
-        """The change to make after a step, if this rank has it; none before the step after which the last one was."""
-        steered = self._state.spec.steered
+        """The change to make after a step, if this rank has it.
+
+        None before the step after which the last one was, and none after the job's last step unless it is given more.
+        """
+        steered, steers, steps = self._state.spec.steered, self._membership.steers, self._state.spec.training.steps
         if steered and step < steered[-1].until_step:
             return None
-        return self._membership.steers.get(len(steered) + 1)
+        made = len(steered)
+        most = max((each.steering.training.steps for number, each in list(steers.items()) if number > made), default=0)
+        return None if step >= steps >= most else steers.get(made + 1)
 
     def steer(self) -> None:
         """Make the next change, which all ranks have: its values hold from the next step on."""
         state = self._state
         steer, before = self._membership.steers[len(state.spec.steered) + 1], state.spec
-        sample = steer.steering.training.sample
+        sample, prompts = steer.steering.training.sample, None
         if sample != before.training.sample:
-            # Only a rank can count a prompt's tokens. One that does not fit must not end the job.
+            # Only ranks can count a prompt's tokens. One that does not fit, or a tokenizer that one of them cannot
+            # read, must not end the job.
             wanted, _ = steer.made(before, state.step)
-            if problem := read_on_first_rank(partial(_problem_of_prompts, wanted)):
-                logger.warning("the prompts to sample stay as they are: %s", problem)
+            prompts, problem = _prompts_or_problem(wanted)
+            if problems := of_all_ranks([problem] if problem else []):
+                prompts = None
+                logger.warning("the prompts to sample stay as they are: %s", problems[0])
                 training = steer.steering.training.model_copy(update={"sample": before.training.sample})
                 steer = steer.model_copy(update={"steering": steer.steering.model_copy(update={"training": training})})
         if state.step == before.training.steps:
             state.fits_captured_step = None  # nobody has looked at what follows the last step
         state.spec, report = steer.made(before, state.step)
         if state.spec.training.sample != before.training.sample:
-            self._prompts = Prompts(state.spec)
+            self._prompts = prompts or Prompts(state.spec)
         self.checkpoints.steer(state.spec)
         self._report(report)
 
@@ -606,13 +623,12 @@ class _Run(_StateKeeper):
             self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
 
-def _problem_of_prompts(spec: JobSpec) -> str | None:
-    """Why a job's prompts cannot be continued; ``None`` if they can."""
+def _prompts_or_problem(spec: JobSpec) -> tuple[Prompts | None, str | None]:
+    """A job's prompts, or why this rank cannot continue them."""
     try:
-        Prompts(spec)
+        return Prompts(spec), None
     except ValueError as error:
-        return str(error)
-    return None
+        return None, str(error)
 
 
 @dataclass(frozen=True)

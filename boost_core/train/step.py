@@ -38,11 +38,12 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     if step <= optimizer.warmup_steps:
         return optimizer.learning_rate * step / optimizer.warmup_steps
     # How much is left of the way from the peak, 1, to the share at which the schedule ends, 0.
-    progress = (step - optimizer.warmup_steps) / (steps - optimizer.warmup_steps)
+    way = max(1, steps - optimizer.warmup_steps)  # a job file may say of earlier values that they were all warm-up
+    progress = (step - optimizer.warmup_steps) / way
     if optimizer.schedule == "constant":
         height = 1.0
     elif optimizer.schedule == "wsd":
-        decay = optimizer.decay_steps or -(-(steps - optimizer.warmup_steps) // 10)  # at the end
+        decay = optimizer.decay_steps or -(-way // 10)  # at the end
         height = min(1.0, (steps - step) / decay)
     elif optimizer.schedule == "linear":
         height = 1 - progress

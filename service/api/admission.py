@@ -12,7 +12,7 @@ from boost_core.checkpoint.folder import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
-from boost_core.config.job import door_problems
+from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
 from boost_core.plan.machine import Basis, Fitted, Machine
@@ -285,7 +285,7 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
     errors = refused_places(named_places(spec), context.settings.prefixes(), tenant)
     errors += [
         FieldError(field=".".join(each.field), message=each.message, value=each.value)
-        for each in door_problems(spec.training)
+        for each in (*door_problems(spec.training), *uneven_layouts(spec))
     ]
     if errors:
         raise InvalidJob(errors)

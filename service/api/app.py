@@ -1,10 +1,13 @@
 """Assembles the API: the app, its middleware from outside to inside, and its routers in the order of trial."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.middleware.cors import CORSMiddleware
@@ -20,7 +23,7 @@ from service.api.deps import Context
 from service.api.errors import GUARDED, HANDLERS, MEDIA_TYPE
 from service.api.examples import SPEC, examples_of_models
 from service.api.following import Feeds
-from service.api.limits import RateLimits, ShortReads, StoreAccess
+from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
 from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps
 from service.api.searches import Searches
@@ -100,6 +103,7 @@ def create_app(
         reads=ShortReads(store, 2 * settings.database_seconds),
         settings=settings,
         curves=CurveCache(store.engine),
+        curve_threads=defaultdict(partial(CapacityLimiter, CURVE_THREADS_PER_TENANT)),
         outlook=outlook,
         datasets=DatasetStore(store),
         sweeps=SweepStore(store),

@@ -1,10 +1,11 @@
 """Dependencies of routes: the service's parts, and the job that a path names."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from service.accounts.audit import AuditLog
@@ -41,6 +42,7 @@ class Context:
         reads: Short reads of it.
         settings: The operator's settings.
         curves: Downsampled curves of its jobs.
+        curve_threads: The threads in which they are read, by tenant.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         sweeps: Sweeps.
@@ -63,6 +65,7 @@ class Context:
     reads: ShortReads
     settings: Settings
     curves: CurveCache
+    curve_threads: Mapping[str, CapacityLimiter]
     outlook: Callable[[], Outlook]
     datasets: DatasetStore
     sweeps: SweepStore

@@ -30,11 +30,6 @@ def compared(
     rows = []
     for job in jobs:
         end, newest = job.finished_at or now, job.progress
-        gpus, since, gpu_seconds = 0, job.submitted_at, 0.0
-        for at, number in ranks.get(job.id, ()):
-            gpu_seconds += gpus * max(0.0, (at - since).total_seconds())
-            gpus, since = number * job.spec.resources.gpus_per_worker, at
-        gpu_seconds += gpus * max(0.0, (end - since).total_seconds())
         result = ComparedJob(
             id=job.id,
             name=job.name,
@@ -44,7 +39,7 @@ def compared(
             tokens_per_second=newest.tokens_per_second if newest else None,
             tokens=newest.tokens if newest else None,
             seconds=(end - job.started_at).total_seconds() if job.started_at else None,
-            gpu_hours=gpu_seconds / 3600,
+            gpu_hours=gpu_hours_of(job, ranks.get(job.id, ()), now),
             validation_sets=[each.name for each in job.spec.data.validation],
         )
         rows.append((result, job.spec))
@@ -56,6 +51,21 @@ def compared(
     return Comparison(
         jobs=[result for result, _ in rows], fields=[each for each in fields if each.field not in _SHOWN_ANYWAY]
     )
+
+
+def gpu_hours_of(job: JobRecord, ranks: Sequence[tuple[datetime, int]], now: datetime) -> float:
+    """GPU-hours of a job.
+
+    Args:
+        job: The job.
+        ranks: How many ranks have held resources since when, in order.
+        now: Until when a job that has not ended is counted.
+    """
+    gpus, since, gpu_seconds = 0, job.submitted_at, 0.0
+    for at, number in ranks:
+        gpu_seconds += gpus * max(0.0, (at - since).total_seconds())
+        gpus, since = number * job.spec.resources.gpus_per_worker, at
+    return (gpu_seconds + gpus * max(0.0, ((job.finished_at or now) - since).total_seconds())) / 3600
 
 
 def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 VALIDATION = "validation_loss"  # and after a slash, the name of one of its sets
 METRICS = f"^({'|'.join(MEANS)}|{VALIDATION}(/.+)?)$"
 MOST_BUCKETS = 4096  # of a curve in memory, with 40 bytes each
+_MOST_READ = 20_000  # events at once, which bounds the memory, and the time of a statement, whatever a job's length
 _TIME = "time"
 _DIGITS = 7  # that are significant in an answer
 _STEP, _LOW, _HIGH, _SUM, _COUNT = range(5)
@@ -144,45 +145,55 @@ class CurveCache:
             times = times[:, times[_COUNT] > 0]
             since = job.started_at.timestamp() if job.started_at else times[_LOW, 0]
             return np.interp(steps, times[_STEP], np.maximum.accumulate(times[_HIGH]) - since)
-        tokens = steps * (newest.tokens / newest.step)  # all of a job's steps have as many
+        # From the newest step back, because a job may go on from another's checkpoint, with other batches.
+        training, warmup = job.spec.training, job.spec.training.batch_size_warmup
+        edges = sorted({0, *(stage.until_step for stage in warmup), newest.step, int(steps[-1])})
+        samples = np.interp(steps, edges, [training.samples(edge) for edge in edges])
+        tokens = newest.tokens + (samples - training.samples(newest.step)) * training.sequence_length
         if axis is Axis.TOKENS:
             return tokens
         return tokens * (newest.model_flops_per_second / newest.tokens_per_second)
 
     def _read(self, job: JobRecord, metric: str) -> _Buckets:
-        import numpy as np
-
         key = job.id, metric
         with self._lock:
             buckets = self._kept.get(key) or _Buckets(-1, 0, 1, _empty(0))
-        if buckets.version != job.version:
-            where = EventRow.job_id == job.id, EventRow.id > buckets.newest
-            step, loss, of_set = EventRow.data["step"].as_integer(), EventRow.data["loss"].as_string(), None
-            query: Select[tuple[int, int, object]]
-            if metric.startswith(VALIDATION):
-                of_set = metric.removeprefix(VALIDATION).removeprefix("/")
-                value = EventRow.data["sets"] if of_set else loss
-                query = select(EventRow.id, step, value).where(*where, RESULTS, EventRow.kind == "evaluation")
-            else:
-                value = EventRow.time if metric == _TIME else EventRow.data[metric].as_string()
-                query = select(EventRow.id, step, value).where(*where, EventRow.kind == "progress")
-            with self.engine.connect() as connection:
-                rows = connection.execute(query.order_by(EventRow.id)).all()
+        while True:
+            if buckets.version != job.version:
+                buckets = self._with_more(buckets, job, metric)
+            with self._lock:  # each part at once: if the next one fails, another request goes on from here
+                self._kept.pop(key, None)  # so that it comes last
+                self._kept[key] = buckets
+                while len(self._kept) > self.most:
+                    del self._kept[next(iter(self._kept))]
+            if buckets.version == job.version:
+                return buckets
+
+    def _with_more(self, buckets: _Buckets, job: JobRecord, metric: str) -> _Buckets:
+        """Read the next events; once there are no more, it has the job's version."""
+        import numpy as np
+
+        where = EventRow.job_id == job.id, EventRow.id > buckets.newest
+        step, loss, of_set = EventRow.data["step"].as_integer(), EventRow.data["loss"].as_string(), None
+        query: Select[tuple[int, int, object]]
+        if metric.startswith(VALIDATION):
+            of_set = metric.removeprefix(VALIDATION).removeprefix("/")
+            value = EventRow.data["sets"] if of_set else loss
+            query = select(EventRow.id, step, value).where(*where, RESULTS, EventRow.kind == "evaluation")
+        else:
+            value = EventRow.time if metric == _TIME else EventRow.data[metric].as_string()
+            query = select(EventRow.id, step, value).where(*where, EventRow.kind == "progress")
+        with self.engine.connect() as connection:
+            rows = connection.execute(query.order_by(EventRow.id).limit(_MOST_READ)).all()
+        if len(rows) < _MOST_READ:
             buckets = replace(buckets, version=job.version)
-            if rows:
-                ids, steps, values = (list[Any](column) for column in zip(*rows, strict=True))
-                if of_set:
-                    values = [
-                        next((one["loss"] for one in sets or () if one["name"] == of_set), None) for sets in values
-                    ]
-                elif metric == _TIME:
-                    values = [time.timestamp() for time in values]
-                # They come as numbers or as text, and numpy reads both, "NaN" and "Infinity" included.
-                added = np.array(steps, np.float64), np.array(values, np.float64)
-                buckets = replace(buckets, newest=ids[-1]).with_points(*added)
-        with self._lock:
-            self._kept.pop(key, None)  # so that it comes last
-            self._kept[key] = buckets
-            while len(self._kept) > self.most:
-                del self._kept[next(iter(self._kept))]
-        return buckets
+        if not rows:
+            return buckets
+        ids, steps, values = (list[Any](column) for column in zip(*rows, strict=True))
+        if of_set:
+            values = [next((one["loss"] for one in sets or () if one["name"] == of_set), None) for sets in values]
+        elif metric == _TIME:
+            values = [time.timestamp() for time in values]
+        # They come as numbers or as text, and numpy reads both, "NaN" and "Infinity" included.
+        added = np.array(steps, np.float64), np.array(values, np.float64)
+        return replace(buckets, newest=ids[-1]).with_points(*added)

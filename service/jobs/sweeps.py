@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.jobs import queries
-from service.jobs.comparison import compared
+from service.jobs.comparison import gpu_hours_of
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobRecord, Owner, new_id
 from service.jobs.store import JobStore
@@ -152,12 +152,15 @@ class SweepStore:
         if event is None:
             return None
         if metric.startswith("validation."):
-            event = next(each for each in event["sets"] if each["name"] == metric.partition(".")[2])
+            event = next((each for each in event["sets"] if each["name"] == metric.partition(".")[2]), None)
+            if event is None:
+                return None
         value: float | str = event["loss" if metric.startswith("validation") else metric]
         return value
 
     def gpu_hours(self, jobs: Sequence[JobRecord]) -> float:
         """GPU-hours of some jobs so far."""
         with Session(self.jobs.engine) as session:
-            losses, ranks = queries.results_of(session, [job.id for job in jobs])
-        return sum(job.gpu_hours for job in compared(jobs, losses, ranks, datetime.now(UTC)).jobs)
+            _, ranks = queries.results_of(session, [job.id for job in jobs])
+        now = datetime.now(UTC)
+        return sum(gpu_hours_of(job, ranks.get(job.id, ()), now) for job in jobs)

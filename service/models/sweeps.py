@@ -30,6 +30,7 @@ FieldPath = Annotated[
 _OWN_FIELDS = frozenset({"name", "group", "tags"})  # those that the sweep writes into its jobs
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]  # ranges of them have a length, and floats hold them
 
 
 class Dimension(Config):
@@ -39,7 +40,7 @@ class Dimension(Config):
     log_uniform: tuple[Number, Number] | None = Field(
         None, description="The same, above 0; each order of magnitude is as likely."
     )
-    int_uniform: tuple[int, int] | None = Field(None, description="The lowest and the highest whole number.")
+    int_uniform: tuple[Whole, Whole] | None = Field(None, description="The lowest and the highest whole number.")
     choices: tuple[Any, ...] | None = Field(
         None, min_length=1, max_length=MOST_TRIALS, description="The values themselves, of whatever kind the field has."
     )
@@ -136,11 +137,17 @@ class SweepRequest(Config):
         description="What trials are judged by: loss, of the training batch; validation, the loss on the part of the "
         "data kept for validation; validation.NAME, that on a set of data.validation; or tokens_per_second.",
     )
-    minimize: bool = Field(True, description="Whether lower is better.")
+    minimize: bool = Field(True, description="Whether lower is better; with tokens_per_second, false by default.")
     stop_early: StopEarly | None = Field(None, description="How to stop bad trials early; default: not at all.")
     max_failures: int | None = Field(
         None, ge=0, le=MOST_TRIALS, description="Fail the sweep when more trials than this have failed; default: never."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _more_tokens_are_better(cls, fields: Any) -> Any:
+        fast = isinstance(fields, dict) and fields.get("metric") == "tokens_per_second"
+        return {"minimize": False} | fields if fast else fields
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "SweepRequest":
@@ -157,10 +164,8 @@ class SweepRequest(Config):
         if self.search != "grid" and not any(value for _, value in self.budget):
             message = f"search={self.search} has no end of its own; set budget.trials, budget.tokens or both"
             problems.append(FieldProblem(("budget",), None, message))
-        names = [each.name for each in self.job.data.validation]
-        if self.metric.startswith("validation.") and (name := self.metric.partition(".")[2]) not in names:
-            message = f"the job has no validation set {name!r}; it has: {', '.join(names) or 'none'}"
-            problems.append(FieldProblem(("metric",), self.metric, message))
+        if problem := self._metric_problem(self.job):
+            problems.append(problem)
         if not problems and (problem := self.rung_problem(self.job)):
             problems.append(problem)
         raise_problems("SweepRequest", problems)
@@ -175,6 +180,14 @@ class SweepRequest(Config):
         """The steps at which a trial's job is judged: its rungs, and its last step."""
         steps = spec.training.steps
         return [*(self.stop_early.rungs(steps) if self.stop_early else ()), steps]
+
+    def _metric_problem(self, spec: JobSpec) -> FieldProblem | None:
+        """Why a job reports no such metric; ``None`` if it does."""
+        names = [each.name for each in spec.data.validation]
+        if self.metric.startswith("validation.") and (name := self.metric.partition(".")[2]) not in names:
+            message = f"the job has no validation set {name!r}; it has: {', '.join(names) or 'none'}"
+            return FieldProblem(("metric",), self.metric, message)
+        return None
 
     def rung_problem(self, spec: JobSpec) -> FieldProblem | None:
         """Why a trial's job could not be judged at its rungs; ``None`` if it can be."""
@@ -226,7 +239,7 @@ class SweepRequest(Config):
             raise IllegalTrial(parameters, job_errors(error.errors())) from error
         except LookupError as error:
             raise IllegalTrial(parameters, [FieldError(field=str(error.args[0]), message=str(error.args[1]))]) from None
-        if problem := self.rung_problem(spec):
+        if problem := self._metric_problem(spec) or self.rung_problem(spec):
             raise IllegalTrial(parameters, [FieldError(field=".".join(problem.field), message=problem.message)])
         return spec
 

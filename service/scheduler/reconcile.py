@@ -305,8 +305,9 @@ class Reconciler:
                         self._change(job, Reason.WAITING_FOR_RESOURCES, message)
                     case Launch(layout=layout, message=message, limit=limit, near=near):
                         attempt = job.attempt + 1
-                        self._change(job, Reason.GANG_STARTING, message, attempt)
-                        self._start_gang(job, attempt, self._memory.start(job, attempt, layout, limit, near))
+                        # With what its user has changed since the pass began: from here on a gang makes such changes.
+                        present = self._change(job, Reason.GANG_STARTING, message, attempt)
+                        self._start_gang(present, attempt, self._memory.start(job, attempt, layout, limit, near))
                     case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                         logger.info("%s: %s", job.id, message)
                         self._memory.order(job.id, layout, cause, limit, near)

@@ -7,6 +7,7 @@ the other. Nothing is remembered between two changes, so a service that dies at 
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_CHANGES = 200  # in a pass, after which other sweeps have their turn
+_MOST_CHANGES, _MOST_SECONDS = 200, 10.0  # in a pass, after which other sweeps have their turn
+_PUT_OFF = 10  # times as long as a pass took that failed, its tenant's sweeps wait: stores that hang take long
 
 # Creates the job of a trial, given its sweep, number and parameters, as the API does; calls a function in the same
 # transaction. Raises ``IllegalTrial`` if there can be no such job.
@@ -78,7 +80,10 @@ class SweepDriver:
             LeaseLost: Another process schedules now.
             Exception: The record or a store cannot be reached; the next pass tries again.
         """
+        until = time.monotonic() + _MOST_SECONDS
         for _ in range(_MOST_CHANGES):
+            if time.monotonic() > until:
+                return  # the next pass goes on
             with self.record.jobs.engine.connect() as connection:
                 self.record.refuse_if_lost(connection)  # Optuna's tables know of no lease
             view = _View(sweep, self.studies.trials(sweep.id), self.record.jobs.of_sweep(sweep.id))
@@ -120,8 +125,13 @@ class SweepDriver:
                 return True
         # The jobs of ended trials stop gracefully: a pause saves a checkpoint, and then nothing is left to be ended.
         for number, job in view.jobs.items():
-            ended = view.trials[number].state.is_finished()
-            if ended and not job.finished and self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
+            if job.finished or not view.trials[number].state.is_finished():
+                continue
+            # That of a complete one is about to end by itself, with its last checkpoint; stopped, it could lose it.
+            complete = study.shown(request, view.trials[number], job.id).state is TrialState.COMPLETE
+            if complete and sweep.state is not SweepState.STOPPING:
+                continue
+            if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
                 return True
         if view.running and (sweep.state is SweepState.STOPPING or self._too_many_failed(view)):
             why = "by its user" if sweep.state is SweepState.STOPPING else "because too many trials have failed"
@@ -239,6 +249,7 @@ class SweepLoop:
         self._store, self._studies, self._lease = store, studies, lease
         self._submit, self._interval = submit, interval_seconds
         self._faults = RecurringFaults(logger)
+        self._put_off = dict[str, float]()  # until when, by tenant
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeps")
 
@@ -257,16 +268,24 @@ class SweepLoop:
                 if (lease := self._lease()) is not None:
                     record = SweepStore(self._store.under(lease), lease)
                     driver = SweepDriver(record, self._studies, self._submit)
+                    waits = False
                     for sweep in record.unfinished():
                         if self._stop.is_set():
                             return
+                        began = time.monotonic()
+                        if sweep.state is SweepState.RUNNING and began < self._put_off.get(sweep.tenant, 0.0):
+                            waits = True
+                            continue
                         try:
                             driver.drive(sweep)
                         except LeaseLost:
                             raise
                         except Exception as error:  # errors with one sweep do not hold up the others
                             self._faults.occurred(f"{sweep.id}: this pass failed", error)
-                    self._faults.settle()
+                            ended = time.monotonic()
+                            self._put_off[sweep.tenant] = ended + _PUT_OFF * (ended - began)
+                    if not waits:
+                        self._faults.settle()
             except LeaseLost as overtaken:
                 logger.warning("%s", overtaken)
             except Exception as error:

@@ -102,6 +102,17 @@ def test_a_change_is_found_in_a_checkpoint_if_it_was_lost_with_its_report(
     assert halted.losses | losses(again) == losses(ranks.run(1, train_and_record, calm)[0])
 
 
+def test_prompts_are_found_in_a_checkpoint_too(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = job(corpus, tmp_path / "prompts", ONE)
+    sample = {"every_steps": 1, "prompts": ["The"], "max_new_tokens": 2}
+    change = steer(spec, 1, {"training": {"sample": sample}})
+    run(ranks, spec, Told(halt=(0, 4), store=True, steers=((change, (1,)),)))
+    again, *_ = ranks.run(1, train_and_record, spec)
+    assert [each.step for each in again if isinstance(each, SampleReport)] == [
+        each.step for each in again if isinstance(each, StepReport)
+    ]
+
+
 def test_a_forming_gang_makes_the_changes_that_it_is_given_before_its_first_step(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +133,13 @@ def test_a_job_that_is_at_its_end_takes_more_steps_and_one_that_is_past_it_one(
     assert [(each.step, each.changes["training.steps"]["to"]) for each in made] == [(8, 20), (11, 12)]
     assert max(ended.losses) == 12
     assert CheckpointFolder(str(tmp_path / "longer")).steps()[-1] == 12
+
+
+def test_a_change_that_comes_with_the_last_step_adds_none(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = job(corpus, tmp_path / "last", TWO)
+    ended = run(ranks, spec, Told(steers=((steer(spec, 1, {"optimizer": {"learning_rate": 1e-3}}), (7, 7)),)))
+    assert (ended.outcomes, max(ended.losses)) == ({Outcome.FINISHED}, 8)
+    assert not [each for each in ended.reports if isinstance(each, SteeredReport)]
 
 
 def test_intervals_and_prompts_change_and_prompts_that_do_not_fit_end_nothing(

@@ -79,14 +79,21 @@ def test_a_plan_needs_no_service(tmp_path: Path) -> None:
     assert header.split()[:2] == ["LAYOUT", "RANKS"]
     assert alone.startswith("tp 1 × pp 1 × dp 1")
     assert together.startswith("tp 2 × pp 1 × dp 1")
-    # Four blocks, in each seven latents of 32 elements in four all-reduces, forward and backward; two statistics,
-    # and in the backward pass their gradients.
+    # Four blocks, in each seven latents of 32 elements and two statistics in four all-reduces, forward and backward.
     training = JobSpec.model_validate(job).training
     tokens = training.micro_batch_size * training.sequence_length
-    elements = 4 * (2 * 7 * 32 + 2 * 2)
+    elements = 4 * 2 * (7 * 32 + 2)
     assert planned.shapes[1].communication.elements_per_token == elements
-    sent = f"a tensor parallel rank sends {elements * tokens * 4 / 2**20:.4g} MiB in 32 all-reduces per micro-batch"
+    sent = f"a tensor parallel rank sends {elements * tokens * 4 / 2**20:.4g} MiB in 32 collectives per micro-batch"
     assert any(line.startswith("exchange") and line.endswith(sent) for line in rest)
+
+
+def test_a_search_that_finds_nothing_shows_no_table(tmp_path: Path) -> None:
+    gpu = {"gpus_per_worker": 1, "accelerator_type": "T4"}
+    large = GOOD | {"model": {"preset": "7b"}, "resources": gpu, "parallelism": {}}
+    shown = boost_at("http://127.0.0.1:1")("plan", job_file(tmp_path, large), "--gpus", "1")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[0] == "nothing fits"
 
 
 def test_clone() -> None:

@@ -1,16 +1,20 @@
 """Curves of several jobs, on both databases: downsampled with their spikes, over any axis, and read once."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
 from service.accounts.keys import KeyStore
+from service.api.limits import CURVE_THREADS_PER_TENANT
 from service.client import ApiError, Client
 from service.jobs.curves import MOST_BUCKETS, CurveCache
-from service.jobs.model import Owner
+from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
 from service.models.access import Scope
 from service.models.jobs import Axis, Curve
@@ -102,6 +106,29 @@ def test_a_curve_of_many_steps_keeps_within_its_buckets(store: JobStore) -> None
     assert (run.curve(few).x[-1], other.curve(few).x, len(few._kept)) == (steps, [1, 2], 1)
 
 
+def test_a_long_course_is_read_in_parts_of_which_none_is_read_again(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, cache = Run(store), CurveCache(store.engine)
+    run.steps(1, 25, s3=7.0, s21=9.0)
+    whole = run.curve(CurveCache(store.engine))
+    monkeypatch.setattr("service.jobs.curves._MOST_READ", 10)
+    read, more = list[int](), CurveCache._with_more
+
+    def interrupted(self: CurveCache, buckets: Any, *job: Any) -> Any:
+        read.append(buckets.newest)
+        if len(read) == 2:
+            raise TimeoutError
+        return more(self, buckets, *job)
+
+    monkeypatch.setattr(CurveCache, "_with_more", interrupted)
+    with pytest.raises(TimeoutError):
+        run.curve(cache)
+    assert run.curve(cache) == whole
+    assert len(read) == 4
+    assert read[0] < read[1] == read[2] < read[3]
+
+
 def test_steps_that_are_done_again_count_both_times(store: JobStore) -> None:
     run = Run(store)
     run.steps(1, 10, s8=5.0)
@@ -111,6 +138,19 @@ def test_steps_that_are_done_again_count_both_times(store: JobStore) -> None:
     assert (curve.x, curve.max[7], curve.mean[7]) == ([*range(1, 11)], 5.0, 3.0)
     seconds = run.curve(cache, axis=Axis.SECONDS).x
     assert seconds == pytest.approx([2, 4, 6, 8, 10, 22, 24, 26, 26, 26], abs=0.01)
+
+
+def test_jobs_are_compared_by_tags_that_only_old_ones_have(
+    api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.jobs.queries.MOST_SEARCHED", 3)
+    old = [store.create(a_spec(tags=["paper"]), "/c").id for _ in range(2)]
+    newer = [store.create(a_spec(), "/c").id for _ in range(8)]
+    with Client(api.url) as client:
+        assert [job.id for job in client.compare(tags=["paper"]).jobs] == old[::-1]
+        assert [curve.id for curve in client.compare_curves(tags=["paper"]).curves] == old[::-1]
+        monkeypatch.setattr("service.api.routes.jobs.MOST_COMPARED", 5)
+        assert [job.id for job in client.compare(search="tiny").jobs] == newer[:2:-1]
 
 
 def test_curves_are_over_tokens_flops_and_time(api: RunningApi, store: JobStore) -> None:
@@ -136,6 +176,18 @@ def test_curves_are_over_tokens_flops_and_time(api: RunningApi, store: JobStore)
         assert client.compare([run.id]).jobs[0].validation_sets == ["books"]
 
 
+def test_tokens_follow_smaller_batches_at_the_start_and_what_came_before(store: JobStore) -> None:
+    stages = [{"until_step": 4, "global_batch_size": 4}]
+    batches = {"global_batch_size": 16, "micro_batch_size": 4, "batch_size_warmup": stages}
+    run = Run(store, training={"steps": 10, "sequence_length": 64, **batches})
+    before = 5000  # of the checkpoint that it continues from
+    tokens = [before + 64 * (4 * min(step, 4) + 16 * max(0, step - 4)) for step in range(1, 9)]
+    run.report(*(a_step(step, tokens=each) for step, each in enumerate(tokens, 1)))
+    cache = CurveCache(store.engine)
+    assert run.curve(cache, axis=Axis.TOKENS).x == tokens
+    assert run.curve(cache, axis=Axis.FLOPS).x == [each * 1e9 / 2048 for each in tokens]
+
+
 def test_too_much_is_refused(api: RunningApi, store: JobStore) -> None:
     ids = [store.create(a_spec(name=f"{number}"), "/c").id for number in range(51)]
     with Client(api.url) as client:
@@ -145,6 +197,34 @@ def test_too_much_is_refused(api: RunningApi, store: JobStore) -> None:
         assert refused.value.status == 422
         for wrong in ({"points": 2001}, {"metric": "data"}, {"axis": "luck"}, {"job": ["x"] * 201}):
             assert httpx.get(f"{api.url}/v1/jobs/compare/curves", params=wrong).status_code == 422, wrong
+
+
+def test_curves_that_take_long_hold_up_nothing_else(
+    api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, go_on, reading = store.create(a_spec(), "/c").id, Event(), list[str]()
+    curve = CurveCache.curve
+
+    def slow(self: CurveCache, job: JobRecord, *which: Any, **how: Any) -> Curve:
+        reading.append(job.id)
+        assert go_on.wait(30)
+        return curve(self, job, *which, **how)
+
+    monkeypatch.setattr(CurveCache, "curve", slow)
+    with ThreadPoolExecutor(60) as pool:
+        answers = [
+            pool.submit(httpx.get, f"{api.url}/v1/jobs/compare/curves?job={job_id}", timeout=60) for _ in range(60)
+        ]
+        try:
+            while not reading:
+                time.sleep(0.01)
+            time.sleep(0.5)  # for all of them to come
+            cancelled = httpx.post(f"{api.url}/v1/jobs/{job_id}/cancel", timeout=10)
+            begun = len(reading)
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert (cancelled.status_code, begun) == (202, CURVE_THREADS_PER_TENANT)
 
 
 def test_other_tenants_curves_are_not_found(guarded: RunningApi, store: JobStore) -> None:

@@ -73,6 +73,17 @@ def test_before_its_first_gang_a_job_is_changed_at_once(api: RunningApi, store: 
         assert (back.spec.optimizer.schedule, back.spec.optimizer.decay_steps) == ("cosine", None)
 
 
+def test_a_clone_takes_what_was_asked_of_the_job_and_steps_instead_of_tokens(api: RunningApi, store: JobStore) -> None:
+    job = training(store, training={"tokens": "10K", "sequence_length": 64})
+    store.patch(job.id, JobPatch.model_validate({"optimizer": {"learning_rate": 1e-4}}))
+    with Client(api.url) as client:
+        clone = client.clone(job.id, {"training": {"steps": 20}})
+        assert (clone.spec.training.steps, clone.spec.training.tokens) == (20, None)
+        assert (clone.spec.optimizer.learning_rate, clone.spec.steered) == (1e-4, ())
+        again = client.clone(clone.id, {"training": {"tokens": "10K"}})
+        assert (again.spec.training.steps, again.spec.training.tokens) == (10, 10_000)
+
+
 def test_a_job_that_was_to_train_on_tokens_is_given_steps(store: JobStore) -> None:
     job = training(store, training={"tokens": "10K", "sequence_length": 64})
     assert job.spec.training.steps == 10
@@ -80,6 +91,21 @@ def test_a_job_that_was_to_train_on_tokens_is_given_steps(store: JobStore) -> No
     made = makes(store, job.id, longer.steers[0], 4)
     assert (made.spec.training.steps, made.spec.training.tokens) == (11, None)
     assert JobSpec.model_validate(made.spec.model_dump(mode="json")).at_step(4).training.steps == 10
+
+
+def test_a_job_that_takes_a_change_late_or_in_part_can_be_read_again(store: JobStore) -> None:
+    sample = {"every_steps": 1, "prompts": ["a"]}
+    late = training(store, 990, training={"steps": 2000, "sequence_length": 64})
+    late = store.patch(late.id, JobPatch.model_validate({"training": {"steps": 1000, "sample": sample}}))
+    made = makes(store, late.id, late.steers[0], 1005)
+    assert (made.spec.training.steps, made.spec.training.sample.every_steps) == (1006, 2)
+    part = training(store, 990, training={"steps": 1000, "sequence_length": 64, "sample": sample})
+    more = {"training": {"steps": 5000, "sample": {"every_steps": 10, "prompts": ["of too many tokens"]}}}
+    steer = store.patch(part.id, JobPatch.model_validate(more)).steers[0]
+    kept = steer.steering.training.model_copy(update={"sample": part.spec.training.sample})  # as its ranks do then
+    steer = steer.model_copy(update={"steering": steer.steering.model_copy(update={"training": kept})})
+    assert makes(store, part.id, steer, 995).spec.training.sample.every_steps == 5
+    assert len(store.active()) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import math
 import random
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
+from service.api.errors import InvalidJob, StoreUnavailable
+from service.api.limits import THREADS_PER_TENANT
 from service.api.routes.sweeps import trial_submitter
 from service.client import ApiError, Client
 from service.jobs import study
@@ -178,6 +181,11 @@ def _without_fsync() -> Iterator[None]:
         ({"space": {"a.b": {"uniform": [1, 1]}}}, "space.a.b", "1 is not below 1"),
         ({"space": {"a.b": {"log_uniform": [0, 1]}}}, "space.a.b", "numbers above 0"),
         ({"space": {"a.b": {"int_uniform": [1, 2.5]}}}, "space.a.b.int_uniform[1]", "whole number"),
+        (
+            {"search": "grid", "space": {"training.seed": {"int_uniform": [0, 10**20]}}},
+            "space.training.seed.int_uniform[1]",
+            "9007199254740992",
+        ),
         ({"space": {"a.b": {"choices": [1, 2, 1]}}}, "space.a.b", "twice"),
         ({"search": "grid"}, "space.optimizer.learning_rate", "a grid needs values that can be listed"),
         ({"search": "grid", "space": {"training.steps": {"int_uniform": [1, 2000]}}}, "space", "2000 combinations"),
@@ -202,6 +210,16 @@ def test_what_makes_no_sweep_is_refused_by_its_field(changes: dict[str, Any], wh
     assert where in errors and what in errors[where], errors
 
 
+def test_more_tokens_per_second_are_better_unless_the_file_says_otherwise() -> None:
+    for changes, minimize in (
+        ({}, True), ({"metric": "tokens_per_second"}, False),
+        ({"metric": "tokens_per_second", "minimize": True}, True), ({"minimize": False}, False),
+    ):  # fmt: skip
+        sweep = SweepRequest.model_validate(request(**changes))
+        assert sweep.minimize is minimize
+        assert SweepRequest.model_validate(sweep.model_dump(mode="json")) == sweep
+
+
 def test_any_field_of_the_job_is_varied_by_its_path() -> None:
     mixture = [{"kind": "text", "paths": ["a.txt"], "weight": 1}, {"kind": "text", "paths": ["b.txt"], "weight": 1}]
     sweep = SweepRequest.model_validate(request(job=JOB | {"data": {"mixture": mixture}, "tags": ["mine", "trial-9"]}))
@@ -222,6 +240,15 @@ def test_any_field_of_the_job_is_varied_by_its_path() -> None:
     ):
         with pytest.raises(IllegalTrial, match=what):
             sweep.trial(0, parameters)
+
+
+def test_a_trial_without_the_validation_set_of_the_metric_is_refused() -> None:
+    job = JOB | {"data": {"validation": [{"name": "web", "kind": "text", "paths": ["a.txt"]}]}}
+    space = {"data.validation[0].name": {"choices": ["web", "news"]}}
+    sweep = SweepRequest.model_validate(request(job=job, space=space, metric="validation.web"))
+    assert sweep.trial(0, {"data.validation[0].name": "web"})
+    with pytest.raises(IllegalTrial, match="metric: the job has no validation set 'web'; it has: news"):
+        sweep.trial(0, {"data.validation[0].name": "news"})
 
 
 def test_a_grid_is_every_combination_once(lab: Lab) -> None:
@@ -284,6 +311,26 @@ def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
         assert lab.paused_at[job.id] <= max(trial.rungs) + 3, "a pause saves, and comes within a pass"
 
 
+def test_a_complete_trial_ends_by_itself_even_if_it_loses_its_gang_before_its_last_checkpoint(lab: Lab) -> None:
+    lab.create(parallel=1, budget={"trials": 1})
+    lab.drive()
+    lab.train()
+    job = lab.store.get(lab.trials()[0].job_id)
+    first = lab.store.last_sequences([job.id])[job.id] + 1
+    reports = [a_step(step, loss=2.0) for step in range(1, 10)]
+    lab.store.append_reports(job.id, job.attempt, numbered(*reports, first=first))
+    lab.drive()
+    assert lab.trials()[0].state is TrialState.COMPLETE
+    lab.store.change(job.id, Reason.GANG_LOST, "its node is gone")
+    lab.drive()
+    job = lab.store.get(job.id)
+    assert (job.state, job.pause_requested) == (JobState.QUEUED, False)
+    start(lab.store, job.id)
+    finish(lab.store, job.id)
+    assert lab.run().state is SweepState.FINISHED
+    assert lab.store.get(job.id).state is JobState.SUCCEEDED
+
+
 def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
     lab.fails = {0: (0, "out of memory"), 3: (5, "the loss is not finite")}
     lab.loss = lambda job, step: math.nan if job.name == "rates-1" and step == 3 else loss_of(job, step)
@@ -325,6 +372,18 @@ def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
     assert failed.parameters == {"training.micro_batch_size": 3, "training.global_batch_size": 4}
     assert "training.micro_batch_size=3, training.global_batch_size=4: " in failed.reason and failed.job_id is None
     assert sweep.state is SweepState.FINISHED and len(lab.store.of_sweep(sweep.id)) == 3
+
+
+def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = list[int]()
+    monkeypatch.setattr(study, "importance", lambda _, trials: counted.append(len(trials)))
+    sweep = lab.create(parallel=1, budget={"trials": 2})
+    while lab.sweeps.unfinished():
+        lab.drive()
+        lab.train()
+        for _ in range(2):
+            lab.studies.importance(sweep.id, sweep.spec)
+    assert len(counted) == 3, "with none, with one, and with both"
 
 
 def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
@@ -523,6 +582,12 @@ def test_a_sweep_from_its_file_to_its_best_trial(
     assert "checkpoint.continue_from" in refused, "there are no files of this job"
 
 
+def test_choices_are_stored_with_each_trial_and_so_are_limited(client: Client) -> None:
+    with pytest.raises(ApiError, match=r"the choices of all fields take 60\d+ bytes, but 32768 is the limit"):
+        client.create_sweep(request(space={"notes": {"choices": [f"{number}" + 1000 * "x" for number in range(60)]}}))
+    assert client.create_sweep(request(space={"training.seed": {"choices": list(range(100))}})).name == "rates"
+
+
 def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore, database_url: str) -> None:
     page = visitor.open("/")
     page.get_by_role("link", name="Sweeps").click()
@@ -563,6 +628,22 @@ def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(c
     assert client.sweeps().sweeps == []
 
 
+def test_the_check_of_a_sweep_looks_at_stores_for_so_long_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[str]()
+
+    async def slow(spec: Any, *_: object) -> None:
+        looked.append(spec.name)
+        time.sleep(0.05)
+
+    monkeypatch.setattr("service.api.routes.sweeps.admitted", slow)
+    monkeypatch.setattr("service.api.routes.sweeps._CHECK_SECONDS", 0.01)
+    space = {"model.rank": {"choices": [8, 16, 32]}}
+    assert client.create_sweep(request(search="grid", space=space)).state is SweepState.RUNNING
+    assert len(looked) == 1
+    with pytest.raises(ApiError, match=r"with model\.rank=4000"):
+        client.create_sweep(request(name="more", search="grid", space={"model.rank": {"choices": [8, 16, 4000]}}))
+
+
 def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: With, store: JobStore) -> None:
     body = request(job=GOOD_FOR_ALL | {"training": JOB["training"]})
     ours, others = client_with(Scope.SUBMIT, tenant="lab", name="alice"), client_with(Scope.SUBMIT, tenant="other")
@@ -594,6 +675,57 @@ def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
     with pytest.raises(LeaseLost):
         lab.drive()
     assert lab.trials() == [] == lab.store.list()
+
+
+def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
+    api: RunningApi, store: JobStore, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responds, submitted = threading.Event(), list[str]()
+
+    async def hangs(spec: Any, context: Any, tenant: str, _then: Any) -> None:
+        if tenant == "other":
+            submitted.append(tenant)
+            raise InvalidJob([])
+        await context.stores.run(tenant, "a store", responds.wait)
+
+    monkeypatch.setattr("service.api.routes.sweeps.admitted", hangs)
+    context = api.app.state.context
+    context = replace(context, settings=context.settings.model_copy(update={"store_seconds": 0.02}))
+    for tenant in ("default", "other"):
+        context.sweeps.create(SweepRequest.model_validate(request()), Owner(tenant, "tester"))
+    before = {thread for thread in threading.enumerate() if thread.name == "store"}
+    submit, sweep = trial_submitter(context), context.sweeps.get("rates", "default")
+
+    def submit_often() -> None:
+        for _ in range(THREADS_PER_TENANT + 4):
+            with pytest.raises(StoreUnavailable):
+                submit(sweep, 0, {}, lambda _: None)
+
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(submit_often).result()
+        hung = {thread for thread in threading.enumerate() if thread.name == "store"} - before
+        assert len(hung) == THREADS_PER_TENANT
+        lease = Leases(store.engine, "test").take("scheduler", 60)
+        passes = list[str]()
+        drive = SweepDriver.drive
+
+        def counted(driver: SweepDriver, sweep: Sweep) -> None:
+            passes.append(sweep.tenant)
+            drive(driver, sweep)
+
+        monkeypatch.setattr(SweepDriver, "drive", counted)
+        monkeypatch.setattr("service.scheduler.sweeps._PUT_OFF", 10_000)
+        loop = SweepLoop(store, context.studies, lambda: lease, submit, 0.01)
+        loop.start()
+        deadline = time.monotonic() + 30
+        while context.sweeps.get("rates", "other").finished_at is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        loop.stop()
+        assert passes.count("default") == 1 and len(submitted) == 6
+    finally:
+        responds.set()
 
 
 def test_a_trial_never_has_two_jobs(lab: Lab) -> None:

@@ -277,6 +277,16 @@ def test_curves_of_jobs_that_train_grow(visitor: Visit, runs: list[str], job: Sa
     assert (float(rows[-1]["step"]), float(rows[-1]["loss_mean"])) == (DONE + 1, 8.5)
 
 
+def test_the_curve_of_a_job_that_is_retried_goes_on(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+    job.train()
+    store.change(job.id, Reason.TRAINING_FAILED, "broke")
+    page = visitor.open(f"/compare#job={job.id}")
+    curves(page, 1)
+    page.wait_for_load_state("networkidle")
+    with page.expect_response(lambda answer: "/curves" in answer.url):
+        store.retry(job.id)
+
+
 @pytest.mark.full
 def test_200_jobs_of_10000_steps_stay_smooth(browser: Browser) -> None:
     with serving(200, 10_000) as api, visit(browser, api.url, viewport={"width": 1440, "height": 900}) as visiting:

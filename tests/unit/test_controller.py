@@ -16,6 +16,7 @@ from service.gang.control.controller import (
     FAILED_STOP_SECONDS,
     MOST_FAILED_STARTS,
     SAVE_AGAIN_SECONDS,
+    SECONDS_TO_SEND_AGAIN,
     SILENT_SECONDS,
     GangController,
 )
@@ -492,6 +493,21 @@ def test_changes_of_values_reach_all_ranks_once_and_the_gangs_after() -> None:
     gang.tell(orders(2))
     gang.wait(1)
     assert len(gang.of(port.SendCommand)) == 4
+
+
+def test_a_change_of_values_that_a_rank_may_not_have_got_is_sent_again() -> None:
+    gang = FakeGang(job(), orders(2), "ab")
+    gang.wait(START_SECONDS + 1)
+    gang.train(3)
+    now, wanted = datetime(2026, 1, 31, tzinfo=UTC), job(optimizer={"learning_rate": 0.5}).steering
+    steer = Steer(number=1, by="alice", requested_at=now, steering=wanted)
+    gang.tell(replace(orders(2), steers=(steer,)))
+    gang.wait(1)
+    gang.train(round(SECONDS_TO_SEND_AGAIN))
+    assert gang.of(port.SendCommand) == 2 * [port.SendCommand(worker, steer) for worker in gang.training.workers]
+    gang.say(steer.made(job(), gang.step)[1])
+    gang.train(round(2 * SECONDS_TO_SEND_AGAIN))
+    assert len(gang.of(port.SendCommand)) == 8
 
 
 def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:

@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,27 @@ def test_a_steered_job_has_the_values_of_each_step() -> None:
     backwards["steered"].reverse()
     with pytest.raises(ValidationError, match="until_step=20 comes after until_step=50"):
         JobSpec.model_validate(backwards)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("training", "steps", 0),
+        ("training", "evaluate_every_steps", 0),
+        ("optimizer", "learning_rate", math.nan),
+        ("optimizer", "learning_rate", -1.0),
+        ("optimizer", "decay_steps", 0),
+        ("optimizer", "warmup_steps", -1),
+        ("checkpoint", "every_steps", 0),
+    ],
+)
+def test_what_a_job_file_says_of_earlier_values_is_checked(section: str, field: str, value: float) -> None:
+    spec = JobSpec.model_validate(changed(training={"steps": 100}))
+    content = spec.steered_after(20, spec.steering, "alice", None).model_dump(mode="json")
+    content["steered"][0][section][field] = value
+    with pytest.raises(ValidationError) as refused:
+        JobSpec.model_validate(content)
+    assert refused.value.errors()[0]["loc"] == ("steered", 0, section, field)
 
 
 def test_a_batch_that_never_grows_is_refused_at_the_door_and_read_of_earlier_jobs(tmp_path: Path) -> None:

@@ -188,6 +188,16 @@ def test_the_host_keeps_nothing_where_that_is_not_legal_or_its_memory_unknown(
     assert "offload" in legal_modes(job("cola", 24, 4, 1), machine(own, 1e12))
 
 
+def test_halves_of_one_sequence_recompute_nothing_whatever_the_memory_is() -> None:
+    own = job("cola", 24, 4, 1).with_parallelism(split_micro_batch=True, recompute="auto")
+    assert legal_modes(own, machine(own, 1e15)) == ["none"]
+    least, _ = bounds(("cola", 24, 4, 1))
+    found = RecomputeMixes(own, Layout.of(own.parallelism), machine(own, 1e15)).least_costly(least)
+    assert JobSpec.model_validate(found.model_dump(mode="json")).parallelism.recompute == "none"
+    two = own.model_copy(update={"training": own.training.model_copy(update={"micro_batch_size": 2})})
+    assert "latent" in legal_modes(two, machine(two))
+
+
 def test_the_first_stage_computes_more_again_as_it_has_more_in_hand() -> None:
     found, _ = mixed(("cola", 24, 4, 4), 0.4)
     stages = found.parallelism.recompute

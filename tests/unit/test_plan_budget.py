@@ -4,11 +4,13 @@ import random
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.parallelism import Layout
+from boost_core.plan import report
 from boost_core.plan.machine import machine_of
 from boost_core.plan.report import (
     GPU_MTBF_HOURS,
@@ -154,6 +156,20 @@ def test_a_lost_node_leaves_the_largest_legal_number_of_replicas() -> None:
     assert left.world_size == 16
     assert left.share == pytest.approx(step_seconds(spec, Layout(4, 1, 8)) / step_seconds(spec, Layout(4, 1, 4)))
     assert goodput_of(run_of(job())).without_a_node is None  # all ranks are on one
+
+
+def test_only_numbers_of_replicas_that_divide_the_batch_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = job(parallelism={"data_parallel_size": 4093}, training={"global_batch_size": 4 * 4093})
+    tried, problems = list[int](), report.layout_problems
+
+    def watched(model: Any, parallelism: Any, *others: Any) -> Any:
+        tried.append(parallelism.data_parallel_size)
+        return problems(model, parallelism, *others)
+
+    monkeypatch.setattr(report, "layout_problems", watched)
+    left = goodput_of(run_of(spec)).without_a_node
+    assert left is not None
+    assert tried == [left.world_size // 4]
 
 
 def test_recipes_have_the_published_hyperparameters() -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
 from boost_core.plan.work import block_matrix_parameters, block_work, exact_step_flops, model_flops_per_token
+from boost_core.train.loop import Comparison
+from boost_core.train.profiling import PeakMemory
 
 
 def job(preset: str = "7b", **sections: Any) -> JobSpec:
@@ -57,8 +60,20 @@ def test_exact_steps_of_loro_are_spread_over_the_others_and_noted_if_they_take_l
     device = device_named(gpu)
     seconds = often.shapes[0].step_seconds - seldom.shapes[0].step_seconds
     assert device is not None and seconds == pytest.approx(flops / (device.tflops["fp64"] * 1e12) / every, rel=1e-4)
-    assert any("exact step of LORO" in note for note in often.notes) == noted
+    notes = [note for note in often.notes if "exact step of LORO" in note]
+    assert bool(notes) == noted
+    assert all("takes at least 170 s in fp64" in note for note in notes)
     assert not any("exact step of LORO" in note for note in seldom.notes)
+
+
+def test_a_trainers_median_is_compared_with_a_lazy_step_of_loro() -> None:
+    def predicted(every: int) -> float:
+        state: Any = SimpleNamespace(spec=loro("A10", every), step=10)
+        return Comparison(state, PeakMemory(torch.device("cpu")))._report().predicted_step_seconds
+
+    assert predicted(50) == pytest.approx(predicted(10**9))
+    assert predicted(50) < 0.95 * step_seconds(loro("A10", 50), Layout(4, 1, 1))
+    assert predicted(1) > 2 * predicted(50)
 
 
 def test_the_products_of_an_exact_step_are_counted() -> None:

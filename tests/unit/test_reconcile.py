@@ -32,6 +32,7 @@ from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.cluster import StoredProfile
 from service.scheduler.cluster_snapshot import ResizePolicy
+from service.scheduler.decisions import decide
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
 from tests.service.records import PROFILE, a_step
@@ -818,6 +819,22 @@ def test_errands_are_handed_on_once(service: Service) -> None:
     service.tick()
     service.tick()
     assert service.gangs.commands == [(job.id, 1, drill), (job.id, 1, profile)]
+
+
+def test_a_first_gang_has_the_values_that_were_changed_while_it_was_placed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = service.submit()
+
+    def meanwhile(*given):
+        actions = decide(*given)
+        service.store.patch(job_id, JobPatch.model_validate({"optimizer": {"learning_rate": 0.5}}))
+        return actions
+
+    monkeypatch.setattr("service.scheduler.reconcile.decide", meanwhile)
+    service.tick()
+    assert service.store.get(job_id).spec.optimizer.learning_rate == 0.5
+    assert service.gangs.specs[0].optimizer.learning_rate == 0.5
 
 
 def test_changes_of_values_are_repeated_until_the_gang_has_made_them(service: Service) -> None:

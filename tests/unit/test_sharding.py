@@ -1,8 +1,10 @@
 """The configuration and the architecture agree on what a strategy can split, and on what outputs are made of."""
 
+import json
 from collections.abc import Iterator
 from itertools import product
 from math import gcd
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +21,8 @@ from boost_core.architecture import (
     model_weights,
     reads_input,
 )
-from boost_core.config import JobSpec, ModelConfig, ParallelismConfig, TrainingConfig
+from boost_core.config import JobSpec, Layout, ModelConfig, ParallelismConfig, TrainingConfig, load_job
+from boost_core.config.job import layout_problems
 from boost_core.config.parallelism import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
 from boost_core.plan.work import Activations
@@ -54,15 +57,22 @@ def test_what_the_configuration_allows_is_what_divides_every_weight_and_the_head
     assert seen == {True, False}
 
 
-def test_dense_ranks_have_equal_parts_of_a_sequences_tokens() -> None:
-    def job(length: int) -> JobSpec:
+def test_dense_ranks_have_equal_parts_of_a_sequences_tokens(tmp_path: Path) -> None:
+    def written(length: int) -> str:
         model, training = SHAPE | {"family": "dense"}, {"sequence_length": length, "steps": 1}
         spec = {"name": "odd", "model": model, "parallelism": {"tensor_parallel_size": 2}, "training": training}
-        return JobSpec.model_validate(spec)
+        return json.dumps(spec)
 
-    job(64)
+    file = tmp_path / "job.json"
+    file.write_text(written(64))
+    load_job(file)
+    file.write_text(written(63))
     with pytest.raises(ValueError, match="2 does not divide the 63 tokens of a sequence on a rank"):
-        job(63)
+        load_job(file)
+    # Records of jobs that were accepted before are read all the same, and no plan proposes such a layout.
+    spec = JobSpec.model_validate_json(written(63))
+    assert spec.layouts() == (Layout(2, 1, 1),)
+    assert layout_problems(spec.model, spec.parallelism, spec.training, spec.optimizer, 0)
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)

@@ -11,6 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
@@ -132,6 +133,9 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     )
 
 
+_MOST_PAGES = 10  # of a search, with 10,000 jobs each
+
+
 class ComparedQuery(BaseModel):
     """Which jobs to compare."""
 
@@ -159,7 +163,14 @@ class ComparedQuery(BaseModel):
         if self.group or self.tag or self.search:
             tenant = self.tenant if who.may(Scope.ADMIN) else who.tenant
             wanted = JobFilter(tenant=tenant, group=self.group, tags=self.tag, text=self.search or None)
-            jobs |= {job.id: job for job in store.list(wanted, MOST_COMPARED)}
+            found: list[JobRecord] = []
+            cursor: str | None = None
+            for _ in range(_MOST_PAGES):
+                page, cursor = store.page(wanted, MOST_COMPARED - len(found), cursor)
+                found += page
+                if cursor is None or len(found) == MOST_COMPARED:
+                    break
+            jobs |= {job.id: job for job in found}
         return [*jobs.values()]
 
 
@@ -213,8 +224,11 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
             raise WrongState(job, "it has no checkpoint to start from yet; clone it from scratch")
         origin, other = ("weights_from", "continue_from") if body.from_weights else ("continue_from", "weights_from")
         changes = merged(changes, {"checkpoint": {origin: job.checkpoint_url, other: None}})
+    written, training = job.requested_spec.with_layouts(None).as_written(), changes.get("training")
+    if isinstance(training, dict) and len(given := training.keys() & {"steps", "tokens"}) == 1:
+        written["training"].pop("tokens" if "steps" in given else "steps", None)  # one stands for the other
     try:
-        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).as_written(), changes))
+        spec = JobSpec.model_validate(merged(written, changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
     return await _create(spec, who, http, request, original=job)
@@ -387,18 +401,22 @@ class CurvesQuery(ComparedQuery):
 
 
 @comparison_router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND)
-def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
+async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
     """Show a curve of each of several jobs, downsampled to a number of points with the lowest and highest value."""
-    jobs = query.jobs(who, context.store)
-    points = query.points or min(500, _MOST_POINTS // max(1, len(jobs)))
-    if points * len(jobs) > _MOST_POINTS:
-        problem = f"for {len(jobs)} jobs is more than {_MOST_POINTS} points; ask for fewer points, or fewer jobs"
-        fault = {"type": "value_error", "loc": ("query", "points"), "msg": problem, "input": query.points}
-        raise RequestValidationError([fault])
-    curve = partial(context.curves.curve, points=points, low=query.low, high=query.high)
-    curves = [curve(job, query.metric, query.axis) for job in jobs]
-    answer = Curves(metric=query.metric, axis=query.axis, curves=curves)
-    return Response(answer.model_dump_json(), media_type=_JSON)
+
+    def read() -> str:
+        jobs = query.jobs(who, context.store)
+        points = query.points or min(500, _MOST_POINTS // max(1, len(jobs)))
+        if points * len(jobs) > _MOST_POINTS:
+            problem = f"for {len(jobs)} jobs is more than {_MOST_POINTS} points; ask for fewer points, or fewer jobs"
+            fault = {"type": "value_error", "loc": ("query", "points"), "msg": problem, "input": query.points}
+            raise RequestValidationError([fault])
+        curve = partial(context.curves.curve, points=points, low=query.low, high=query.high)
+        curves = [curve(job, query.metric, query.axis) for job in jobs]
+        return Curves(metric=query.metric, axis=query.axis, curves=curves).model_dump_json()
+
+    # For the first time this takes up to a minute, for which other requests do not wait.
+    return Response(await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant]), media_type=_JSON)
 
 
 @comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)

@@ -1,6 +1,7 @@
 """Sweeps: trials of a job with other values of some fields, chosen, judged and pruned by the service."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -27,16 +28,26 @@ router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=StrictRoute
 
 SweepPath = Annotated[ResourceName, Path(description="The sweep.")]
 
+_MOST_SPACE_BYTES = 2**15  # Optuna stores it with each trial, and each service holds that in memory
 _MOST_REPORTED = 10  # combinations that make no job
+_CHECK_SECONDS = 20.0  # for looking at stores and searching layouts; clients wait for a minute
 
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=BODY_REFUSED | CONFLICT)
 async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDep) -> Sweep:
     """Begin a sweep; beginning the same again returns it. Its trials become jobs in the group of its name."""
-    errors = list[FieldError]()
+    if (size := len(request.model_dump_json(include={"space"}).encode())) > _MOST_SPACE_BYTES:
+        message = f"the choices of all fields take {size} bytes, but {_MOST_SPACE_BYTES} is the limit; leave some out"
+        raise InvalidJob([FieldError(field="space", message=message)])
+    now = asyncio.get_running_loop().time
+    errors, until = list[FieldError](), now() + _CHECK_SECONDS
     for parameters in request.combinations():
         try:
-            await admitted(request.trial(0, parameters), context, who.tenant, lambda _: True)
+            spec = request.trial(0, parameters)
+            if now() < until:
+                await admitted(spec, context, who.tenant, lambda _: True)
+            else:  # stores and searches have taken long; the rest is checked when its trials are submitted
+                await asyncio.sleep(0)
         except IllegalTrial as error:
             errors.append(FieldError(field="space", message=str(error)))
         except InvalidJob as error:
@@ -60,7 +71,7 @@ def list_sweeps(
 def show_sweep(name: SweepPath, who: Reader, context: ContextDep) -> SweepDetail:
     """Show one sweep, with its best trial and how much each field matters."""
     sweep = context.sweeps.get(name, who.tenant)
-    return SweepDetail(**dict(sweep), importance=study.importance(sweep.spec, context.studies.trials(sweep.id)))
+    return SweepDetail(**dict(sweep), importance=context.studies.importance(sweep.id, sweep.spec))
 
 
 @router.get("/{name}/trials", response_model=SweepTrialList, responses=NOT_FOUND | {200: {"content": {"text/csv": {}}}})
@@ -93,22 +104,24 @@ def stop_sweep(name: SweepPath, who: Submitter, context: ContextDep) -> Sweep:
 def trial_submitter(
     context: Context,
 ) -> Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]:
-    """Return what submits the jobs of trials from a thread outside the server, by the same rules as for requests.
+    """Return what submits the jobs of trials from one thread outside the server, by the same rules as for requests.
 
     Args:
         context: The service's parts.
     """
+    # The server's own access to stores belongs to its event loop. This one is as lasting: threads that hang keep their
+    # tenants' slots from one call to the next, so their number is bounded.
+    loop, apart = asyncio.new_event_loop(), replace(context, stores=StoreAccess(context.settings.store_seconds))
 
     def submit(
         sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
     ) -> JobRecord:
-        # The server's own access to stores belongs to its event loop.
-        apart = replace(context, stores=StoreAccess(context.settings.store_seconds))
         owner, trial = Owner(sweep.tenant, sweep.submitted_by), (sweep.id, number)
         record = partial(record_job, context=context, owner=owner, trial=trial, alongside=alongside)
         try:
-            return asyncio.run(admitted(sweep.spec.trial(number, parameters), apart, sweep.tenant, record))
+            return loop.run_until_complete(admitted(sweep.spec.trial(number, parameters), apart, sweep.tenant, record))
         except InvalidJob as error:
             raise IllegalTrial(parameters, error.errors) from error
 
+    weakref.finalize(submit, loop.close)
     return submit

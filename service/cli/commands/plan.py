@@ -216,7 +216,7 @@ def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]
     if sent.all_reduces:
         tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
         element = BYTES[training.precision]
-        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} all-reduces"
+        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
         if gathered := sent.gathered_elements_per_token * tokens * element:
             exchange += f", {_size(gathered)} gathered"
         yield "exchange", f"a tensor parallel rank sends {exchange} per micro-batch"
@@ -254,8 +254,8 @@ def print_search(report: SearchReport) -> None:
         )
         for number, each in enumerate(report.choices, 1)
     )
-    print_table(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
     if report.choices:
+        print_table(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
         first = report.choices[0]
         low, high = first.step_seconds_range
         say("")

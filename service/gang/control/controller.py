@@ -59,6 +59,7 @@ MOST_FAILED_REPLICAS = 3  # that did not start, in a row
 AVOID_SECONDS = 60.0, 3600.0  # how long to avoid a node where replicas do not start or GPUs fail: doubled each time
 SECONDS_TO_HOLD = 5.0, 60.0  # minimum and maximum time to hold workers while the store refuses the last checkpoint
 SHARE_TO_HOLD = 0.1  # of the time that the store is waited for, between these limits
+SECONDS_TO_SEND_AGAIN = 30.0  # a change of values that the gang has not made
 SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was unavailable
 
 
@@ -104,6 +105,7 @@ class GangController:
         self._idle_at = 0.0  # when that was so last
         self._commands: list[WorkerCommand] = []
         self._steers_sent = 0  # number of the newest change of values that the gang's ranks have been given
+        self._steers_sent_at = 0.0  # when that, or an older one that they have not made since, was sent
         self._spare = policy.SparePolicy(spec, record)
         self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
@@ -420,6 +422,7 @@ class GangController:
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
         waited, steers = self._record.waited_seconds, self._orders.steers
         self._steers_sent = max((steer.number for steer in steers), default=len(spec.steered))
+        self._steers_sent_at = self._now
         tensor = form.layout.tp
         gpus = visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
         assignments = (
@@ -452,9 +455,12 @@ class GangController:
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
 
         if self._record.start is not None:
+            known = max(self._steers_sent, len(self._spec.steered))
+            if self._now >= self._steers_sent_at + SECONDS_TO_SEND_AGAIN:  # a call may be lost, and all ranks need it
+                known = len(self._spec.steered)
             for steer in self._orders.steers:
-                if steer.number > self._steers_sent:
-                    self._steers_sent = steer.number
+                if steer.number > known:
+                    self._steers_sent, self._steers_sent_at = steer.number, self._now
                     for worker in formation.workers:
                         yield port.SendCommand(worker, steer)
 

@@ -88,6 +88,7 @@ export function showCompare(main) {
       space.update(found);
     }
     const points = Math.min(MOST_POINTS, Math.floor(ALL_POINTS / found.jobs.length));
+    for (const job of found.jobs) if (!FINISHED.has(job.state)) final.delete(job.id); // it is done again
     const jobs = found.jobs.filter((job) => !final.has(job.id));
     for (let begin = 0; begin < jobs.length; begin += AT_ONCE) {
       const some = jobs.slice(begin, begin + AT_ONCE);

@@ -62,7 +62,8 @@ export function jobChooser(view, changed) {
       problem,
     }));
     if (mine !== asked) return;
-    setText(none, words ? (page.problem?.message ?? (page.jobs.length ? "" : "No job is found.")) : "");
+    const missing = page.next_cursor ? "None among the newest 10,000 jobs." : "No job is found.";
+    setText(none, words ? (page.problem?.message ?? (page.jobs.length ? "" : missing)) : "");
     results.replaceChildren(
       ...(words ? page.jobs : []).map((job) => {
         const input = h("input", {
