@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     Field,
     StringConstraints,
     ValidationError,
@@ -28,6 +27,7 @@ from boost_core.config.base import (
     Count,
     FieldProblem,
     Location,
+    Moment,
     ResourceName,
     counted,
     raise_problems,
@@ -182,7 +182,7 @@ class SteeringStage(Steering):
 
     until_step: int = Field(ge=0, le=100_000_000, description="The last optimizer step with these values.")
     changed_by: str = Field("", max_length=100, description="Name of the API key with which they were changed.")
-    requested_at: AwareDatetime | None = Field(None, description="When that was requested.")
+    requested_at: Moment | None = Field(None, description="When that was requested.")
 
 
 MOST_STEERED = 200  # changes of a job, which its record holds
