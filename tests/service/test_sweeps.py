@@ -605,8 +605,8 @@ def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore,
     expect(page.get_by_role("columnheader", name="optimizer.learning_rate")).to_be_visible()
     page.locator("tr.present").get_by_role("link").click()
     expect(page).to_have_url(f"{visitor.url}/jobs/{best.job_id}")
-    visitor.open("/sweeps/rates").get_by_role("link", name="Its jobs").click()
-    expect(page.locator("table.jobs tbody tr")).to_have_count(5)
+    visitor.open("/sweeps/rates").get_by_role("link", name="Compare its jobs").click()
+    expect(page.locator(".compared tbody tr")).to_have_count(5)
 
 
 def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(client: Client) -> None:
