@@ -23,7 +23,7 @@ def test_each_command_does_what_the_page_says(tmp_path: Path) -> None:
     assert setup.startswith("make setup\n") and len(blocks) > 8
     # A reader copies the ID from the line above; here the shell finds it in all that was printed.
     assert sum(block.count("JOB=job-...") for block in blocks) == 1
-    script = "".join(blocks).replace("=job-...", "=$(grep -o 'job-[0-9a-z]\{16\}' printed | tail -1)")
+    script = "".join(blocks).replace("=job-...", "=$(grep -Eo 'job-[0-9a-z]{16}' printed | tail -1)")
     with short_folder() as folder:  # Ray puts sockets there
         server = Server(tmp_path / "home", BOOST_AUTH="false", TMPDIR=folder)
         try:
