@@ -1,6 +1,6 @@
 """LaX's crossing: a latent meets the gated latent of the previous block, then a norm and the activation.
 
-With ``h`` and ``s`` as in ``latent_epilogue`` and ``c`` what the gate let through::
+With ``h`` and ``s`` as in ``latent_epilogue`` and ``c`` what the gate (``model.low_rank.LaxCrossing``) let through::
 
     u = h / sqrt(s / d + epsilon) + c        (h + c where no norm precedes the projection)
     n = (u − mean(u)) / sqrt(var(u) + norm_epsilon)

@@ -2,7 +2,8 @@
 
 The residual stream is sharded along the hidden size from the embedding to the head. A is sharded along its
 rows, so that each rank's product is a partial sum of the latent; B along its columns, so that each rank gets
-its own shard of the wide output. A block exchanges nothing but one all-reduce per latent.
+its own shard of the wide output. A block exchanges nothing but one all-reduce per latent; with it goes the statistic of
+the norm before the projection (the paper's online RMSNorm).
 
 Each exchange hides a part of the backward pass. The backward pass of a matrix product is two others: its input's
 gradient, which the ranks wait for, and its weight's, which no rank waits for. The second is deferred; code that has

@@ -1,4 +1,4 @@
-"""A sweep's trials, as Optuna keeps, samples and prunes them.
+"""A sweep's trials: kept, sampled, judged and pruned, by Optuna's samplers and pruners.
 
 Optuna stores trials with many small transactions, and what its samplers and pruners choose depends on what is stored.
 So that a service that dies between two of these loses, doubles or changes nothing, each choice is made on a copy in

@@ -1,4 +1,4 @@
-"""Drives sweeps: chooses trials, submits their jobs, judges and prunes them.
+"""Drives sweeps: has trials chosen, judged and pruned (``jobs.study``), and submits and stops their jobs.
 
 Each pass compares what is stored of a sweep, its trials and their jobs, and makes the changes that follow, one after
 the other. Nothing is remembered between two changes, so a service that dies at any moment is continued by the next.

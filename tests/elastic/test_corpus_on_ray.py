@@ -14,8 +14,9 @@ import pytest
 
 from boost_core.config.storage import confine
 from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.duplicates import together
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.pipeline.files import KeyColumns, _as_arrow, together
+from boost_core.data.pipeline.files import KeyColumns, _as_arrow
 from boost_core.data.pipeline.ray_engine import RayEngine
 from boost_core.data.tokenize import TokenFolder
 from tests.elastic.ray_cluster import BOOST, local_ray

@@ -10,8 +10,8 @@ import pytest
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.messages import SampleReport, Steer, SteeredReport, StepReport
+from boost_core.optim.schedule import learning_rate
 from boost_core.train import Outcome
-from boost_core.train.step import learning_rate
 from service.jobs.patch import JobPatch, changed_spec
 from tests.distributed.recording import losses, train_and_record
 from tests.elastic.test_memory import Told, job, run

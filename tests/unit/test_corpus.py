@@ -21,10 +21,11 @@ import pytest
 from boost_core.config.data_files import read_index
 from boost_core.config.training import CorpusConfig, NearDedup, QualityFilter
 from boost_core.data import __main__ as command
-from boost_core.data.pipeline import files
+from boost_core.data.pipeline import filters
 from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.duplicates import Ties, not_the_first, ties
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.pipeline.files import Lineage, Ties, not_the_first, ties
+from boost_core.data.pipeline.files import Lineage
 
 WORDS = [f"word{number}" for number in range(2000)]
 FILES = 4
@@ -314,7 +315,7 @@ def test_filters_are_counted_by_measure(tmp_path: Path) -> None:
     ],
 )
 def test_measures(measure: Any, text: str, value: float) -> None:
-    assert files.MEASURES[measure](text) == pytest.approx(value)
+    assert filters.MEASURES[measure](text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,7 @@ def test_ties_are_to_the_first_and_hang_together() -> None:
 @pytest.mark.parametrize(("overlap", "tied"), [(0.2, False), (0.95, True)])
 def test_near_duplicates_share_a_band_as_their_overlap_says(overlap: float, tied: bool) -> None:
     """At 0.2 a pair of 14 bands of 8 rows is tied with a probability of 4e-5, at 0.95 it is not with 2e-7."""
-    from boost_core.data.pipeline.files import minhash_keys
+    from boost_core.data.pipeline.duplicates import minhash_keys
 
     chance, near = random.Random(3), NearDedup(shingle_words=1)
     for _ in range(20):
@@ -372,7 +373,7 @@ def test_near_duplicates_share_a_band_as_their_overlap_says(overlap: float, tied
 
 
 def test_shingles_do_not_reach_into_the_next_document() -> None:
-    from boost_core.data.pipeline.files import minhash_keys
+    from boost_core.data.pipeline.duplicates import minhash_keys
 
     near = NearDedup()
     several = minhash_keys([["a", "b", "c"], [], ["d"] * 9, ["a", "b", "c"]], near)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from boost_core.config import Activation, JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
-from boost_core.train.step import learning_rate
+from boost_core.optim.schedule import learning_rate
 from service.cli.console import BadInput, read_foreign_config
 from service.cli.main import app
 from tests.unit.boost_examples import EXAMPLES, Example, configuration

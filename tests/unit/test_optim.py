@@ -18,11 +18,11 @@ from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.schedule import learning_rate
 from boost_core.optim.zero import Gradients, ParamGroup, Staging, clip_factor, global_norm
 from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.mesh import ProcessGroups
-from boost_core.train.step import learning_rate
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:

@@ -21,16 +21,15 @@ from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile,
 from boost_core.config.storage import read_small
 from boost_core.config.training import BYTES, CorpusConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
+from boost_core.data.pipeline.duplicates import ALGORITHM, Documents, not_the_first, together
 from boost_core.data.pipeline.engine import Engine
 from boost_core.data.pipeline.files import (
-    ALGORITHM,
     BUILDING,
     EXACT_COLUMNS,
     LINEAGE,
     RECORD,
     ROWS_AT_ONCE,
     Counts,
-    Documents,
     FileRecord,
     FileTask,
     KeyColumns,
@@ -38,10 +37,8 @@ from boost_core.data.pipeline.files import (
     ShardPair,
     ShardRecord,
     TokenizerRecord,
-    not_the_first,
     prepare,
     read_tables,
-    together,
 )
 from boost_core.data.tokenize import TokenFolder
 from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer

@@ -10,7 +10,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
 
-from boost_core.data.pipeline.files import KeyColumns, Ties, keys_of, ties
+from boost_core.data.pipeline.duplicates import Ties, ties
+from boost_core.data.pipeline.files import KeyColumns, keys_of
 
 T = TypeVar("T")
 R = TypeVar("R")

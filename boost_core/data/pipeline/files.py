@@ -7,23 +7,20 @@ tokens and bytes of text, and the keys it shares with its duplicates. Axes: B ba
 import functools
 import hashlib
 import io
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import rensa
 from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.data_files import Input, Part, SourceFile
-from boost_core.config.training import CorpusConfig, Measure, NearDedup, QualityFilter
+from boost_core.config.training import CorpusConfig
 from boost_core.data.documents import Document, Reading
+from boost_core.data.pipeline.duplicates import Documents, Keys, minhash_keys
+from boost_core.data.pipeline.filters import refusing
 from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
@@ -120,140 +117,6 @@ class Lineage(Config):
         """A digest that is equal for the same tokenizer and tokens, wherever the documents are."""
         digests = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-# Quality filters: measures of a text as plain functions, checked against the user's bounds.
-#
-# The measures follow Gopher's rules (Rae et al. 2021, arXiv 2112.11446, appendix A1).
-
-_ASCII = [chr(code) for code in range(128)]
-_NEITHER = "".join(each for each in _ASCII if not each.isalpha() and not each.isspace()).encode()
-_SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # Unicode has more of them
-
-# Scripts written without spaces between words: Han and kana, those of UAX #14's class SA (Thai, Lao, Burmese, Khmer
-# and Tai), and Tibetan, whose tsheg separates syllables.
-_WITHOUT_SPACES = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
-    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
-)
-_ANY_WITHOUT_SPACES = re.compile(f"[{_WITHOUT_SPACES}]")
-_WORD = re.compile(rf"[{_WITHOUT_SPACES}][^\w\s]*|[^\s{_WITHOUT_SPACES}]+")
-
-
-def split_words(text: str) -> list[str]:
-    """The words of a text: what white space separates.
-
-    In scripts written without spaces, as Chinese, Japanese and Thai are, a character with the marks and the punctuation
-    that follow it counts as a word.
-    """
-    if text.isascii() or not _ANY_WITHOUT_SPACES.search(text):
-        return text.split()
-    return _WORD.findall(text)
-
-
-_split = lru_cache(maxsize=1)(split_words)  # the current text, for all filters
-
-
-def words(text: str) -> float:
-    """Number of words."""
-    return len(_split(text))
-
-
-def word_length(text: str) -> float:
-    """Mean characters per word; 0 without words."""
-    parts = _split(text)
-    return sum(map(len, parts)) / len(parts) if parts else 0.0
-
-
-def symbols(text: str) -> float:
-    """Hashes and ellipses per word; a text without words counts as having one."""
-    return (text.count("#") + text.count("...") + text.count("…")) / max(len(_split(text)), 1)
-
-
-def letters(text: str) -> float:
-    """Share of the words that contain a letter; 0 without words."""
-    parts = _split(text)
-    if not parts:
-        return 0.0
-    if text.isascii():  # many times as fast as word by word
-        return len(text.encode().translate(_SPACES, _NEITHER).split()) / len(parts)
-    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in parts) / len(parts)
-
-
-def repeated_lines(text: str) -> float:
-    """Share of the characters in lines that repeat earlier ones, ignoring surrounding white space; 0 if empty."""
-    lines = [line for each in text.splitlines() if (line := each.strip())]
-    total = sum(map(len, lines))
-    return 1 - sum(map(len, set(lines))) / total if total else 0.0
-
-
-MEASURES: Mapping[Measure, Callable[[str], float]] = {
-    "characters": len,
-    "words": words,
-    "word_length": word_length,
-    "symbols": symbols,
-    "letters": letters,
-    "repeated_lines": repeated_lines,
-}
-
-
-def refusing(text: str, filters: Sequence[QualityFilter]) -> Measure | None:
-    """The measure of the first filter that drops a text; ``None`` if it is kept."""
-    for each in filters:
-        value = MEASURES[each.measure](text)
-        if (each.min is not None and value < each.min) or (each.max is not None and value > each.max):
-            return each.measure
-    return None
-
-
-# Keys by which equal and nearly equal documents are found, because they have keys in common.
-#
-# Words are in lower case and separated by white space. MinHash is rensa's; bands are as in Leskovec, Rajaraman and
-# Ullman, Mining of Massive Datasets, chapter 3. Axes: D documents, B bands.
-
-Keys = npt.NDArray[np.uint64]
-
-# Of words as well as of signatures: records of other ones are not continued.
-ALGORITHM = f"rensa RMinHash {rensa.RMinHash.ALGORITHM_VERSION}, words by script"
-
-_SEED = 0  # of the permutations; always the same, so that corpora can be compared
-_SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
-
-
-def minhash_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
-    """A key for each band of each document's MinHash signature: [D, B].
-
-    Words of scripts without spaces are split further, see ``split_words``.
-    """
-    words = [split_words(" ".join(each)) for each in words]
-    # Hashes of every few consecutive words, and each document's offset; its last ones have fewer words.
-    counts = np.array([len(each) for each in words], np.uint64)
-    offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
-    # Each document's words are padded with zeros, so that no shingle reaches into the next document.
-    flags = np.tile(np.array([True, False]), len(words))
-    lengths = np.stack([counts.astype(np.int64), np.full(len(words), near.shingle_words - 1)], axis=1)
-    is_word = np.repeat(flags, lengths.ravel())
-    hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
-    of_words = np.zeros(len(is_word), np.uint64)
-    of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
-    shingles = np.zeros(max(len(of_words) - near.shingle_words + 1, 0), np.uint64)
-    for place in range(near.shingle_words):
-        shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
-    shingles = shingles[is_word[: len(shingles)]]
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, near.bands * near.rows, _SEED)
-    signatures = np.array(matrix.to_rows(), np.uint64).reshape(len(words), near.bands, near.rows)
-    keys = np.broadcast_to(np.arange(near.bands, dtype=np.uint64), (len(words), near.bands))
-    for row in range(near.rows):
-        keys = _mixed(keys ^ signatures[:, :, row])
-    return keys
-
-
-def _mixed(values: Keys) -> Keys:
-    """SplitMix64's finalizer (Steele, Lea and Flood 2014): each output bit depends on all input bits."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 _RUN_BYTES = 64 << 20  # size of tokens at which a run is written
@@ -416,24 +279,11 @@ def read_tables(
         yield {name: table[name].to_numpy() for name in columns}
 
 
-# Documents that duplicate earlier ones. Axes: N pairs of a key and a document that has it.
-#
-# Documents that share a key are tied to the first of them. Ties are transitive: of each connected component, only the
-# first document is kept.
-
+# Where the keys of documents are, by which duplicates are found (``duplicates``).
 
 EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
 
 ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
-
-Documents = npt.NDArray[np.int64]
-
-
-class Ties(NamedTuple):
-    """Documents, and for each one an earlier document that shares a key with it: both [N]."""
-
-    documents: Documents
-    firsts: Documents
 
 
 @dataclass(frozen=True)
@@ -467,39 +317,3 @@ def keys_of(columns: KeyColumns, runs: Sequence[str], partition: int | None = No
         keys.append(of_run)
         documents.append(which)
     return np.concatenate(keys), np.concatenate(documents)
-
-
-def ties(keys: Keys, documents: Documents) -> Ties:
-    """Tie documents that share a key to the first of them.
-
-    Args:
-        keys: [N]
-        documents: [N]
-    """
-    order = np.lexsort((documents, keys))
-    keys, documents = keys[order], documents[order]
-    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.zeros(0, np.int64)
-    firsts = np.repeat(documents[begins], np.diff([*begins, len(keys)]))
-    tied = documents != firsts
-    return Ties(documents[tied], firsts[tied])
-
-
-def together(parts: Iterator[Ties]) -> Ties:
-    """Concatenate ties."""
-    pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *parts]
-    return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
-
-
-def not_the_first(ties: Ties) -> Documents:
-    """The documents that are connected to an earlier one, in order."""
-    members, places = np.unique(np.concatenate(ties), return_inverse=True)
-    documents, firsts = np.split(places, 2)
-    labels = np.arange(len(members))
-    while True:
-        before = labels.copy()
-        np.minimum.at(labels, documents, labels[firsts])
-        np.minimum.at(labels, firsts, labels[documents])
-        labels = labels[labels]  # halves the distance to the first
-        if (labels == before).all():
-            later: Documents = members[labels != np.arange(len(members))]
-            return later

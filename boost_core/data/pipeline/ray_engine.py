@@ -16,8 +16,9 @@ import ray
 from ray.data import DataContext, ExecutionResources
 from ray.data.context import ShuffleStrategy
 
+from boost_core.data.pipeline.duplicates import Ties, ties
 from boost_core.data.pipeline.engine import use_one_core
-from boost_core.data.pipeline.files import KeyColumns, Ties, keys_of, ties
+from boost_core.data.pipeline.files import KeyColumns, keys_of
 
 _CONNECT_SECONDS = 10.0
 _TASK_BYTES = 4 << 20  # of small items that share a task: about a second of tokenizing
