@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
-from boost_core.checkpoint.shards import SaveFailed, of_all_ranks
+from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks
 from boost_core.config import JobSpec, Layout
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
@@ -629,6 +629,8 @@ def _prompts_or_problem(spec: JobSpec) -> tuple[Prompts | None, str | None]:
         return Prompts(spec), None
     except ValueError as error:
         return None, str(error)
+    except Exception as error:  # stores raise types of their own, and the other ranks wait for this one's answer
+        return None, in_words(error)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CHANGES, _MOST_SECONDS = 200, 10.0  # in a pass, after which other sweeps have their turn
-_PUT_OFF = 10  # times as long as a pass took that failed, its tenant's sweeps wait: stores that hang take long
+_PUT_OFF = 10  # times as long as a submission took that failed, its tenant's sweeps wait: stores that hang take long
 
 # Creates the job of a trial, given its sweep, number and parameters, as the API does; calls a function in the same
 # transaction. Raises ``IllegalTrial`` if there can be no such job.
@@ -267,13 +267,13 @@ class SweepLoop:
             try:
                 if (lease := self._lease()) is not None:
                     record = SweepStore(self._store.under(lease), lease)
-                    driver = SweepDriver(record, self._studies, self._submit)
+                    driver = SweepDriver(record, self._studies, self._submit_or_put_off)
                     waits = False
                     for sweep in record.unfinished():
                         if self._stop.is_set():
                             return
-                        began = time.monotonic()
-                        if sweep.state is SweepState.RUNNING and began < self._put_off.get(sweep.tenant, 0.0):
+                        put_off = self._put_off.get(sweep.tenant, 0.0)
+                        if sweep.state is SweepState.RUNNING and time.monotonic() < put_off:
                             waits = True
                             continue
                         try:
@@ -282,8 +282,6 @@ class SweepLoop:
                             raise
                         except Exception as error:  # errors with one sweep do not hold up the others
                             self._faults.occurred(f"{sweep.id}: this pass failed", error)
-                            ended = time.monotonic()
-                            self._put_off[sweep.tenant] = ended + _PUT_OFF * (ended - began)
                     if not waits:
                         self._faults.settle()
             except LeaseLost as overtaken:
@@ -291,3 +289,16 @@ class SweepLoop:
             except Exception as error:
                 self._faults.occurred("a pass over the sweeps failed", error)
             self._stop.wait(self._interval)
+
+    def _submit_or_put_off(
+        self, sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
+    ) -> JobRecord:
+        began = time.monotonic()
+        try:
+            return self._submit(sweep, number, parameters, alongside)
+        except IllegalTrial:
+            raise
+        except Exception:
+            ended = time.monotonic()  # what came before it in the pass has not failed
+            self._put_off[sweep.tenant] = ended + _PUT_OFF * (ended - began)
+            raise

@@ -12,6 +12,7 @@ from boost_core.config import JobSpec
 from boost_core.messages import SampleReport, Steer, SteeredReport, StepReport
 from boost_core.optim.schedule import learning_rate
 from boost_core.train import Outcome
+from boost_core.train.loop import _prompts_or_problem
 from service.jobs.patch import JobPatch, changed_spec
 from tests.distributed.recording import losses, train_and_record
 from tests.elastic.test_memory import Told, job, run
@@ -140,6 +141,21 @@ def test_a_change_that_comes_with_the_last_step_adds_none(ranks: Ranks, corpus: 
     ended = run(ranks, spec, Told(steers=((steer(spec, 1, {"optimizer": {"learning_rate": 1e-3}}), (7, 7)),)))
     assert (ended.outcomes, max(ended.losses)) == ({Outcome.FINISHED}, 8)
     assert not [each for each in ended.reports if isinstance(each, SteeredReport)]
+
+
+def test_a_store_that_a_rank_cannot_reach_is_a_problem_of_its_prompts(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoRoute(Exception):
+        """As of an object store's client."""
+
+    def unreachable(*_: object) -> None:
+        raise NoRoute("bucket")
+
+    spec, sample = job(corpus, tmp_path / "unreachable", ONE), {"every_steps": 1, "prompts": ["The"]}
+    sampled, _ = steer(spec, 1, {"training": {"sample": sample | {"max_new_tokens": 2}}}).made(spec, 1)
+    monkeypatch.setattr("boost_core.train.step.job_tokenizer", unreachable)
+    assert _prompts_or_problem(sampled) == (None, "NoRoute: bucket")
 
 
 def test_intervals_and_prompts_change_and_prompts_that_do_not_fit_end_nothing(

@@ -9,7 +9,7 @@ import pytest
 from boost_core.messages import CheckpointReport
 from boost_core.plan.report import RunConditions
 from boost_core.plan.search import PlanSearch
-from service.client import Client
+from service.client import ApiError, Client
 from service.jobs.store import JobStore
 from service.settings import Settings
 from tests.service.conftest import RunningApi
@@ -77,3 +77,11 @@ def test_plans_have_the_operators_price_and_the_measured_bandwidth(priced: Clien
     assert own.checkpoint.gigabytes_per_second == 0.5
     assert own.goodput.hours_between_failures == pytest.approx(5)
     assert any(line.endswith("4 a GPU-hour, at most " + line.rpartition("at most ")[2]) for line in own.words)
+
+
+def test_a_layout_that_submissions_are_refused_for_has_no_plan(priced: Client) -> None:
+    training = ON_GPUS["training"] | {"sequence_length": 127}
+    odd = ON_GPUS | {"model": {"preset": "tiny", "family": "dense"}, "training": training}
+    for refused in (priced.plan, priced.dry_run):
+        with pytest.raises(ApiError, match="2 does not divide the 127 tokens of a sequence on a rank"):
+            refused(odd)

@@ -718,14 +718,40 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
         monkeypatch.setattr("service.scheduler.sweeps._PUT_OFF", 10_000)
         loop = SweepLoop(store, context.studies, lambda: lease, submit, 0.01)
         loop.start()
-        deadline = time.monotonic() + 30
-        while context.sweeps.get("rates", "other").finished_at is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        loop.stop()
+        try:
+            deadline = time.monotonic() + 30
+            while context.sweeps.get("rates", "other").finished_at is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            loop.stop()
         assert passes.count("default") == 1 and len(submitted) == 6
     finally:
         responds.set()
+
+
+def test_a_submission_that_fails_at_once_is_soon_tried_again_however_long_others_took(lab: Lab) -> None:
+    lease = Leases(lab.store.engine, "test").take("scheduler", 60)
+    submit, tried = plain_submit(lab.store), list[float]()
+
+    def busy(sweep: Sweep, number: int, *others: Any) -> JobRecord:
+        if number == 0:
+            time.sleep(1)
+            return submit(sweep, number, *others)
+        tried.append(time.monotonic())
+        raise RuntimeError("another search of this tenant is running")
+
+    lab.create(parallel=2)
+    loop = SweepLoop(lab.store, lab.studies, lambda: lease, busy, 0.01)
+    loop.start()
+    try:
+        deadline = time.monotonic() + 30
+        while len(tried) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        loop.stop()
+    assert tried[1] - tried[0] < 8, "ten times as long as all of the pass"
 
 
 def test_a_trial_never_has_two_jobs(lab: Lab) -> None:

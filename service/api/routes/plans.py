@@ -11,7 +11,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.config.job import JobSpec, load_job
+from boost_core.config.job import JobSpec, load_job, uneven_layouts
 from boost_core.plan.machine import Basis, refuse_unknown_gpu
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import conditions_of, planned
@@ -59,6 +59,9 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     failures of Llama 3's training.
     """
     job = JobSpec.model_construct(**{name: getattr(request, name) for name in JobSpec.model_fields})
+    if problems := uneven_layouts(job):  # which only records of earlier jobs may have
+        errors = [FieldError(field=".".join(each.field), message=each.message, value=each.value) for each in problems]
+        raise InvalidJob(errors)
     search = request.search
     sent = search.profile if search else None
     stored = context.profiles.for_job(job) if sent is None else None
