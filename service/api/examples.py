@@ -155,7 +155,8 @@ def examples_of_models() -> list[Any]:
         tokens_per_second=655_000, seconds=331.0, gpu_hours=0.74,
     )  # fmt: skip
     searched = SweepRequest(
-        name="learning-rates", job=JobSpec.model_validate(SPEC | {"queue": "default"}), budget=Budget(trials=24), parallel=4, search="tpe",
+        name="learning-rates", job=JobSpec.model_validate(SPEC | {"queue": "default"}), parallel=4,
+        budget=Budget(trials=24), search="tpe",
         space={"optimizer.learning_rate": Dimension(log_uniform=(1e-4, 1e-2)), "model.rank": Dimension(choices=(256,))},
         stop_early=StopEarly(kind="successive_halving", first_step=400),
     )  # fmt: skip
