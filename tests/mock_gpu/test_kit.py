@@ -38,7 +38,8 @@ def test_a_stage_runs_on_the_mock(request: pytest.FixtureRequest, tmp_path: Path
     log, out, mock = tmp_path / "log", tmp_path / "out", build(torch)
     kit = request.getfixturevalue("kit") if stage == "train" else tmp_path
     arguments = ("-m", "tests.gpu", out, stage, "--no-values", "--kit", kit)
-    mock.run(*arguments, variables=mock.variables(log=log), seconds=480)
+    arch = 80 if (stage, torch) == ("kernels", TORCH[1]) else 90  # an A100 has no 8-bit products
+    mock.run(*arguments, variables=mock.variables(log=log, arch=arch), seconds=480)
     lines = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
     assert lines and not [line for line in lines if line["quantity"] == "failed"]
     assert {line["unit"] for line in lines if line["quantity"] == "peak memory"} <= {"GiB"}

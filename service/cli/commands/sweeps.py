@@ -22,7 +22,7 @@ from service.cli.console import (
 )
 from service.cli.options import AsJson, Url
 from service.client import Client
-from service.models.sweeps import Sweep, SweepRequest, SweepState, SweepTrial, parameters_in_words
+from service.models.sweeps import SweepRequest, SweepState, SweepTrial, parameters_in_words
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
@@ -134,7 +134,9 @@ def show_best(
 ) -> None:
     """Show the best trial of a sweep, or continue it as a new job."""
     with open_client(url) as client:
-        best = _best_of(client.sweep(name))
+        best = client.sweep(name).best
+        if best is None:
+            raise Failed(f"no trial of sweep {name} has completed yet; boost sweep status {name} shows them")
         if steps is None:
             if as_json:
                 print_json(best)
@@ -165,12 +167,6 @@ def _follow(client: Client, name: str) -> None:
     say(f"{sweep.state}: {sweep.message}", err=True)
     if sweep.state is SweepState.FAILED:
         raise typer.Exit(ExitStatus.FAILED)
-
-
-def _best_of(sweep: Sweep) -> SweepTrial:
-    if sweep.best is None:
-        raise Failed(f"no trial of sweep {sweep.name} has completed yet; boost sweep status {sweep.name} shows them")
-    return sweep.best
 
 
 def _best_in_words(best: SweepTrial | None) -> str:
