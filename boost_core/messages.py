@@ -447,8 +447,8 @@ class Steer(Frozen):
     def made(self, spec: JobSpec, step: int) -> tuple[JobSpec, SteeredReport]:
         """Return a job with the change made after a step, and the report of it.
 
-        A job that has meanwhile done the steps that it is to end with ends with the next one, and samples no more often
-        than a job of so many steps may: what is made is stored, and read again as a job.
+        If the job has meanwhile passed the last step requested, it ends after its next one. It samples no more often
+        than its number of steps allows, because the result is stored and validated as a job when it is read.
         """
         training = self.steering.training
         steps, sample = max(training.steps, step + 1), training.sample

@@ -28,7 +28,7 @@ class DatasetNotFound(LookupError):
     """The tenant has no dataset of this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
+        super().__init__(f"there is no dataset {name!r}; boost datasets ls lists all datasets")
 
 
 class DatasetConflict(ValueError):

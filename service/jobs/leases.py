@@ -47,7 +47,7 @@ def permitted(lease: Lease | None) -> ColumnElement[bool]:
 
 
 def refuse_if_lost(connection: Connection, lease: Lease | None) -> None:
-    """Raise ``LeaseLost`` if a lease is no longer valid; call it within a transaction, which is then rolled back."""
+    """Raise ``LeaseLost`` if a lease is no longer valid, within a transaction, which that rolls back."""
     if lease and not connection.scalar(select(permitted(lease))):
         raise LeaseLost(lease)
 

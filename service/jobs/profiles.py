@@ -20,7 +20,7 @@ class ProfileNotFound(LookupError):
 
     def __init__(self, kind: str, precision: str | None = None) -> None:
         at = "" if precision is None else f" in {precision}"
-        super().__init__(f"there is no profile of {kind!r}{at}; boost profiles ls lists those that there are")
+        super().__init__(f"there is no profile of {kind!r}{at}; boost profiles ls lists all profiles")
 
 
 @dataclass(frozen=True)

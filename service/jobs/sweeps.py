@@ -27,7 +27,7 @@ class SweepNotFound(LookupError):
     """The tenant has no sweep of this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no sweep {name!r}; boost sweep list shows those that there are")
+        super().__init__(f"there is no sweep {name!r}; boost sweep list shows all sweeps")
 
 
 class SweepConflict(ValueError):

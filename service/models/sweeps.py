@@ -93,7 +93,7 @@ class StopEarly(Config):
     )
     first_step: Count = Field(description="Step of the first rung.")
     reduction_factor: int = Field(
-        3, ge=2, le=10, description="Each rung of halving and hyperband is at so many times the step of the one before."
+        3, ge=2, le=10, description="For halving and hyperband: step of a rung divided by that of the previous rung."
     )
     every_steps: Count | None = Field(
         None, description="Steps from one rung of median to the next; default: first_step."
@@ -107,7 +107,7 @@ class StopEarly(Config):
         return value
 
     def rungs(self, steps: int) -> list[int]:
-        """The rungs of a job of so many steps, which are below its last step."""
+        """The rungs of a job with this number of steps, all before its last step."""
         if self.kind == "median":
             return list(range(self.first_step, steps, self.every_steps or self.first_step))
         number = 1 + int(math.log(max(1.0, steps / self.first_step), self.reduction_factor))

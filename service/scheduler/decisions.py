@@ -74,8 +74,8 @@ def decide(
     )
     keep_up(cluster)
     heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
-    # What all jobs of a class are told, until something happens that can change it; and those that are told so in the
-    # queue: from where in their class on.
+    # The answer for all jobs of a class, valid until something changes it; and from which place in its class on queued
+    # jobs get it.
     answers: dict[JobClass, Answer] = {}
     told: dict[JobClass, tuple[int, Explain]] = {}
     # Each in its turn: gangs that wait for workers, jobs that have left the queue, and of each class in it the next
@@ -94,7 +94,7 @@ def decide(
         answers.clear()
 
     actions = cluster.actions
-    late: list[tuple[int, Entry, Explain]] = []  # where what other jobs are told goes once it is known who is ahead
+    late: list[tuple[int, Entry, Explain]] = []  # written once the jobs ahead are known
     while turns:
         order, entry, place = heappop(turns)
         job, group = entry.job, entry.group

@@ -7,7 +7,7 @@ import { clipped, drawAxes, drawCurve, drawPoint, inside, runColor, runHue, Scal
 import { saveCsv } from "./save.js";
 
 const HEIGHT = 420;
-const NEAREST = 6; // runs whose values are told
+const NEAREST = 6; // runs whose values are listed
 const LEAST_DRAG = 5; // pixels
 const WHEEL = 1.25;
 

@@ -27,7 +27,7 @@ export class Scale {
     return this.logarithmic ? 10 ** value : value;
   }
 
-  /** About so many round values. */
+  /** Round values, about this many. */
   ticks(count) {
     if (this.logarithmic && this.high / this.low >= 10) {
       const decades = Math.log10(this.high / this.low);
@@ -290,7 +290,7 @@ function line(pen, color, fromX, fromY, toX, toY) {
   );
 }
 
-/** A text of at most so many characters: its beginning, or its end. */
+/** The beginning or the end of a text, cut to a maximum number of characters. */
 function short(text, most, end = false) {
   const all = String(text);
   if (all.length <= most) return all;
