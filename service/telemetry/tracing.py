@@ -85,6 +85,7 @@ class Tracing:
         about_us = {"service.name": "boost", "service.version": __version__, "host.name": socket.gethostname()}
         self._provider = TracerProvider(resource=Resource.create(about_us), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = exporter
         self._tracer = self._provider.get_tracer("boost", __version__)
 
     def close(self) -> None:
@@ -92,6 +93,8 @@ class Tracing:
         closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
+        if closing.is_alive():
+            self._exporter.shutdown()  # or its thread retries, and logs each failure
 
     def requests(self, app: ASGIApp) -> ASGIApp:
         """Return an app whose requests are traced."""

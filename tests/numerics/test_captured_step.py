@@ -295,7 +295,7 @@ def test_steps_go_on_where_a_capture_has_broken(
     with caplog.at_level(logging.WARNING):
         assert all(same(*pair) for pair in zip(train(state), expected, strict=True))
     told = "steps are not captured as a CUDA graph: CUDA out of memory."
-    assert [record.getMessage() for record in caplog.records] == [told]
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("boost_core")] == [told]
     assert (state.graph.failure(), state.graph.failure()) == (told, None)
 
 

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -61,6 +62,10 @@ def test_a_collector_that_never_answers_holds_nobody_up() -> None:
             tracing.restarted(traced, SOME_DAY, restart)
         tracing.close()
         assert time.monotonic() - before < 3 * CLOSE_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(("Otel", "last spans")):
+            thread.join(5)
+            assert not thread.is_alive(), f"{thread.name} retries"
 
 
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:
