@@ -44,7 +44,10 @@ def losses(steps: range) -> list[tuple[int, float]]:
 
 @pytest.mark.full
 def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path) -> None:
-    jobs = [tracked_job(store, tmp_path, settings, name=name, trackers=to(server)) for name in ("first", "second")]
+    labels = {"group": "ablation", "tags": ["short", "tiny"]}
+    jobs = [
+        tracked_job(store, tmp_path, settings, name=name, trackers=to(server), **labels) for name in ("first", "second")
+    ]
     with forwarding(store, settings):
         for job, loss in zip(jobs, (1.5, 2.5), strict=True):
             report(store, job, a_step(1, loss=loss), a_step(2, loss=math.nan), an_evaluation(2, loss))
@@ -63,6 +66,7 @@ def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Setti
         assert points(server, run.info.run_id, "validation/loss") == [(2, loss)]
         assert run.data.params["training.steps"] == "10" and run.data.params["model.preset"] == "tiny"
         assert run.data.tags["mlflow.source.name"] == f"https://boost.example.org/jobs/{job.id}"
+        assert run.data.tags["boost.group"] == "ablation" and run.data.tags["boost.tags"] == "short, tiny"
         assert run.info.end_time is not None
 
 

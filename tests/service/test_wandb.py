@@ -94,7 +94,7 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
 ) -> None:
     for module in (forwarder, wandb):
         monkeypatch.setattr(module, "BATCH", 6)
-    job = tracked_job(store, tmp_path, settings, trackers=OFFLINE)
+    job = tracked_job(store, tmp_path, settings, trackers=OFFLINE, group="ablation", tags=["first", "short"])
     report(store, job, *map(a_step, range(1, 8)), a_restart(7), a_step(6, loss=0.1), a_step(7, loss=0.1))
     progress = TrackerStore(store.engine)
     with patch.object(TrackerStore, "write", side_effect=SystemExit), pytest.raises(SystemExit):  # it is not noted
@@ -115,7 +115,8 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     assert all(row["_timestamp"] == pytest.approx(happened[row["_step"]]) for row in written)
     runs = of_kind(job, "run")
     assert len(runs) > 1 and {(run.run_id, run.display_name, run.resume) for run in runs} == {(job.id, job.name, True)}
-    assert runs[0].project == "low-rank" and list(runs[0].tags) == ["first"]
+    assert runs[0].project == "low-rank" and list(runs[0].tags) == ["first", "short"]
+    assert runs[0].run_group == "ablation"
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
     assert config["training"]["steps"] == 10 and config["model"]["preset"] == "tiny"
     assert not server.histories
