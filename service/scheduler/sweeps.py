@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CHANGES, _MOST_SECONDS = 200, 10.0  # in a pass, after which other sweeps have their turn
+_STOP_SECONDS = 5.0  # for a pass to end when the service stops; another service completes what is cut off
 _PUT_OFF = 10  # times as long as a submission took that failed, its tenant's sweeps wait: stores that hang take long
 
 # Creates the job of a trial, given its sweep, number and parameters, as the API does; calls a function in the same
@@ -251,16 +252,16 @@ class SweepLoop:
         self._faults = RecurringFaults(logger)
         self._put_off = dict[str, float]()  # until when, by tenant
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweeps")
+        self._thread = threading.Thread(target=self._run, name="sweeps", daemon=True)
 
     def start(self) -> None:
         """Start, in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the present sweep's pass, and return when that is done."""
+        """End after the present sweep's pass, and return when that is done: soon, even if a store hangs."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -754,6 +754,32 @@ def test_a_submission_that_fails_at_once_is_soon_tried_again_however_long_others
     assert tried[1] - tried[0] < 8, "ten times as long as all of the pass"
 
 
+def test_a_submission_that_hangs_does_not_keep_the_service_from_stopping(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.scheduler.sweeps._STOP_SECONDS", 0.2)
+    lease = Leases(lab.store.engine, "test").take("scheduler", 60)
+    hangs, responds = threading.Event(), threading.Event()
+
+    def submit(*_: Any) -> JobRecord:
+        hangs.set()
+        responds.wait()
+        raise StoreUnavailable("it does not respond")
+
+    lab.create()
+    loop = SweepLoop(lab.store, lab.studies, lambda: lease, submit, 0.01)
+    loop.start()
+    try:
+        assert hangs.wait(30)
+        before = time.monotonic()
+        loop.stop()
+        assert time.monotonic() - before < 5
+        assert not responds.is_set()
+    finally:
+        responds.set()
+        loop.stop()
+
+
 def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
     sweep = lab.create(parallel=1)
     lab.drive()
