@@ -33,7 +33,7 @@ from boost_core.plan.resolve import ChosenLayouts
 from boost_core.terminal import duration
 from service.cli.console import ExitStatus, print_line
 from service.client import Client
-from service.jobs.ledger import as_of
+from service.jobs.goodput import as_of
 from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord
 from service.jobs.states import JobState
 from service.models.jobs import JobEvaluation, TrackerState

@@ -26,7 +26,7 @@ from boost_core.messages import (
     WorkerCommand,
 )
 from boost_core.plan.machine import Basis, Fitted
-from service.jobs.ledger import Goodput
+from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.models.cluster import StoredProfile, basis_of
 

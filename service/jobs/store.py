@@ -41,8 +41,8 @@ from service.jobs.database import (
     open_for_short_reads,
     retried_once,
 )
+from service.jobs.goodput import Goodput
 from service.jobs.leases import Lease, permitted, refuse_if_lost
-from service.jobs.ledger import Goodput
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import Backlog, EventFilter, JobCache, JobCounts, JobNotFound, Position

@@ -23,7 +23,7 @@ from boost_core.messages import (
     WorkerCommand,
 )
 from boost_core.plan.resolve import ChosenLayouts
-from service.jobs.ledger import book
+from service.jobs.goodput import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import PLANNED_CAUSES, Cause, Fault, StepReport
-from service.jobs.ledger import Phase, as_of
+from service.jobs.goodput import Phase, as_of
 from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
 

@@ -17,7 +17,7 @@ from sqlalchemy import insert, text
 
 from service.accounts.quotas import QuotaStore
 from service.jobs.database import migrate
-from service.jobs.ledger import Goodput
+from service.jobs.goodput import Goodput
 from service.jobs.model import JobFilter
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore

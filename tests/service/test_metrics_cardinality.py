@@ -14,7 +14,7 @@ from boost_core.config.training import MOST_VALIDATION_SETS
 from boost_core.messages import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.worker.rank_metrics import StepCollector, gauges
-from service.jobs.ledger import TimeKind
+from service.jobs.goodput import TimeKind
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
 from tests.service.records import (

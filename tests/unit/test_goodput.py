@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.messages import Cause, InterruptionReport, Report, RestartReport, ShapeReport
-from service.jobs.ledger import Goodput, Phase, as_of, book
+from service.jobs.goodput import Goodput, Phase, as_of, book
 from service.jobs.states import Reason
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step, an_evaluation
 
