@@ -21,8 +21,8 @@ from service.api.audit import Audit
 from service.api.auth import SECURITY_SCHEMES, Gate, needs_key
 from service.api.deps import Context
 from service.api.errors import GUARDED, HANDLERS, MEDIA_TYPE
+from service.api.event_streams import Feeds
 from service.api.examples import SPEC, examples_of_models
-from service.api.following import Feeds
 from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
 from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps

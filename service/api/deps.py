@@ -12,7 +12,7 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore, Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
-from service.api.following import Feeds
+from service.api.event_streams import Feeds
 from service.api.limits import RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
 from service.jobs.curves import CurveCache

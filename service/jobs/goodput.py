@@ -1,4 +1,4 @@
-"""Books a job's time. Pure: a ledger and what happened in, the new ledger out.
+"""A job's goodput: books how its time was spent. Pure: a ledger and what happened in, the new ledger out.
 
 Time is booked once, when it is known how it was spent: a step when it is done, the recovery from an interruption with
 the first step after it. A clock that goes backwards books nothing.

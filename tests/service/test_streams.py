@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.accounts import keys
 from service.accounts.keys import KeyStore
-from service.api import following
+from service.api import event_streams
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
@@ -51,7 +51,7 @@ def apis(database_url: str, tmp_path: Path) -> Iterator[list[RunningApi]]:
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found by looking, so that what arrives has been pushed."""
     for name in ("LOOK_SECONDS", "LOOK_SECONDS_WHEN_NOTIFIED"):
-        monkeypatch.setattr(following, name, 3600.0)
+        monkeypatch.setattr(event_streams, name, 3600.0)
 
 
 async def streamed(urls: list[str], job_id: str, clients: int, when_open: Callable[[], object]) -> list[list[int]]:
@@ -128,7 +128,7 @@ def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: lis
 def test_nothing_is_lost_when_postgresql_lets_go(
     apis: list[RunningApi], store: JobStore, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(event_streams, "RETRY_SECONDS", 0.2)
     job = running_job(store)
 
     def write() -> None:
@@ -155,7 +155,7 @@ def test_what_a_release_writes_that_tells_nobody_is_found(apis: list[RunningApi]
             connection.execute(update(JobRow).values(version=JobRow.version + 1))
             values = {"job_id": job.id, "attempt": 1, "kind": "drill", "time": job.submitted_at, "data": {}}
             connection.execute(insert(EventRow).values(**values))
-        time.sleep(2 * following.LOOK_SECONDS)
+        time.sleep(2 * event_streams.LOOK_SECONDS)
         finish(store, job.id)
 
     seen = asyncio.run(streamed([apis[0].url], job.id, 1, write))
@@ -190,8 +190,8 @@ def test_ids_of_a_jobs_events_grow_in_the_order_of_commits(database_url: str) ->
 def test_streams_go_on_when_the_database_comes_back(
     api: RunningApi, store: JobStore, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(event_streams, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(event_streams, "LOOK_SECONDS", 0.1)
     job, elsewhere = running_job(store), JobStore(database_url)
     is_away, refused = False, 0
 

@@ -13,9 +13,8 @@ from sqlalchemy import event
 
 from boost_core.messages import LogLine, Report
 from service.accounts.keys import ANONYMOUS, KeyStore
-from service.api import following as feed_module
-from service.api import following as following_module
-from service.api.following import Feeds, Follower
+from service.api import event_streams
+from service.api.event_streams import Feeds, Follower
 from service.jobs.database import migrate
 from service.jobs.queries import EventFilter
 from service.jobs.store import JobStore
@@ -107,8 +106,8 @@ def test_a_hundred_followers_cost_one_read_a_change(store: JobStore, job_id: str
 def test_whoever_joins_when_and_wants_what_misses_nothing(
     store: JobStore, job_id: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following_module, "KEPT_BYTES", kept)
-    monkeypatch.setattr(feed_module, "BATCH", 7)
+    monkeypatch.setattr(event_streams, "KEPT_BYTES", kept)
+    monkeypatch.setattr(event_streams, "BATCH", 7)
     chance = random.Random(kept)
     begun = store.events(job_id)[-1].time
     filters = [
@@ -167,7 +166,7 @@ def test_a_filter_means_the_same_here_as_in_the_database(store: JobStore, job_id
 def test_one_who_does_not_read_holds_up_nobody_and_little_is_kept(
     store: JobStore, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following_module, "KEPT_BYTES", 50_000)
+    monkeypatch.setattr(event_streams, "KEPT_BYTES", 50_000)
 
     async def follow() -> None:
         write, feeds = Writer(store, job_id), feeds_of(store)
@@ -184,7 +183,7 @@ def test_one_who_does_not_read_holds_up_nobody_and_little_is_kept(
 
 
 def test_what_all_have_seen_is_not_kept(store: JobStore, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following_module, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(event_streams, "WATCH_SECONDS", 0.02)
 
     async def follow() -> None:
         write, feeds = Writer(store, job_id), feeds_of(store)
@@ -201,8 +200,8 @@ def test_what_all_have_seen_is_not_kept(store: JobStore, job_id: str, monkeypatc
 def test_what_nobody_tells_of_is_found_all_the_same(
     store: JobStore, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following_module, "WATCH_SECONDS", 0.02)
-    monkeypatch.setattr(following_module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(event_streams, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(event_streams, "LOOK_SECONDS", 0.05)
     unheard = JobStore(store.engine)
 
     async def follow() -> list[list[int]]:

@@ -30,7 +30,7 @@ from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, InvalidJob, problem_responses
-from service.api.following import BATCH
+from service.api.event_streams import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries

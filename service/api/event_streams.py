@@ -1,4 +1,4 @@
-"""Following jobs: the newest events of each followed job, when more are read, and which streams may continue.
+"""Streams of events: the newest of each followed job, when more are read, and which streams may continue.
 
 The newest events of a followed job are in its ``Feed``, read and encoded once for all streams that follow it. A stream
 that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a job's events
