@@ -230,6 +230,15 @@ def dialog_of(page: Page, button: str, **values: str) -> None:
 def test_a_running_job_is_steered(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {409, 422}
     page = visitor.open(f"/jobs/{job.id}")
+    dialog_of(page, "Change", Learning_rate="1e9")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("optimizer.learning_rate")
+    page.get_by_role("dialog").get_by_label("Learning rate").fill("0.00025")
+    page.get_by_role("dialog").get_by_label("Steps between evaluations").fill("7")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    expect(page.locator("#steer [role=status]")).to_contain_text("change is requested")
+    (steer,) = job.record.steers
+    steering = steer.steering
+    assert (steering.optimizer.learning_rate, steering.training.evaluate_every_steps) == (0.00025, 7)
     dialog_of(page, "Scale", At_least="3", At_most="2")
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("elasticity.data_parallel_size")
     page.get_by_role("dialog").get_by_label("At least").fill("2")
@@ -254,9 +263,9 @@ def test_a_running_job_is_steered(visitor: Visit, job: SampleJob) -> None:
 def test_what_does_not_fit_a_job_is_not_offered(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     buttons = page.locator("#steer button")
-    expect(buttons).to_have_text(["Scale", "Drill", "Profile"])
+    expect(buttons).to_have_text(["Change", "Scale", "Drill", "Profile"])
     job.report(a_checkpoint(40))
-    expect(buttons).to_have_text(["Scale", "Drill", "Profile", "Export"])
+    expect(buttons).to_have_text(["Change", "Scale", "Drill", "Profile", "Export"])
     page.locator("#steer").get_by_role("button", name="Export").click()
     expect(page.get_by_role("dialog").locator("pre")).to_have_text(f"boost export {job.id} my-model --step 40")
     page.get_by_role("dialog").get_by_role("button", name="Back").click()

@@ -1,4 +1,5 @@
-// What can be done to a job while it trains: give it another size, break something, trace steps, export its model.
+// What can be done to a job while it trains: change its hyperparameters, give it another size, break something, trace
+// steps, export its model.
 
 import { call, idempotencyKey, jobPath } from "./api.js";
 import { FINISHED } from "./badge.js";
@@ -18,6 +19,31 @@ const DRILLS = {
 // Each has a label, what it does, which jobs it is for, and a form: its fields, and how to send what they have. `done`
 // says what then happens.
 const FORMS = [
+  {
+    label: "Change",
+    text: "From the next step on, on all ranks. boost steer changes schedule, warm-up and sampling, too.",
+    fits: (job) => !FINISHED.has(job.state) && !job.cancel_requested,
+    done: "The change is requested; the curves show from which step it holds.",
+    form({ id, spec }) {
+      const settings = [
+        ["Learning rate", "optimizer", "learning_rate", 0],
+        ["Steps in all", "training", "steps", 1],
+        ["Steps between evaluations", "training", "evaluate_every_steps", 1],
+        ["Steps between checkpoints", "checkpoint", "every_steps", 1],
+      ].map(([name, section, key, min]) => ({ name, section, key, input: number(spec[section][key] ?? "", min, false) }));
+      settings[0].input.step = "any";
+      return {
+        fields: settings.map(({ name, input }) => field(name, input)),
+        send: () => {
+          const body = {};
+          for (const { section, key, input } of settings) {
+            if (input.value !== input.defaultValue) (body[section] ??= {})[key] = input.value ? Number(input.value) : null;
+          }
+          return call("PATCH", jobPath(id), { body });
+        },
+      };
+    },
+  },
   {
     label: "Scale",
     text: "More or fewer workers, within these limits, as there is room. Training goes on from the same step.",
