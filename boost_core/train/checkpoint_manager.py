@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable
+from boost_core.checkpoint.peer_memory import Snapshot
 from boost_core.checkpoint.saver import HostCopies, SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import Chunk, SaveFailed, read_on_first_rank
-from boost_core.checkpoint.snapshot_store import Snapshot
 from boost_core.config import JobSpec
 from boost_core.messages import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import SnapshotKey

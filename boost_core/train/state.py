@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import Manifest
+from boost_core.checkpoint.peer_memory import Fetch, SnapshotStore, load_from_memory
 from boost_core.checkpoint.resharding import load_chunks
 from boost_core.checkpoint.shards import Chunk, read_on_first_rank
-from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sequences
 from boost_core.kernels import fp8_product

@@ -19,9 +19,9 @@ import psutil
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.peer_memory import SnapshotStore
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.shards import Chunk, save_chunks
-from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step

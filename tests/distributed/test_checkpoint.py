@@ -19,9 +19,9 @@ import torch.distributed as dist
 from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.peer_memory import SnapshotStore
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
 from boost_core.checkpoint.shards import Chunk, SaveFailed, save_chunks
-from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.messages import Report

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.peer_memory import SnapshotStore
 from boost_core.checkpoint.saver import HostCopies, Saver, SaveRequest
-from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.plan import memory

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.peer_memory import Snapshot, SnapshotStore, StateLost, load_from_memory
 from boost_core.checkpoint.shards import Chunk
-from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.messages import Report, Steer, StepReport
 from boost_core.plan.snapshots import (

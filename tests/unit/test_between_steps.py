@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.snapshot_store import Snapshot
+from boost_core.checkpoint.peer_memory import Snapshot
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim.zero import Gradients, adds_products
 from boost_core.train import step

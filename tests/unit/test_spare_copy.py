@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from boost_core.checkpoint import snapshot_store
+from boost_core.checkpoint import peer_memory
+from boost_core.checkpoint.peer_memory import Snapshot, SnapshotStore
 from boost_core.checkpoint.saver import HostCopies
 from boost_core.checkpoint.shards import Chunk
-from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, newest_whole_state
 from service.gang.worker import spare_copy
 from service.gang.worker.spare_copy import Array, NoRoom, SpareCopy
@@ -185,6 +185,6 @@ def test_a_snapshot_that_nobody_reads_any_more_is_let_go(monkeypatch: pytest.Mon
     held = rank.store._held
     assert held is not None
     assert rank.store.is_held(held.tensors[0])
-    monkeypatch.setattr(snapshot_store, "HOLD_SECONDS", -1.0)
+    monkeypatch.setattr(peer_memory, "HOLD_SECONDS", -1.0)
     rank.read(held.index.key, [])
     assert not rank.store.is_held(held.tensors[0])

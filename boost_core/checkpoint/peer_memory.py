@@ -9,11 +9,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -27,6 +28,7 @@ from boost_core.checkpoint.resharding import LoadChunks
 from boost_core.checkpoint.shards import Chunk, of_all_ranks
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, TensorSlice
 
+_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks, because a pickle could execute code
 HOLD_SECONDS = 60.0  # time without a read after which a held snapshot is released, as its reader must be gone
 
 
@@ -128,6 +130,53 @@ class SnapshotStore:
 
 
 Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # fetches from the owner
+
+
+class PeerCopies:
+    """Sends this rank's snapshots to the rank that keeps copies of them, and keeps copies of another rank's.
+
+    Args:
+        snapshots: This process's snapshot store.
+        owner_of: For each rank, the rank that keeps the copy of its snapshots.
+        ranks: A gloo group of all ranks.
+    """
+
+    def __init__(self, snapshots: SnapshotStore, owner_of: Sequence[int], ranks: dist.ProcessGroup) -> None:
+        self._snapshots, self._ranks = snapshots, ranks
+        self._rank = dist.get_rank()
+        self._to, self._of = owner_of[self._rank], list(owner_of).index(self._rank)
+        self._boxes: tuple[TensorSlice, ...] | None = None  # of the copies kept here; they never change
+
+    def exchange(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot here and a copy of it in the peer's memory; all ranks call this with theirs of the same step.
+
+        When it returns, every rank's snapshot is in two places, and all older ones have been dropped.
+        """
+        self._snapshots.put(snapshot)
+        if self._to != self._rank:
+            if self._boxes is None:
+                message = torch.frombuffer(bytearray(_BOXES.dump_json(snapshot.index.boxes)), dtype=torch.uint8)
+                length = self._swap(torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64))
+                received = self._swap(message, torch.empty(int(length.item()), dtype=torch.uint8))
+                self._boxes = _BOXES.validate_json(received.numpy().tobytes())
+            sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in snapshot.tensors]
+            copies = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
+            for tensor in copies:
+                dist.recv(tensor, group=self._ranks, group_src=self._of)
+            for work in sending:
+                if work is not None:
+                    work.wait()
+            key = replace(snapshot.index.key, rank=self._of)
+            self._snapshots.put(Snapshot(replace(snapshot.index, key=key, boxes=self._boxes), copies))
+        dist.barrier(self._ranks)
+        self._snapshots.keep_only(snapshot.index.key.generation, snapshot.index.key.step)
+
+    def _swap(self, message: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        sending = dist.isend(message, group=self._ranks, group_dst=self._to)
+        dist.recv(received, group=self._ranks, group_src=self._of)
+        if sending is not None:
+            sending.wait()
+        return received
 
 
 def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chunk]) -> None:
