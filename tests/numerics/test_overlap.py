@@ -83,14 +83,17 @@ def test_two_halves_take_turns_forward_and_backward(ranks: Ranks) -> None:
             assert all(("start", purpose) in meanwhile for meanwhile in under_way[:-1])
 
 
-def test_halves_of_one_sequence_take_turns_but_where_they_attend_together(ranks: Ranks) -> None:
+def test_halves_of_one_sequence_take_turns_forward_alone(ranks: Ranks) -> None:
     choice = ParallelismConfig.model_validate({"split_micro_batch": True})
     for events in ranks.run(2, events_of_a_step, model(), choice, 1):
-        for purpose in ("latent", "latent gradient"):
-            under_way = waits(events, purpose)
-            assert len(under_way) == 2 * 4 * 2
-            # In each of two blocks the half that attends last has waited for the other's projections alone.
-            assert sum(("start", purpose) not in meanwhile for meanwhile in under_way[:-1]) == 2
+        under_way = waits(events, "latent")
+        assert len(under_way) == 2 * 4 * 2
+        # In each of two blocks the second half's latents have only the other's queries, keys and values to hide behind.
+        assert sum(("start", "latent") not in meanwhile for meanwhile in under_way[:-1]) == 2
+        # One backward pass: gradients are exchanged, and those of weights computed, once for both halves.
+        under_way = waits(events, "latent gradient")
+        assert len(under_way) == 4 * 2
+        assert all(meanwhile and {kind for kind, _ in meanwhile} == {"gradient"} for meanwhile in under_way)
 
 
 def test_without_a_split_nothing_else_runs_forward(ranks: Ranks) -> None:
