@@ -287,7 +287,7 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
 
 @dataclass
 class PartAttention:
-    """Attention of a part of the tokens of one sequence, whose halves are computed in turns (``kernels.launch.Part``).
+    """Attention of a part of the tokens of sequences, whose halves are computed in turns (``kernels.launch.Part``).
 
     All but attention treats each token by itself. Attention is computed for all tokens in one call: a kernel with half
     of the queries would leave most of a GPU's multiprocessors idle at its end.
@@ -392,7 +392,7 @@ class Rotation:
         return own
 
     def for_part(self, part: Part) -> "Rotation":
-        """Return a copy for a part of the tokens of one sequence; it is still the rotation of all of them."""
+        """Return a copy for a part of the tokens; it is still the rotation of all of them."""
         own = copy(self)
         own.attention = PartAttention(part)
         return own
@@ -412,9 +412,10 @@ class Rotation:
         own.attention = None if self.attention is None else self.attention.for_layer()
         return own
 
-    def has_one_sequence(self, token_T: torch.Tensor) -> bool:
-        """Whether these are the tokens of one sequence, all of them on this rank."""
-        return not self._parts and len(token_T) == self.sequence_length
+    @property
+    def is_local(self) -> bool:
+        """Whether this rank has all tokens of its sequences."""
+        return self.attention is None and not self._parts
 
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
         """Split tokens, ``[T]``, in parts, each with its rotation.

@@ -12,6 +12,7 @@ from torch import nn
 
 from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, grouped_projections, head_weights
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.launch import Halves
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
@@ -90,6 +91,7 @@ class Decoder(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        self.saves_all = all(TRAITS[mode].again == "nothing" for mode in modes.values())
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
         self.blocks = nn.ModuleDict(
@@ -104,7 +106,7 @@ class Decoder(nn.Module):
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
         if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
-        elif rotation.has_one_sequence(token_T):
+        elif self.saves_all and rotation.is_local:
             residual = self._recorded_after_halves(self.embed(token_T), rotation)
         else:
             halves = rotation.splits(token_T, self.splits)
@@ -149,7 +151,7 @@ class Decoder(nn.Module):
                 head.predicts = False
 
     def _recorded_after_halves(self, residual: Residual, rotation: Rotation) -> Residual:
-        """The stream of one sequence after all blocks, of which halves of the tokens are computed in turns."""
+        """The stream after all blocks, where halves of the tokens are computed in turns."""
         tokens = len(residual.stream)
         computations = []
         for part in Halves((-(-tokens // 2), tokens // 2)).parts():

@@ -196,8 +196,10 @@ class Bottleneck(WeightedModule):
         quantised = [PrecomputedRows() if fp8 else None for _ in self.pieces]
         for index, (piece, (latents, fused_gTr)) in enumerate(zip(self.pieces, each_piece, strict=True)):
             if self.crossing is None or not carried:
-                how = width, epsilon, self.activation, quantised[index], fused_gTr, part
-                z.append(latent_epilogue(*latents, len(piece), *how))
+                latent_gTr = latent_epilogue(
+                    *latents, len(piece), width, epsilon, self.activation, quantised[index], fused_gTr, part
+                )
+                z.append(latent_gTr)
             else:
                 crossed, members = carried[index], slice(piece.start, piece.stop)
                 z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, quantised[index]))
@@ -255,7 +257,7 @@ class Dense(WeightedModule):
     def up_project(
         self,
         exchanged: list[Exchanged],
-        carried: list[torch.Tensor] | None,
+        carried: list[torch.Tensor] | None,  # noqa: ARG002
         part: Part | None = None,  # noqa: ARG002
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:
         """Return one ``[g, T, f]`` for each run of equal widths, no latents, and no rows in 8 bits."""
