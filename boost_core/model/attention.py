@@ -310,10 +310,13 @@ class PartAttention:
         """As in ``Attention``."""
         heads, of_qkv = segments(partial(block.heads, part=self.part), exchanged, carried)
         if self.part.place is None:
-            self.part.halves.attended[:] = [causal_attention(heads, rotation, block.head_size)]
+            out_Td = causal_attention(heads, rotation, block.head_size)
+            # Detached: the graph's nodes refer to the halves, which must not refer to the graph.
+            self.part.halves.attended[:] = [out_Td.detach()]
         await end_turn()
-        (out_Td,) = self.part.halves.attended
-        return block.output.down_project(self.part.of(out_Td), part=self.part), of_qkv, lambda _: None
+        if self.part.place is not None:
+            out_Td = self.part.of(*self.part.halves.attended)
+        return block.output.down_project(out_Td, part=self.part), of_qkv, lambda _: None
 
 
 def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
