@@ -26,7 +26,6 @@ from boost_core.kernels.launch import (
     members,
     rows,
     runs_on_triton,
-    space_for,
     tl,
     triton,
     warps_of,
@@ -73,9 +72,12 @@ class _GatedProduct(torch.autograd.Function):
         fp8 = quantised is not None
         ctx.save_for_backward(*parts)
         ctx.activation, ctx.fp8, ctx.of_gradients = activation, fp8, of_gradients
-        out_Tf, computed = space_for(gate_Tf, (tokens, columns), None if fp8 else part)
-        if computed:
-            return out_Tf
+        if part is None or fp8:
+            out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
+        else:
+            out_Tf, computed = part.result(gate_Tf, (tokens, columns))
+            if computed:
+                return out_Tf
         values, scales = out_Tf, out_Tf  # not written to as such if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(out_Tf.shape, gate_Tf.device)

@@ -31,7 +31,7 @@ from torch.nn.functional import silu
 
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, space_for, tl, warps_of
+from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 # The activations, which the MLP's gate and LaX's crossing share, in torch and in Triton:
 #
@@ -152,9 +152,12 @@ class _LatentEpilogue(torch.autograd.Function):
         if precomputed_gTr is not None:
             return precomputed_gTr.detach()
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
-        z_gTr, computed = space_for(h_Tc, (count, tokens, rank), part if quantised is None else None)
-        if computed:
-            return z_gTr
+        if part is None or quantised is not None:
+            z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        else:
+            z_gTr, computed = part.result(h_Tc, (count, tokens, rank))
+            if computed:
+                return z_gTr
         values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)

@@ -17,7 +17,7 @@ import torch
 
 __all__ = [
     "Halves", "Implementation", "Part", "always", "block_of", "jit", "lacks_compiler", "members", "precise", "rows",
-    "runs_on_triton", "space_for", "tl", "triton", "warps_of",
+    "runs_on_triton", "tl", "triton", "warps_of",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Part:
     Attributes:
         halves: What the three have in common.
         place: 0 for the first half, 1 for the second; ``None`` for all tokens.
-        operations: How many operations have got their results' memory.
+        operations: How many of its operations have memory for their results.
     """
 
     halves: Halves
@@ -149,37 +149,24 @@ class Part:
         return x_Td if self.place is None else torch.split(x_Td, list(self.halves.sizes))[self.place]
 
     def result(
-        self, like: torch.Tensor, shape: Sequence[int], room: bool, dtype: torch.dtype | None
-    ) -> torch.Tensor:  # fmt: skip
-        """Where the next operation's result for this part is, ``[…, T, c]``; see ``space_for``."""
+        self, like: torch.Tensor, shape: Sequence[int], room: bool = False, dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, bool]:
+        """Return memory for the next operation's result for this part, and whether the result is there already.
+
+        Args:
+            like: Has its type and device.
+            shape: Its shape, ``[…, T, c]``.
+            room: Whether there is to be room beside it for one more element per token: behind it, and in front of the
+                first half, so that the halves' rows are next to each other; ``[T, c]`` then.
+            dtype: Its type, if it is another.
+        """
         number, self.operations = self.operations, self.operations + 1
         if self.place is None:
-            return self.halves.results.pop(number).detach()  # of which the halves' memory is no view
+            return self.halves.results.pop(number).detach(), True  # of which the halves' memory is no view
         (first, _), tokens, columns = self.halves.sizes, sum(self.halves.sizes), shape[-1]
         if self.place == 0 and room:
             memory = like.new_empty(tokens * (columns + 1))
             self.halves.results[number] = memory[first : first + tokens * columns].view(tokens, columns)
         elif self.place == 0:
             self.halves.results[number] = like.new_empty((*shape[:-2], tokens, columns), dtype=dtype)
-        return torch.split(self.halves.results[number], list(self.halves.sizes), dim=-2)[self.place]
-
-
-def space_for(
-    like: torch.Tensor, shape: Sequence[int], part: Part | None, room: bool = False, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, bool]:
-    """Return memory for an operation's result, and whether the result is there already.
-
-    Args:
-        like: Has its type and device.
-        shape: Its shape, ``[…, T, c]``.
-        part: The part of the tokens that the operation is computed for; ``None`` if there are no others.
-        room: Whether there is to be room beside it for one more element per token: behind it, and in front of the first
-            half, so that the halves' rows are next to each other; ``[T, c]`` then.
-        dtype: Its type, if it is another.
-    """
-    if part is not None:
-        return part.result(like, shape, room, dtype), part.place is None
-    if not room:
-        return like.new_empty(shape, dtype=dtype), False
-    tokens, columns = shape
-    return like.new_empty(tokens * (columns + 1))[: tokens * columns].view(tokens, columns), False
+        return torch.split(self.halves.results[number], list(self.halves.sizes), dim=-2)[self.place], False

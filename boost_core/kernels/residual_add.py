@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, space_for, tl, warps_of
+from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
 class Residual(NamedTuple):
@@ -74,10 +74,13 @@ class _ResidualAdd(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         tokens, columns = x_Td.shape
-        part = None if quantised is not None or y_Td is None else part
-        sum_Td = x_Td.view_as(x_Td) if y_Td is None else space_for(x_Td, x_Td.shape, part)[0]
-        squares_T1, computed = space_for(x_Td, (tokens, 1), part, dtype=torch.float32)
-        squares_T = squares_T1.squeeze(-1)
+        computed = False
+        if part is not None and quantised is None:
+            sum_Td, computed = part.result(x_Td, x_Td.shape)
+            squares_T = part.result(x_Td, (tokens, 1), dtype=torch.float32)[0].squeeze(-1)
+        else:
+            sum_Td = x_Td.view_as(x_Td) if y_Td is None else x_Td.new_empty(x_Td.shape)
+            squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
         ctx.save_for_backward(sum_Td)
         ctx.added = y_Td is not None
         if computed:

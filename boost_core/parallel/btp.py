@@ -13,6 +13,7 @@ started a collective calls ``flush`` before waiting. Weight gradients go straigh
 Shape suffixes: T tokens, d hidden (this rank's shard), g projections of one input, r rank, f wide (shard).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from torch.nn.functional import embedding
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
 from boost_core.kernels.latent_epilogue import Epilogue, with_room
-from boost_core.kernels.launch import Part, precise, space_for
+from boost_core.kernels.launch import Part, precise
 from boost_core.kernels.residual_add import Residual, residual_add
 from boost_core.parallel.communicator import (
     Communicator,
@@ -189,7 +190,7 @@ class DeferredWeightGradients:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
-            room: Whether to leave room beside the result for one more element per token (``launch.space_for``).
+            room: Whether to leave room beside the result for one more element per token (``Part.result``).
             quantised: The rows of ``x`` in 8 bits, if the kernel that computes it leaves them.
             of_gradient: Likewise those of the result's gradient.
             part: The part of the tokens that ``x`` has, if there are others.
@@ -279,12 +280,19 @@ class _Multiply(torch.autograd.Function):
         if saved is None:
             factor.save(ctx, x)
         ctx.factor, ctx.saved = factor, saved
+        part, fp8 = factor.part, factor.deferred.fp8
+        if part is None and not fp8 and not factor.room:
+            return x @ _scaled(factor.weight, factor.scale_d)
         rows, factor.rows_of_x = factor.rows_of_x, None
         shape = (*x.shape[:-1], factor.weight.shape[-1])
-        product, computed = space_for(x, shape, factor.part, factor.room)
-        if computed:
-            return product
-        if not factor.deferred.fp8:
+        if part is None:  # with room, one more element per token behind the product
+            elements = math.prod(shape)
+            product = x.new_empty(elements + (len(x) if factor.room else 0))[:elements].view(shape)
+        else:
+            product, computed = part.result(x, shape, factor.room)
+            if computed:
+                return product
+        if not fp8:
             multiply = torch.mm if x.ndim == 2 else torch.bmm
             return multiply(x, factor.multiplied(), out=product)
         rows = quantise_rows(x) if rows is None else rows
