@@ -612,7 +612,7 @@ def layout_problems(
         whole = None
         if parallelism.context_parallel_size > 1:
             whole = "over context parallel ranks"
-        elif parallelism.recompute_text not in ("none", "auto"):  # which attention of both halves would have to be, too
+        elif parallelism.recompute_text not in ("none", "auto"):  # two halves of its tokens have one backward pass
             whole = f"with recompute={parallelism.recompute_text}"
         if whole is not None:
             message = (

@@ -286,8 +286,8 @@ class ParallelismConfig(Config):
     split_micro_batch: bool = Field(
         False,
         description="Interleave two halves of each micro-batch, so that one half's exchange overlaps the other's "
-        "computation; for btp. Over context parallel ranks, keys are exchanged meanwhile, elsewhere latents. A "
-        "micro-batch of one sequence is split in halves of its tokens, which attend together; without recomputation.",
+        "computation; for btp. Over context parallel ranks, keys are exchanged meanwhile, elsewhere latents. "
+        "Halves that recompute nothing have one backward pass; only they can be halves of one sequence.",
     )
     symmetric_memory: SymmetricMemoryConfig | None = Field(
         None,

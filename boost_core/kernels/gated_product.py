@@ -19,7 +19,17 @@ import torch
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, scale_of, store_quantised
 from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
-from boost_core.kernels.launch import block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
+from boost_core.kernels.launch import (
+    Part,
+    block_of,
+    jit,
+    members,
+    rows,
+    runs_on_triton,
+    tl,
+    triton,
+    warps_of,
+)
 
 LARGEST_BLOCK = 1024
 LARGEST_BLOCK_FP8 = 4096  # backward: eight elements for each of 512 threads
@@ -27,7 +37,7 @@ LARGEST_BLOCK_FP8 = 4096  # backward: eight elements for each of 512 threads
 
 def gated_product(
     parts: list[torch.Tensor], activation: Activation, quantised: PrecomputedRows | None = None,
-    of_gradients: Sequence[PrecomputedRows] = (),
+    of_gradients: Sequence[PrecomputedRows] = (), part: Part | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Compute the gated product, ``[T, f]``.
 
@@ -37,9 +47,10 @@ def gated_product(
         quantised: Where the kernel leaves the result's rows in 8 bits; ``None`` if no product reads them so.
         of_gradients: Likewise those of each part's gradient, which goes unchanged to the one product that returned the
             part; with ``quantised``.
+        part: The part of the tokens, if there are others; not with ``quantised``, whose kernels compute all again.
     """
     if runs_on_triton(parts[0]):
-        return _GatedProduct.apply(activation, quantised, of_gradients, *map(rows, parts))  # type: ignore[no-any-return, no-untyped-call]
+        return _GatedProduct.apply(activation, quantised, of_gradients, part, *map(rows, parts))  # type: ignore[no-any-return, no-untyped-call]
     # The reference, differentiated by autograd.
     gate_Tf, up_Tf = members(parts)
     return activation_reference(gate_Tf, activation) * up_Tf
@@ -54,12 +65,19 @@ class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, activation: Activation, quantised: PrecomputedRows | None, of_gradients: Sequence[PrecomputedRows],
-        *parts: torch.Tensor,
+        part: Part | None, *parts: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         gate_Tf, up_Tf = members(parts)
         tokens, columns = gate_Tf.shape
-        out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
         fp8 = quantised is not None
+        ctx.save_for_backward(*parts)
+        ctx.activation, ctx.fp8, ctx.of_gradients = activation, fp8, of_gradients
+        if part is None or fp8:
+            out_Tf = torch.empty((tokens, columns), dtype=gate_Tf.dtype, device=gate_Tf.device)
+        else:
+            out_Tf, computed = part.result(gate_Tf, (tokens, columns))
+            if computed:
+                return out_Tf
         values, scales = out_Tf, out_Tf  # not written to as such if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(out_Tf.shape, gate_Tf.device)
@@ -68,8 +86,6 @@ class _GatedProduct(torch.autograd.Function):
             gate_Tf, up_Tf, out_Tf, values, scales, gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
             ACTIVATION=activation.value, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.save_for_backward(*parts)
-        ctx.activation, ctx.fp8, ctx.of_gradients = activation, fp8, of_gradients
         return out_Tf
 
     @staticmethod
@@ -93,7 +109,7 @@ class _GatedProduct(torch.autograd.Function):
         if ctx.fp8:
             for of_gradient, each in zip(ctx.of_gradients, quantised, strict=True):
                 of_gradient.rows = QuantisedRows(*each)
-        return None, None, None, *dparts
+        return None, None, None, None, *dparts
 
 
 @jit

@@ -31,7 +31,7 @@ from torch.nn.functional import silu
 
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
+from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 # The activations, which the MLP's gate and LaX's crossing share, in torch and in Triton:
 #
@@ -93,7 +93,7 @@ class Epilogue:
 
 def latent_epilogue(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: Activation,
-    quantised: PrecomputedRows | None = None, precomputed_gTr: torch.Tensor | None = None,
+    quantised: PrecomputedRows | None = None, precomputed_gTr: torch.Tensor | None = None, part: Part | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Scale by the norm's statistic (if there is one), apply the activation, and separate the projections.
 
@@ -106,6 +106,7 @@ def latent_epilogue(
         activation: The bottleneck's.
         quantised: Where the kernel leaves the result's rows in 8 bits; ``None`` if no product reads them so.
         precomputed_gTr: The result, if already computed (``symmetric_sum``); the reference computes its own.
+        part: The part of the tokens, if there are others; not with ``quantised``, whose kernels compute all again.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
@@ -116,7 +117,7 @@ def latent_epilogue(
         return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
     statistic = None if s_T is None else s_T.contiguous()
     return _LatentEpilogue.apply(  # type: ignore[no-any-return, no-untyped-call]
-        rows(h_Tc), statistic, count, width, epsilon, activation, quantised, precomputed_gTr
+        rows(h_Tc), statistic, count, width, epsilon, activation, quantised, precomputed_gTr, part
     )
 
 
@@ -144,13 +145,19 @@ class _LatentEpilogue(torch.autograd.Function):
     def forward(
         ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
         activation: Activation, quantised: PrecomputedRows | None, precomputed_gTr: torch.Tensor | None,
+        part: Part | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(h_Tc, s_T)
         ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
         if precomputed_gTr is not None:
             return precomputed_gTr.detach()
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
-        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        if part is None or quantised is not None:
+            z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        else:
+            z_gTr, computed = part.result(h_Tc, (count, tokens, rank))
+            if computed:
+                return z_gTr
         values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
@@ -178,7 +185,7 @@ class _LatentEpilogue(torch.autograd.Function):
             COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation.value, BLOCK=block,
             num_warps=warps_of(block),
         )  # fmt: skip
-        return dh_Tc, None if s_T is None else ds_T, None, None, None, None, None, None
+        return dh_Tc, None if s_T is None else ds_T, None, None, None, None, None, None, None
 
 
 @jit

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
-from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
+from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
 class Residual(NamedTuple):
@@ -41,19 +41,20 @@ class Residual(NamedTuple):
 
 
 def residual_add(
-    x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None = None
-) -> Residual:  # fmt: skip
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None = None, part: Part | None = None
+) -> Residual:
     """Compute ``x + y`` and its sums of squares.
 
     Args:
         x_Td: The stream so far, ``[T, d]``.
         y_Td: A block's output, of the same shape and type; ``None`` before anything is added.
         quantised: Where the kernel leaves the sum's rows in 8 bits; ``None`` if no product reads them so.
+        part: The part of the tokens, if there are others; not with ``quantised``, whose kernels compute all again.
     """
     if not runs_on_triton(x_Td):
         return residual_add_reference(x_Td, y_Td)._replace(quantised=quantised)
     y_Td = None if y_Td is None else rows(y_Td)
-    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised)  # type: ignore[no-untyped-call]
+    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised, part)  # type: ignore[no-untyped-call]
     return Residual(stream_Td, input_Td, squares_T, quantised)
 
 
@@ -69,12 +70,21 @@ def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Res
 class _ResidualAdd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None
+        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None, part: Part | None
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         tokens, columns = x_Td.shape
-        sum_Td = x_Td.view_as(x_Td) if y_Td is None else torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
-        squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+        computed = False
+        if part is not None and quantised is None:
+            sum_Td, computed = part.result(x_Td, x_Td.shape)
+            squares_T = part.result(x_Td, (tokens, 1), dtype=torch.float32)[0].squeeze(-1)
+        else:
+            sum_Td = x_Td.view_as(x_Td) if y_Td is None else x_Td.new_empty(x_Td.shape)
+            squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+        ctx.save_for_backward(sum_Td)
+        ctx.added = y_Td is not None
+        if computed:
+            return sum_Td, sum_Td.view_as(sum_Td), squares_T
         values, scales = x_Td, x_Td  # not written to if there is nothing to quantise
         if quantised is not None:
             quantised.rows = values, scales = empty_quantised(x_Td.shape, x_Td.device)
@@ -83,8 +93,6 @@ class _ResidualAdd(torch.autograd.Function):
             x_Td, y, sum_Td, squares_T, values, scales, x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
             ADD=y_Td is not None, FP8=quantised is not None, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.save_for_backward(sum_Td)
-        ctx.added = y_Td is not None
         return sum_Td, sum_Td.view_as(sum_Td), squares_T
 
     @staticmethod
@@ -103,7 +111,7 @@ class _ResidualAdd(torch.autograd.Function):
             STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
             BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dx_Td, dx_Td if ctx.added else None, None
+        return dx_Td, dx_Td if ctx.added else None, None, None
 
 
 @jit

@@ -11,7 +11,7 @@ documents in a sequence.
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
+from boost_core.kernels.launch import Part
 from boost_core.kernels.rotary import rotary
 from boost_core.model.low_rank import Bottleneck, Dense
 from boost_core.parallel.btp import Exchanged, GradientSinks, PartialLatents
@@ -220,7 +221,9 @@ class Heads(Protocol):
     output: Bottleneck | Dense
     sinks: GradientSinks
 
-    def heads(self, exchanged: list[Exchanged], carried: Crossing) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def heads(
+        self, exchanged: list[Exchanged], carried: Crossing, part: Part | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return queries, keys and values, not rotated yet (``causal_attention``), and their latents."""
 
 
@@ -283,60 +286,37 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
 
 
 @dataclass
-class HalvesAttention:
-    """Attention of sequences whose halves are computed in turns (``run_in_turns``), of one layer after the other.
+class PartAttention:
+    """Attention of a part of the tokens of sequences, whose halves are computed in turns (``kernels.launch.Part``).
 
-    All but attention treats each token by itself. The half that comes last attends for both, in one call: a kernel with
-    half of the queries would leave most of a GPU's multiprocessors idle at its end.
-
-    Attributes:
-        whole: The rotation of both halves.
-        heads: Queries, keys and values of the half that came first, by its place.
-        out: What attention returned, ``[T, d]``, for the half that has still to go on.
-    """
-
-    whole: "Rotation"
-    heads: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    out: torch.Tensor | None = None
-
-
-@dataclass
-class HalfAttention:
-    """One half's part of ``HalvesAttention``; blocks that recompute nothing call it.
+    All but attention treats each token by itself. Attention is computed for all tokens in one call: a kernel with half
+    of the queries would leave most of a GPU's multiprocessors idle at its end.
 
     Attributes:
-        both: What the two share.
-        place: 0 for the first half, 1 for the second.
+        part: The part.
         exchanges_keys: As in ``Attention``.
     """
 
-    both: HalvesAttention
-    place: int
+    part: Part
     exchanges_keys: bool = False
 
-    def for_layer(self) -> "HalfAttention":
-        """Return itself: both halves are in the same layer."""
+    def for_layer(self) -> "PartAttention":
+        """Return itself: all parts are in the same layer."""
         return self
 
     async def __call__(
-        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing,
-        rotation: "Rotation",  # noqa: ARG002
-    ) -> Attended:  # fmt: skip
-        """As in ``Attention``; what rotates is the rotation of both."""
-        heads, of_qkv = segments(block.heads, exchanged, carried)
-        both = self.both
-        both.heads[self.place] = heads
-        if len(both.heads) == 1:
-            await end_turn()
-            out_Td, both.out = both.out, None
-        else:
-            sizes = [both.heads[place][0].shape[1] for place in (0, 1)]
-            parts = [torch.cat(pair, dim=1) for pair in zip(both.heads.pop(0), both.heads.pop(1), strict=True)]
-            outs = torch.split(causal_attention(parts, both.whole, block.head_size), sizes)
-            out_Td, both.out = outs[self.place], outs[1 - self.place]
-        if out_Td is None:
-            raise AssertionError("the halves are not in the same layer")
-        return block.output.down_project(out_Td), of_qkv, lambda _: None
+        self, block: Heads, segments: Segments, exchanged: list[Exchanged], carried: Crossing, rotation: "Rotation"
+    ) -> Attended:
+        """As in ``Attention``."""
+        heads, of_qkv = segments(partial(block.heads, part=self.part), exchanged, carried)
+        if self.part.place is None:
+            out_Td = causal_attention(heads, rotation, block.head_size)
+            # Detached: the graph's nodes refer to the halves, which must not refer to the graph.
+            self.part.halves.attended[:] = [out_Td.detach()]
+        await end_turn()
+        if self.part.place is not None:
+            out_Td = self.part.of(*self.part.halves.attended)
+        return block.output.down_project(out_Td, part=self.part), of_qkv, lambda _: None
 
 
 def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -414,6 +394,12 @@ class Rotation:
         own.attend = attend
         return own
 
+    def for_part(self, part: Part) -> "Rotation":
+        """Return a copy for a part of the tokens; it is still the rotation of all of them."""
+        own = copy(self)
+        own.attention = PartAttention(part)
+        return own
+
     def in_parts(self, parts: Sequence["Rotation"]) -> "Rotation":
         """Return a copy for tokens that are split into parts: those of each rotation, made by ``of_tokens``."""
         whole = copy(self)
@@ -429,24 +415,21 @@ class Rotation:
         own.attention = None if self.attention is None else self.attention.for_layer()
         return own
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this rank has all tokens of its sequences."""
+        return self.attention is None and not self._parts
+
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
         """Split tokens, ``[T]``, in parts, each with its rotation.
 
         Args:
             token_T: The tokens.
-            count: Number of parts with as many sequences, unless the parts are known; a single sequence is split in
-                two halves of its tokens.
+            count: Number of parts with as many sequences, unless the parts are known.
         """
         if self._parts:
             sizes = [len(part._cosine_se) for part in self._parts]
             return list(zip(torch.split(token_T, sizes), self._parts, strict=True))
-        if len(token_T) == self.sequence_length:
-            both, halves = HalvesAttention(self), []
-            for place, half_T in enumerate(token_T.chunk(2)):
-                half = copy(self)
-                half.attention = HalfAttention(both, place)
-                halves.append((half_T, half))
-            return halves
         parts = [part_bs.flatten() for part_bs in token_T.view(-1, self.sequence_length).chunk(count)]
         if self._start_bn is None:
             return [(part_T, self) for part_T in parts]

@@ -14,6 +14,7 @@ from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.launch import Part
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation, causal_attention, normed_heads
 from boost_core.model.low_rank import Bottleneck, Dense, LowRankStrategy, Strategy
@@ -71,7 +72,8 @@ class Block(nn.Module):
         segments = Segments(self.traits, strategy, self.crosses, lookahead, exchanges_keys)
         into_qkv, into_output, into_gate_up, into_down = carried or (None,) * 4
 
-        project = partial(self.query_key_value.down_project, quantised=residual.quantised)
+        part = lookahead.part
+        project = partial(self.query_key_value.down_project, quantised=residual.quantised, part=part)
         partials = segments.first(project, residual.inputs, residual.squares)
         latents = await segments.exchange(self.query_key_value.start, partials)
         ends = None
@@ -80,23 +82,26 @@ class Block(nn.Module):
         else:
             partials, of_qkv, ends = await rotation.attention(self, segments, latents, into_qkv, rotation)
         latents = await segments.exchange(self.output.start, partials)
-        partials, of_output, residual = segments(self._add_attended, latents, into_output, residual.stream)
+        add_attended = partial(self._add_attended, part)
+        partials, of_output, residual = segments(add_attended, latents, into_output, residual.stream)
 
         latents = await segments.exchange(self.gate_up.start, partials)
-        partials, of_gate_up = segments(self._gate, latents, into_gate_up)
+        partials, of_gate_up = segments(partial(self._gate, part), latents, into_gate_up)
         latents = await segments.exchange(self.down.start, partials)
-        residual, of_down = segments(self._add_mlp, latents, into_down, residual.stream)
+        residual, of_down = segments(partial(self._add_mlp, part), latents, into_down, residual.stream)
 
         if ends is not None:
             ends(residual.inputs)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
-    def heads(self, latents: list[Exchanged], carried: Crossing) -> tuple[list[torch.Tensor], Latents]:
+    def heads(
+        self, latents: list[Exchanged], carried: Crossing, part: Part | None = None
+    ) -> tuple[list[torch.Tensor], Latents]:
         """Queries, keys and values, ``[g, T, f]`` of g of one width, and their latents, ``[g, T, r]``.
 
         They are not rotated yet; see ``causal_attention``.
         """
-        projected, of_qkv, _ = self.query_key_value.up_project(latents, carried)
+        projected, of_qkv, _ = self.query_key_value.up_project(latents, carried, part)
         if not self.qk_norm:
             return projected, of_qkv
         query_Td, key_Td, value_Td = (member_Td for part_gTd in projected for member_Td in part_gTd)
@@ -112,21 +117,23 @@ class Block(nn.Module):
         return self.output.down_project(causal_attention(heads, rotation, self.head_size)), of_qkv
 
     def _add_attended(
-        self, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
+        self, part: Part | None, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
     ) -> tuple[list[PartialLatents], Latents, Residual]:
-        (attended_1Td,), of_output, _ = self.output.up_project(latents, carried)
-        residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
-        partials = self.gate_up.down_project(residual.inputs, residual.squares, residual.quantised)
+        (attended_1Td,), of_output, _ = self.output.up_project(latents, carried, part)
+        residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0), part)
+        partials = self.gate_up.down_project(residual.inputs, residual.squares, residual.quantised, part)
         return partials, of_output, residual
 
-    def _gate(self, latents: list[Exchanged], carried: Crossing) -> tuple[list[PartialLatents], Latents]:
-        projected, of_gate_up, of_gradients = self.gate_up.up_project(latents, carried)
+    def _gate(
+        self, part: Part | None, latents: list[Exchanged], carried: Crossing
+    ) -> tuple[list[PartialLatents], Latents]:
+        projected, of_gate_up, of_gradients = self.gate_up.up_project(latents, carried, part)
         quantised = PrecomputedRows() if self.strategy.fp8 else None
-        gated_Tf = gated_product(projected, self.activation, quantised, of_gradients)
-        return self.down.down_project(gated_Tf, quantised=quantised), of_gate_up
+        gated_Tf = gated_product(projected, self.activation, quantised, of_gradients, part)
+        return self.down.down_project(gated_Tf, None, quantised, part), of_gate_up
 
     def _add_mlp(
-        self, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
-    ) -> tuple[Residual, Latents]:  # fmt: skip
-        (mlp_1Td,), of_down, _ = self.down.up_project(latents, carried)
-        return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), of_down
+        self, part: Part | None, latents: list[Exchanged], carried: Crossing, stream_Td: torch.Tensor
+    ) -> tuple[Residual, Latents]:
+        (mlp_1Td,), of_down, _ = self.down.up_project(latents, carried, part)
+        return self.strategy.add(stream_Td, mlp_1Td.squeeze(0), part), of_down

@@ -12,6 +12,8 @@ from torch import nn
 
 from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, grouped_projections, head_weights
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS
+from boost_core.kernels.launch import Halves
 from boost_core.kernels.residual_add import Residual
 from boost_core.model.attention import Rotation
 from boost_core.model.block import Block, Carried
@@ -19,7 +21,7 @@ from boost_core.model.low_rank import Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns
+from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns, without_grad
 from boost_core.parallel.vocabulary import likeliest_tokens, token_losses
 from boost_core.plan.work import Stage, block_modes
 
@@ -89,6 +91,7 @@ class Decoder(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        self.saves_all = all(TRAITS[mode].again == "nothing" for mode in modes.values())
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
         self.blocks = nn.ModuleDict(
@@ -103,6 +106,8 @@ class Decoder(nn.Module):
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
         if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
+        elif self.saves_all and rotation.is_local:
+            residual = self._recorded_after_halves(self.embed(token_T), rotation)
         else:
             halves = rotation.splits(token_T, self.splits)
             through = run_in_turns([self._half(half_T, its_rotation) for half_T, its_rotation in halves])
@@ -144,6 +149,18 @@ class Decoder(nn.Module):
         finally:
             for head in heads:
                 head.predicts = False
+
+    def _recorded_after_halves(self, residual: Residual, rotation: Rotation) -> Residual:
+        """The stream after all blocks, where halves of the tokens are computed in turns."""
+        tokens = len(residual.stream)
+        computations = []
+        for part in Halves((-(-tokens // 2), tokens // 2)).parts():
+            squares_T = None if residual.squares is None else part.of(residual.squares)
+            own = Residual(part.of(residual.stream), part.of(residual.inputs), squares_T)
+            lookahead = Lookahead(overlapped=True, part=part)
+            computation = self._through(self.blocks, own, None, rotation.for_part(part), lookahead)
+            computations.append(computation if part.place is None else without_grad(computation))
+        return run_in_turns(computations)[-1][0]
 
     async def _half(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
         """The stream of a half of the tokens after all blocks, which the other half computes in turns with."""

@@ -12,6 +12,7 @@ from boost_core.architecture import ProjectionGroup, WeightSpec, crossing_weight
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue
+from boost_core.kernels.launch import Part
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
 from boost_core.parallel.btp import (
@@ -132,7 +133,8 @@ class Bottleneck(WeightedModule):
         ]
 
     def down_project(
-        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None, quantised: PrecomputedRows | None = None
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None, quantised: PrecomputedRows | None = None,
+        part: Part | None = None,
     ) -> list[PartialLatents]:  # fmt: skip
         """Project ``[T, d_in]`` to this rank's part of the latents, one for each exchange.
 
@@ -140,10 +142,12 @@ class Bottleneck(WeightedModule):
             x_Td: The input.
             squares_T: Its rows' sums of squares, if a norm precedes the projections and the residual has them.
             quantised: Its rows in 8 bits, if the kernel that wrote it has left them.
+            part: The part of the tokens that they are, if there are others.
         """
         down_dgr, norm = self.declared("down"), self.norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
-        return [self.strategy.partial_latents(x_Td, squares_T, down_dgr, norm, quantised) for down_dgr in products]
+        project = self.strategy.partial_latents
+        return [project(x_Td, squares_T, down_dgr, norm, quantised, part) for down_dgr in products]
 
     def start(self, partials: list[PartialLatents]) -> Callable[[], list[Exchanged]]:
         """Start the exchanges; call the result to wait for the whole latents.
@@ -157,7 +161,7 @@ class Bottleneck(WeightedModule):
         while partials:
             partial, fused = partials.pop(0), None
             statistic = partial.squares is not None
-            if not computes_alone and (statistic or self.activation is not Activation.LINEAR):
+            if not computes_alone and partial.part is None and (statistic or self.activation is not Activation.LINEAR):
                 count = len(self.group.wide_outs) if self.grouped else 1
                 shape = self.group.wide_in, self.norm_epsilon, self.activation
                 fused = Epilogue(partial.tokens, count, statistic, *shape)
@@ -165,13 +169,14 @@ class Bottleneck(WeightedModule):
         return lambda: [(wait(), fused) for wait, fused in started]
 
     def up_project(
-        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None
+        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None, part: Part | None = None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:
         """Project latents to the outputs.
 
         Args:
             exchanged: The results of the exchanges.
             carried: Latents of the same projections in the previous block; ``None`` in the first block.
+            part: The part of the tokens that they are, if there are others.
 
         Returns:
             The outputs, ``[g, T, d_out]`` for the g projected together, their latents ``[g, T, r]``, and under fp8
@@ -191,16 +196,17 @@ class Bottleneck(WeightedModule):
         quantised = [PrecomputedRows() if fp8 else None for _ in self.pieces]
         for index, (piece, (latents, fused_gTr)) in enumerate(zip(self.pieces, each_piece, strict=True)):
             if self.crossing is None or not carried:
-                z.append(
-                    latent_epilogue(*latents, len(piece), width, epsilon, self.activation, quantised[index], fused_gTr)
+                latent_gTr = latent_epilogue(
+                    *latents, len(piece), width, epsilon, self.activation, quantised[index], fused_gTr, part
                 )
+                z.append(latent_gTr)
             else:
                 crossed, members = carried[index], slice(piece.start, piece.stop)
                 z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, quantised[index]))
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
         of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]
-        outputs = [self.strategy.up(*each) for each in zip(z, ups, quantised, of_gradients, strict=True)]
+        outputs = [self.strategy.up(*each, part) for each in zip(z, ups, quantised, of_gradients, strict=True)]
         return outputs, z, [each for each in of_gradients if each is not None]
 
     def up_of(self, projection: int) -> torch.Tensor:
@@ -238,6 +244,7 @@ class Dense(WeightedModule):
         x_Td: torch.Tensor,
         squares_T: torch.Tensor | None = None,  # noqa: ARG002
         quantised: PrecomputedRows | None = None,  # noqa: ARG002
+        part: Part | None = None,  # noqa: ARG002
     ) -> list[PartialLatents]:
         """Return the input."""
         return [PartialLatents(lambda: x_Td, None, len(x_Td))]
@@ -248,8 +255,11 @@ class Dense(WeightedModule):
         return lambda: [((x_Td, None), None)]
 
     def up_project(
-        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None  # noqa: ARG002
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:  # fmt: skip
+        self,
+        exchanged: list[Exchanged],
+        carried: list[torch.Tensor] | None,  # noqa: ARG002
+        part: Part | None = None,  # noqa: ARG002
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:
         """Return one ``[g, T, f]`` for each run of equal widths, no latents, and no rows in 8 bits."""
         (((x_Td, _), _),) = exchanged
         if self.group.norm is None:

@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, rms_norm
 from boost_core.architecture import FULLRANK, VANILLA, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows
 from boost_core.kernels.latent_epilogue import Epilogue
+from boost_core.kernels.launch import Part
 from boost_core.kernels.residual_add import Residual
 from boost_core.parallel.btp import DeferredWeightGradients, Latents, NormWeights, PartialLatents
 from boost_core.parallel.communicator import (
@@ -60,7 +61,9 @@ class WholeResidual:
         """This rank's part of the stream."""
         return Residual(x_Td, x_Td, None)
 
-    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+    def add(
+        self, stream_Td: torch.Tensor, y_Td: torch.Tensor, part: Part | None = None  # noqa: ARG002
+    ) -> Residual:  # fmt: skip
         """A plain sum: norms of whole rows take their own statistic."""
         return self.enter(stream_Td + y_Td)
 
@@ -179,6 +182,7 @@ class VanillaTensorParallel(WholeResidual):
         down_dgr: torch.Tensor,
         norm: NormWeights | None,
         quantised: PrecomputedRows | None = None,  # noqa: ARG002
+        part: Part | None = None,  # noqa: ARG002
     ) -> PartialLatents:
         """This rank's slice of each latent; in the backward pass, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, (norm.width,), norm.scale_d, norm.epsilon)
@@ -200,6 +204,7 @@ class VanillaTensorParallel(WholeResidual):
         up_grf: torch.Tensor,
         quantised: PrecomputedRows | None = None,  # noqa: ARG002
         of_gradient: PrecomputedRows | None = None,  # noqa: ARG002
+        part: Part | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """The whole wide output: its partial sums are all-reduced."""
         return reduce_from_tp(z_gTr @ up_grf, self.communicator, "wide")

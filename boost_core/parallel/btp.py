@@ -26,7 +26,7 @@ from torch.nn.functional import embedding
 from boost_core.architecture import BTP, Sharding
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
 from boost_core.kernels.latent_epilogue import Epilogue, with_room
-from boost_core.kernels.launch import precise
+from boost_core.kernels.launch import Part, precise
 from boost_core.kernels.residual_add import Residual, residual_add
 from boost_core.parallel.communicator import (
     Communicator,
@@ -55,11 +55,13 @@ class PartialLatents:
             backward pass has ended before that.
         squares: The row sums of squares, if the exchange is to sum them, too.
         tokens: Number of rows.
+        part: The part of the tokens that they are, if there are others.
     """
 
     compute: Callable[[], torch.Tensor]
     squares: torch.Tensor | None
     tokens: int
+    part: Part | None = None
 
 
 # The result of one exchange, and where its epilogue may be.
@@ -180,7 +182,7 @@ class DeferredWeightGradients:
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
-        quantised: PrecomputedRows | None = None, of_gradient: PrecomputedRows | None = None,
+        quantised: PrecomputedRows | None = None, of_gradient: PrecomputedRows | None = None, part: Part | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``flush``.
 
@@ -188,22 +190,24 @@ class DeferredWeightGradients:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
-            room: Whether to leave room behind the result for one more element per token.
+            room: Whether to leave room beside the result for one more element per token (``Part.result``).
             quantised: The rows of ``x`` in 8 bits, if the kernel that computes it leaves them.
             of_gradient: Likewise those of the result's gradient.
+            part: The part of the tokens that ``x`` has, if there are others.
         """
-        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take(), of_gradient)
+        rows_of_x = None if quantised is None else quantised.take()
+        factor = _Factor(self, weight, scale_d, room, rows_of_x, part, of_gradient)
         return _Multiply.apply(x, factor, None)  # type: ignore[no-any-return, no-untyped-call]
 
     def product_of_saved(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
-        quantised: PrecomputedRows | None = None,
+        quantised: PrecomputedRows | None = None, part: Part | None = None,
     ) -> Callable[[], torch.Tensor]:  # fmt: skip
         """``product`` in two steps: ``x`` is saved for the backward pass now, and the returned function multiplies.
 
         So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
         """
-        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take())
+        factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take(), part)
         # The tensor is kept, not only its node: torch 2.11 frees what a node has saved with the node's last output.
         saved = (_Save.apply(x, factor),)  # type: ignore[no-untyped-call]
         return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
@@ -238,7 +242,18 @@ class _Factor:
     scale_d: torch.Tensor | None
     room: bool
     rows_of_x: QuantisedRows | None
+    part: Part | None
     of_gradient: PrecomputedRows | None = None
+
+    def multiplied(self) -> torch.Tensor:
+        """``W∘scale``, which the first of two halves of the tokens computes for both."""
+        if self.scale_d is None or self.part is None:
+            return _scaled(self.weight, self.scale_d)
+        factors = self.part.halves.factors
+        if self.part.place == 1:
+            return factors.popleft()
+        factors.append(_scaled(self.weight, self.scale_d))
+        return factors[-1]
 
     def save(self, ctx: Any, x: torch.Tensor) -> None:
         """Save both factors for the backward pass."""
@@ -265,18 +280,23 @@ class _Multiply(torch.autograd.Function):
         if saved is None:
             factor.save(ctx, x)
         ctx.factor, ctx.saved = factor, saved
-        weight, scale_d, fp8 = factor.weight, factor.scale_d, factor.deferred.fp8
-        if not fp8 and not factor.room:
-            return x @ _scaled(weight, scale_d)
-        # With room, one more element per token behind the product.
-        shape = (*x.shape[:-1], weight.shape[-1])
-        elements = math.prod(shape)
-        product = x.new_empty(elements + (len(x) if factor.room else 0))[:elements].view(shape)
-        if not fp8:
-            return torch.mm(x, _scaled(weight, scale_d), out=product)
+        part, fp8 = factor.part, factor.deferred.fp8
+        if part is None and not fp8 and not factor.room:
+            return x @ _scaled(factor.weight, factor.scale_d)
         rows, factor.rows_of_x = factor.rows_of_x, None
+        shape = (*x.shape[:-1], factor.weight.shape[-1])
+        if part is None:  # with room, one more element per token behind the product
+            elements = math.prod(shape)
+            product = x.new_empty(elements + (len(x) if factor.room else 0))[:elements].view(shape)
+        else:
+            product, computed = part.result(x, shape, factor.room)
+            if computed:
+                return product
+        if not fp8:
+            multiply = torch.mm if x.ndim == 2 else torch.bmm
+            return multiply(x, factor.multiplied(), out=product)
         rows = quantise_rows(x) if rows is None else rows
-        return fp8_product(rows, quantise_columns(weight, scale_d), product, fast_accumulation=True)
+        return fp8_product(rows, quantise_columns(factor.weight, factor.scale_d), product, fast_accumulation=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -293,11 +313,12 @@ class _Multiply(torch.autograd.Function):
         return fp8_product(rows, quantise_rows(weight, scale_d), x.new_empty(x.shape)), None, None
 
 
-def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def with_room_beside(product_Tr: torch.Tensor, part: Part | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """All memory of a product computed with ``room``, flat, and the room itself, ``[T]``, to be sent together."""
     tokens, columns = product_Tr.shape
-    memory = product_Tr.as_strided((tokens * (columns + 1),), (1,))
-    return memory, memory[tokens * columns :]
+    before = tokens if part is not None and part.place == 0 else 0
+    memory = product_Tr.as_strided((tokens * (columns + 1),), (1,), int(product_Tr.storage_offset()) - before)
+    return memory, memory[:tokens] if before else memory[tokens * columns :]
 
 
 def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
@@ -330,6 +351,7 @@ class Exchange:
         deferred: Weight gradients to compute while the gradient is under way.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
         fused: What is computed from the latents next, if the exchange may do so in the same pass.
+        part: The part of the tokens, if there are others.
         of_statistic: The statistic's gradient, ``[T]``, from when it is sent until it is whole.
         in_flight: What was started.
     """
@@ -338,6 +360,7 @@ class Exchange:
     deferred: DeferredWeightGradients
     statistic_apart: bool
     fused: Epilogue | None = None
+    part: Part | None = None
     of_statistic: torch.Tensor | None = None
     in_flight: list[Pending] = field(default_factory=list)
 
@@ -357,13 +380,21 @@ class _Start(torch.autograd.Function):
         ctx.exchange = exchange
         ctx.set_materialize_grads(False)
         payload = h_Tr = partial_Tr.detach()
+        part = exchange.part
+        if part is not None and part.place is None:  # the halves have exchanged them
+            exchanged = [of_half.popleft() for of_half in part.halves.exchanged]
+            if exchanged[0][0].data_ptr() != h_Tr.data_ptr():  # in memory that was not for all tokens
+                h_Tr = torch.cat([h_tr for h_tr, _ in exchanged])
+            return h_Tr, None if squares_T is None else torch.cat([squares_t for _, squares_t in exchanged])
         if squares_T is not None and not exchange.statistic_apart:
-            payload, sent_T = with_room_behind(h_Tr)
+            payload, sent_T = with_room_beside(h_Tr, part)
             squares_T = sent_T.copy_(squares_T)
         exchange.start_all_reduce(payload, "latent", exchange.fused)
         if squares_T is not None and exchange.statistic_apart:
             squares_T = squares_T.clone()
             exchange.start_all_reduce(squares_T, "statistic")
+        if part is not None and part.place is not None:
+            part.halves.exchanged[part.place].append((h_Tr, squares_T))
         return h_Tr, squares_T
 
     @staticmethod
@@ -393,7 +424,7 @@ class _Wait(torch.autograd.Function):
         if not one_memory or ds_T.data_ptr() != dh_Tr.data_ptr() + dh_Tr.nbytes:  # where ``latent_epilogue`` leaves it
             rows_Tr, room_T = with_room(dh_Tr)
             dh_Tr, sent_T = rows_Tr.copy_(dh_Tr), room_T.copy_(ds_T)
-        exchange.start_all_reduce(with_room_behind(dh_Tr)[0], "latent gradient")
+        exchange.start_all_reduce(with_room_beside(dh_Tr)[0], "latent gradient")
         exchange.of_statistic = sent_T  # not returned yet: if it has another type, autograd would convert it at once
         return dh_Tr, ds_T, None
 
@@ -449,14 +480,14 @@ class BottleneckTensorParallel:
 
         return self.add(Conjugate.apply(x_Td, lambda x_Td: x_Td.view_as(x_Td), flush), None)  # type: ignore[no-untyped-call]
 
-    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor | None, part: Part | None = None) -> Residual:
         """Add a block's output, ``[T, d]``, and take the result's sums of squares for the next norm."""
         # A product reads the residual itself only where the norm is applied afterwards.
-        return residual_add(stream_Td, y_Td, PrecomputedRows() if self.fp8 and self._norm == "fused" else None)
+        return residual_add(stream_Td, y_Td, PrecomputedRows() if self.fp8 and self._norm == "fused" else None, part)
 
     def partial_latents(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None,
-        quantised: PrecomputedRows | None = None,
+        quantised: PrecomputedRows | None = None, part: Part | None = None,
     ) -> PartialLatents:  # fmt: skip
         """This rank's part of ``norm(x) A`` for g projections: one matrix product of its rows.
 
@@ -478,19 +509,21 @@ class BottleneckTensorParallel:
             down_dgr: A.
             norm: The norm; ``None`` for none.
             quantised: The rows of ``x`` in 8 bits, if the kernel that wrote it has left them.
+            part: The part of the tokens that they are, if there are others.
         """
         down_dr, tokens = down_dgr.flatten(1), len(x_Td)
         if norm is None or squares_T is None:
-            return PartialLatents(self.deferred.product_of_saved(x_Td, down_dr, quantised=quantised), None, tokens)
+            compute = self.deferred.product_of_saved(x_Td, down_dr, quantised=quantised, part=part)
+            return PartialLatents(compute, None, tokens, part)
         if self._norm == "fused":
             room = self.communicator.size > 1
-            compute = self.deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room, quantised)
-            return PartialLatents(compute, squares_T, tokens)
+            compute = self.deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room, quantised, part)
+            return PartialLatents(compute, squares_T, tokens, part)
         if self._norm == "online_paper":
             rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
             local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
-            partial_Tr = (precise(self.deferred.product(local_Td, down_dr)) * rms_T1).to(x_Td.dtype)
-            return PartialLatents(lambda: partial_Tr, squares_T, tokens)
+            partial_Tr = (precise(self.deferred.product(local_Td, down_dr, part=part)) * rms_T1).to(x_Td.dtype)
+            return PartialLatents(lambda: partial_Tr, squares_T, tokens, part)
         summed_T = reduce_from_tp(squares_T.clone(), self.communicator, "statistic")
         summed_T = copy_to_tp(summed_T, self.communicator, "statistic")
         normed_Td = rms_normalize(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
@@ -513,13 +546,15 @@ class BottleneckTensorParallel:
         if self.communicator.size == 1:
             return lambda: latents
         apart = self._norm == "online_paper"
-        exchange = Exchange(self.communicator, self.deferred, apart, None if apart else epilogue)
+        exchange = Exchange(self.communicator, self.deferred, apart, None if apart else epilogue, partial.part)
+        if partial.part is not None and partial.part.place is None:  # recorded when the halves have waited
+            return lambda: _Wait.apply(*_Start.apply(*latents, exchange), exchange)  # type: ignore[no-untyped-call]
         started: Latents = _Start.apply(*latents, exchange)  # type: ignore[no-untyped-call]
         return lambda: _Wait.apply(*started, exchange)  # type: ignore[no-untyped-call]
 
     def up(
         self, z_gTr: torch.Tensor, up_grf: torch.Tensor, quantised: PrecomputedRows | None = None,
-        of_gradient: PrecomputedRows | None = None,
+        of_gradient: PrecomputedRows | None = None, part: Part | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """``z B``, ``[g, T, f]``: one batched product, whose output is this rank's shard; nothing is sent.
 
@@ -528,8 +563,9 @@ class BottleneckTensorParallel:
             up_grf: B.
             quantised: The rows of ``z`` in 8 bits, if the kernel that wrote it has left them.
             of_gradient: Likewise those of the output's gradient.
+            part: The part of the tokens that they are, if there are others.
         """
-        return self.deferred.product(z_gTr, up_grf, quantised=quantised, of_gradient=of_gradient)
+        return self.deferred.product(z_gTr, up_grf, quantised=quantised, of_gradient=of_gradient, part=part)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """The normalised hidden vectors, whole on every rank, as input to this rank's part of the head: one all-gather.

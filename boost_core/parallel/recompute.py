@@ -18,8 +18,10 @@ token, stay whole. What is gathered has the same bits and memory layout as what 
 it is the same. What the host has is fetched as far ahead as latents are gathered, and a block further ahead where they
 are gathered.
 
-With ``parallelism.split_micro_batch``, the halves of a micro-batch, or of its only sequence, go through the blocks as
-two coroutines of the same code. Where one awaits an exchange, the other goes on to its own next exchange.
+With ``parallelism.split_micro_batch``, the halves of a micro-batch go through the blocks as two coroutines of the same
+code. Where one awaits an exchange, the other goes on to its own next exchange. The halves of an only sequence do so
+without autograd, and a third coroutine, with all its tokens, records what they have computed (``kernels.launch.Part``):
+one backward pass for both, in which weight gradients hide the exchange.
 
 Shape suffixes: T tokens, r latents; g projections.
 """
@@ -34,6 +36,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from boost_core.config.parallelism import ModeTraits
+from boost_core.kernels.launch import Part
 from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
 from boost_core.parallel.offload import HostCopy, HostMemory, shared_copy
@@ -57,6 +60,22 @@ def recomputed(work: Callable[..., Result], *arguments: Any) -> Result:
 def end_turn() -> Generator[None, None, None]:
     """Let the other computations go on; to be awaited."""
     yield
+
+
+@coroutine
+def without_grad(computation: Coroutine[None, None, Result]) -> Generator[None, None, Result]:
+    """Run a computation without autograd, which the others have between its turns; to be awaited."""
+    try:
+        while True:
+            with torch.no_grad():
+                try:
+                    computation.send(None)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+            yield
+    finally:
+        computation.close()
 
 
 def run_in_turns(computations: Sequence[Coroutine[None, None, Result]]) -> list[Result]:
@@ -148,11 +167,13 @@ class Lookahead:
 
     Attributes:
         overlapped: Whether another forward pass goes on at its exchanges (``run_in_turns``).
+        part: The part of the tokens that go through, where two halves of them do so for one backward pass.
         last: The newest segment that saves its latents in slices.
         copies: Its copies on the host.
     """
 
     overlapped: bool = False
+    part: Part | None = None
     last: "SlicedLatents | None" = None
     copies: list[HostCopy] = field(default_factory=list)
 

@@ -214,7 +214,10 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    parts = 2 if parallelism.split_micro_batch else 1  # each half's products are added to the sums
+    # Where any block recomputes, each half has a backward pass of its own, and adds its products to the sums.
+    apart = parallelism.recompute_text not in ("none", "auto") or parallelism.context_parallel_size > 1
+    apart = apart or TRAITS[mode].again != "nothing"
+    parts = 2 if parallelism.split_micro_batch and apart else 1
     sums = Work(moved_bytes=(element + 2 * _PRECISE) * weights * parts)
     gradients = sum((work.weight_gradients for _, work in works), sums)
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)

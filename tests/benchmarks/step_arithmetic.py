@@ -42,6 +42,7 @@ GPU, LINK = "H100", "nvlink-h200"
 
 # Assumed, and not in the plan.
 GAP_SECONDS = 1.5e-6  # between two nodes of a graph on one stream: a grid drains, the next one fills the device
+TARGET_SHARE = 0.75  # of the peak in products, with which the targets of 65 and 210 ms were set
 COLLECTIVE_SHARE = 20 / 132  # of the device's multiprocessors, which a collective under way takes from what is computed
 
 # Reading the log: what the device does, each for one line. Marks are lines of their own.
@@ -323,7 +324,9 @@ class Arithmetic:
     parts: dict[str, Sum] = field(default_factory=lambda: defaultdict(Sum))
 
     @classmethod
-    def of(cls, log: Iterable[Entry], device: Device, kernel: str) -> "Arithmetic":
+    def of(
+        cls, log: Iterable[Entry], device: Device, kernel: str, products: float | None = None
+    ) -> "Arithmetic":  # fmt: skip
         """Play a log on one stream that computes and one that sends.
 
         While something is sent, what is computed is slower by the share of the device that it takes.
@@ -332,6 +335,7 @@ class Arithmetic:
             log: Read from the mock's log.
             device: What it would run on.
             kernel: Whose attention it would run: ``cudnn`` or ``flash``.
+            products: The share of the peak that products have, whatever they read and write; by default the plan's sum.
         """
         result, peak = cls(), device.tflops["bf16"] * 1e12
         profile = Profile.nominal(device, "bf16").attending(kernel, LENGTH, CUDNN_HEAD)
@@ -348,6 +352,8 @@ class Arithmetic:
                 if entry.part == "attention":  # whose bytes the plan does not count
                     work = Work(attention_flops=entry.flops)
                 ours = profile.seconds(work)
+                if entry.part == "products" and products is not None:
+                    ours = entry.flops / (products * peak)
                 count(entry, max(entry.flops / peak, entry.moved / device.bandwidth), ours)
                 slow = 1 - COLLECTIVE_SHARE
                 lost = min(ours / slow, max(0.0, sent - now)) * COLLECTIVE_SHARE
@@ -396,8 +402,11 @@ def assumed(device: Device) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def write(steps: dict[str, Arithmetic], device: Device, folder: Path) -> None:
-    """The table of parts of all steps and that of kernels of our own, and every kernel as data."""
+def write(steps: dict[str, Arithmetic], targets: dict[str, Arithmetic], device: Device, folder: Path) -> None:
+    """The table of parts of all steps and that of kernels of our own, and every kernel as data.
+
+    ``targets`` has the same steps by the sum with which the targets were set.
+    """
     with (folder / "step.csv").open("w", newline="") as file:
         data = csv.writer(file, lineterminator="\n")
         data.writerow(("step", "part", "kernel", "launches", "MB", "GFLOP", "limit ms", "ours ms"))
@@ -412,6 +421,14 @@ def write(steps: dict[str, Arithmetic], device: Device, folder: Path) -> None:
             for part, each in [*((part, arithmetic.parts[part]) for part in PARTS), ("**all**", arithmetic.total)]
         ]
         lines += ["", *table([step, "launches", "GB", "limit", "ms"], rows)]
+        sums = [
+            (each.total.ours * 1e3, (each.total.ours - each.parts["exchange"].ours) * 1e3)
+            for each in (arithmetic, targets[step])
+        ]
+        lines += [
+            "", f"With products at {TARGET_SHARE:.0%} of the peak, without their bytes: {sums[1][0]:.1f} ms. If all "
+            f"exchange were hidden and slowed nothing: {sums[0][1]:.1f} ms, with such products {sums[1][1]:.1f} ms.",
+        ]  # fmt: skip
     lines.append("")
     step, arithmetic = next(iter(steps.items()))
     lines += [f"The largest of {step}; [all](step.csv).", ""]
@@ -465,8 +482,11 @@ def main() -> None:
     device = device_named(f"{GPU} SXM")
     assert device is not None
     kernels = {f"{name}, micro-batch {size}": "flash" if published else "cudnn" for name, size, _, published in STEPS}
-    played = {name: Arithmetic.of(entries(each), device, kernels[name]) for name, each in steps.items()}
-    write(played, device, arguments.folder)
+    played, targets = (
+        {name: Arithmetic.of(entries(each), device, kernels[name], share) for name, each in steps.items()}
+        for share in (None, TARGET_SHARE)
+    )
+    write(played, targets, device, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ CHOICES = [
     {"norm": "online_paper", "recompute": "full"},
     {"norm": "sync"},
     {"recompute": "latent", "split_micro_batch": True},
+    {"split_micro_batch": True},
     {"strategy": "vanilla"},
 ]
 SVD, _, GATED_COLA, _, TIED_LAX, _ = MODELS
@@ -43,7 +44,10 @@ CELLS = [
     *((2, TIED_LAX, choice, (FP32,)) for choice in CHOICES[1:-1]),
     (2, SVD, CHOICES[-1], (FP32,)),
 ]
-SOME = [(2, GATED_COLA, {}, (FP32, BF16)), (2, TIED_LAX, {}, (FP32, BF16))]
+SOME = [
+    (2, GATED_COLA, {}, (FP32, BF16)), (2, TIED_LAX, {}, (FP32, BF16)),
+    (2, GATED_COLA, {"split_micro_batch": True}, (BF16,)),
+]  # fmt: skip
 PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.full, id=str(cell)) for cell in CELLS]
 # Of a few hundred numbers rounded differently, errors differ by a factor of a few; a fault's by orders of magnitude.
 FACTOR = 4

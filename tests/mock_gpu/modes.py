@@ -45,8 +45,9 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "tied": {"model": {"tie_embeddings": True}},
     "fp32": {"training": {"precision": "fp32"}},
     "fp8, recompute latent": {"training": {"precision": "fp8"}, "parallelism": {"recompute": "latent"}},
-    "fp8, tied, grouped queries": {
+    "fp8, split, tied, grouped queries": {
         "training": {"precision": "fp8"},
+        "parallelism": {"split_micro_batch": True},
         "model": {"tie_embeddings": True, "num_key_value_heads": 8},
     },
     "muon": {"optimizer": {"kind": "muon"}},
@@ -55,7 +56,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "norm as published": {"parallelism": {"norm": "online_paper"}},
 }
 # The whole model, with sequences of 4,096 tokens.
-WHOLE = {f"7b, micro-batch {size}": size for size in (1, 4)}
+WHOLE = {f"7b, micro-batch {size}{split}": size for size in (1, 4) for split in ("", ", split")}
 # With documents apart the ranks learn in a first step whether the next one's fit into a captured one.
 REPLAYS = {name: STEPS - WARM_STEPS - (name == "documents apart") for name in [*MODES, *WHOLE]}
 UNCAPTURED = {"recompute offload": "what blocks keep goes to the host's memory and back"}
@@ -82,6 +83,7 @@ def job(name: str, tensor: int = 4, data: int = 1) -> JobSpec:
             "parallelism": {
                 "tensor_parallel_size": tensor,
                 "data_parallel_size": data,
+                "split_micro_batch": name in WHOLE and name.endswith("split"),
                 **change.get("parallelism", {}),
             },
             "optimizer": change.get("optimizer", {}),

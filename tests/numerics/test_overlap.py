@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -73,8 +74,8 @@ def test_weight_gradients_are_computed_while_a_latents_gradient_is_under_way(ran
         assert len(every) == len(set(every))
 
 
-def test_two_halves_take_turns_forward_and_backward(ranks: Ranks) -> None:
-    choice = ParallelismConfig.model_validate({"split_micro_batch": True})
+def test_two_halves_that_are_recomputed_take_turns_forward_and_backward(ranks: Ranks) -> None:
+    choice = ParallelismConfig.model_validate({"split_micro_batch": True, "recompute": "latent"})
     for events in ranks.run(2, events_of_a_step, model(), choice, 4):
         for purpose in ("latent", "latent gradient"):
             under_way = waits(events, purpose)
@@ -83,14 +84,18 @@ def test_two_halves_take_turns_forward_and_backward(ranks: Ranks) -> None:
             assert all(("start", purpose) in meanwhile for meanwhile in under_way[:-1])
 
 
-def test_halves_of_one_sequence_take_turns_but_where_they_attend_together(ranks: Ranks) -> None:
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_halves_that_are_not_recomputed_take_turns_forward_alone(ranks: Ranks, sequences: int) -> None:
     choice = ParallelismConfig.model_validate({"split_micro_batch": True})
-    for events in ranks.run(2, events_of_a_step, model(), choice, 1):
-        for purpose in ("latent", "latent gradient"):
-            under_way = waits(events, purpose)
-            assert len(under_way) == 2 * 4 * 2
-            # In each of two blocks the half that attends last has waited for the other's projections alone.
-            assert sum(("start", purpose) not in meanwhile for meanwhile in under_way[:-1]) == 2
+    for events in ranks.run(2, events_of_a_step, model(), choice, sequences):
+        under_way = waits(events, "latent")
+        assert len(under_way) == 2 * 4 * 2
+        # In each of two blocks the second half's latents have only the other's queries, keys and values to hide behind.
+        assert sum(("start", "latent") not in meanwhile for meanwhile in under_way[:-1]) == 2
+        # One backward pass: gradients are exchanged, and those of weights computed, once for both halves.
+        under_way = waits(events, "latent gradient")
+        assert len(under_way) == 4 * 2
+        assert all(meanwhile and {kind for kind, _ in meanwhile} == {"gradient"} for meanwhile in under_way)
 
 
 def test_without_a_split_nothing_else_runs_forward(ranks: Ranks) -> None:

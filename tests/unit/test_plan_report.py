@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, RecomputeMode
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.hardware import device_named
@@ -358,7 +358,8 @@ def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> N
     assert hidden < alone
 
 
-def test_halves_add_every_weight_gradient_twice() -> None:
+@pytest.mark.parametrize(("mode", "times"), [("none", 1), ("latent", 2)])
+def test_halves_that_are_recomputed_add_every_weight_gradient_twice(mode: RecomputeMode, times: int) -> None:
     spec = JobSpec.model_validate(
         {
             "name": "halves", "model": {"preset": "7b", "vocab_size": 32_000},
@@ -369,10 +370,10 @@ def test_halves_add_every_weight_gradient_twice() -> None:
         }
     )  # fmt: skip
     whole, halves = (
-        block_work(spec.with_parallelism(split_micro_batch=split), "none").weight_gradients for split in (False, True)
+        block_work(spec.with_parallelism(split_micro_batch=split), mode).weight_gradients for split in (False, True)
     )
     in_matrices = block_matrix_parameters(spec.model) // 4
-    assert halves == replace(whole, moved_bytes=whole.moved_bytes + (2 + 8) * in_matrices)
+    assert halves == replace(whole, moved_bytes=whole.moved_bytes + (times - 1) * (2 + 8) * in_matrices)
 
 
 def test_what_has_no_choice_is_planned_without_one() -> None:
