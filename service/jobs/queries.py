@@ -14,10 +14,22 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, or_, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    RowMapping,
+    Select,
+    bindparam,
+    case,
+    false,
+    func,
+    or_,
+    select,
+    union_all,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from boost_core.config import JobSpec
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request, one_set
@@ -29,6 +41,7 @@ ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
 Heads = Select[str, int, str | None]  # of jobs: the id, and what tells whether a record of it is still the newest
 HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
+_RECORDS = select(*(getattr(JobRow, name).label(name) for name in JobRecord.model_fields if hasattr(JobRow, name)))
 ONE = HEADS.where(JobRow.id == bindparam("job_id"))
 UNFINISHED = HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
     JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
@@ -141,9 +154,7 @@ class JobCache:
     most: int = 25_000
     _known: dict[str, JobRecord] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _parts: WeakValueDictionary[tuple[str, str, str], BaseModel] = field(
-        default_factory=WeakValueDictionary, init=False
-    )
+    _parts: WeakValueDictionary[tuple[str, str], BaseModel] = field(default_factory=WeakValueDictionary, init=False)
 
     def read(
         self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
@@ -174,11 +185,9 @@ class JobCache:
             raise TooManyUnknown
         changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
         for begin in range(0, len(unknown), _CHUNK):
-            chunk = select(JobRow).where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
-            with Session(connection) as session:
-                for row in session.scalars(chunk):
-                    record = JobRecord.model_validate(row, from_attributes=True)
-                    changed[row.id] = record.with_values({"spec": self._with_shared_parts(record.spec)})
+            chunk = _RECORDS.where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
+            for row in connection.execute(chunk).mappings():
+                changed[row["id"]] = self._record(row)
         self.remember(changed, jobs)
         jobs |= changed
         return [jobs[job_id] for job_id, _, _ in heads]
@@ -202,15 +211,19 @@ class JobCache:
                 for job_id in forgotten:
                     del self._known[job_id]
 
-    def _with_shared_parts(self, spec: JobSpec) -> JobSpec:
-        parts = {}
+    def _record(self, row: RowMapping) -> JobRecord:
+        """Make a record. Parts of its spec that were made of the same JSON before are not made and checked again."""
+        content: dict[str, Any] = row["spec"]
+        keys = {name: (name, repr(part)) for name, part in content.items() if isinstance(part, dict)}
         with self._lock:
-            for name in JobSpec.model_fields:
-                part = parts[name] = getattr(spec, name)
-                if isinstance(part, BaseModel):
-                    key = name, part.model_dump_json(), part.model_dump_json(exclude_unset=True)
-                    parts[name] = self._parts.setdefault(key, part)
-        return JobSpec.model_construct(one_set(spec.model_fields_set), **parts)
+            known = {name: part for name, key in keys.items() if (part := self._parts.get(key)) is not None}
+        record = JobRecord.model_validate({**row, "spec": {**content, **known}})
+        with self._lock:
+            for name in keys.keys() - known.keys():
+                self._parts[keys[name]] = getattr(record.spec, name)
+        for each in (record, record.spec):
+            object.__setattr__(each, "__pydantic_fields_set__", one_set(each.model_fields_set))
+        return record
 
 
 def load(session: Session, job_id: str) -> JobRecord:
