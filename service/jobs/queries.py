@@ -14,20 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Integer,
-    RowMapping,
-    Select,
-    bindparam,
-    case,
-    false,
-    func,
-    or_,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, or_, select, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.messages import perplexity_of
@@ -186,7 +173,7 @@ class JobCache:
         changed = {job_id: jobs[job_id].with_values({"waiting_for": what}) for job_id, what in waiting.items()}
         for begin in range(0, len(unknown), _CHUNK):
             chunk = _RECORDS.where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
-            for row in connection.execute(chunk).mappings():
+            for row in map(dict, connection.execute(chunk).mappings()):
                 changed[row["id"]] = self._record(row)
         self.remember(changed, jobs)
         jobs |= changed
@@ -211,7 +198,7 @@ class JobCache:
                 for job_id in forgotten:
                     del self._known[job_id]
 
-    def _record(self, row: RowMapping) -> JobRecord:
+    def _record(self, row: Mapping[str, Any]) -> JobRecord:
         """Make a record. Parts of its spec that were made of the same JSON before are not made and checked again."""
         content: dict[str, Any] = row["spec"]
         keys = {name: (name, repr(part)) for name, part in content.items() if isinstance(part, dict)}
