@@ -19,17 +19,7 @@ import torch
 from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, scale_of, store_quantised
 from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
-from boost_core.kernels.launch import (
-    Part,
-    block_of,
-    jit,
-    members,
-    rows,
-    runs_on_triton,
-    tl,
-    triton,
-    warps_of,
-)
+from boost_core.kernels.launch import Part, block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
 LARGEST_BLOCK = 1024
 LARGEST_BLOCK_FP8 = 4096  # backward: eight elements for each of 512 threads
