@@ -355,6 +355,7 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     store.change(running.id, Reason.TRAINING_FINISHED, "all steps done")
     assert http.delete("/queues/night").status_code == 204
     assert code(http.get("/queues/night")) == code(http.delete("/queues/night")) == (404, "queue-not-found")
+    assert code(http.post(f"/jobs/{waiting['id']}/retry")) == (404, "queue-not-found")
     assert http.put("/tenants/birds", json={"cpus": 2}).json() == {
         "name": "birds", "gpus": None, "cpus": 2.0, "used_gpus": 0.0, "used_cpus": 0.0, "jobs": {"SUCCEEDED": 1},
     }  # fmt: skip

@@ -305,6 +305,7 @@ def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 @changes_router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
+    context.quotas.refuse_unknown_queue(job.queue)  # it may have been deleted since, and its limits with it
     return context.outlook().of(context.store.retry(job.id))
 
 
