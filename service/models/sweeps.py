@@ -106,10 +106,10 @@ class StopEarly(Config):
             raise ValueError("only median has rungs at equal distances; for others set reduction_factor")
         return value
 
-    def rungs(self, steps: int) -> list[int]:
+    def rungs(self, steps: int) -> Sequence[int]:
         """The rungs of a job with this number of steps, all before its last step."""
         if self.kind == "median":
-            return list(range(self.first_step, steps, self.every_steps or self.first_step))
+            return range(self.first_step, steps, self.every_steps or self.first_step)  # perhaps 100 million
         number = 1 + int(math.log(max(1.0, steps / self.first_step), self.reduction_factor))
         rungs = (self.first_step * self.reduction_factor**each for each in range(number + 1))
         return [rung for rung in rungs if rung < steps]
@@ -193,7 +193,8 @@ class SweepRequest(Config):
         """Why a trial's job could not be judged at its rungs; ``None`` if it can be."""
         if self.stop_early is None:
             return None
-        *rungs, steps = self.milestones(spec)
+        steps = spec.training.steps
+        rungs = self.stop_early.rungs(steps)
         field, every = ("stop_early", "first_step"), spec.training.evaluate_every_steps
         if not rungs:
             message = f"is not below training.steps={steps}, so no trial would stop early; lower it"

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -208,6 +209,17 @@ def test_what_makes_no_sweep_is_refused_by_its_field(changes: dict[str, Any], wh
         SweepRequest.model_validate(request(**changes))
     errors = {error.field: error.message for error in job_errors(refused.value.errors(), SweepRequest)}
     assert where in errors and what in errors[where], errors
+
+
+def test_rungs_are_counted_without_a_list_of_them() -> None:
+    job = JOB | {"training": JOB["training"] | {"steps": 1_000_000}}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValidationError, match="gives 999999 rungs"):
+            SweepRequest.model_validate(request(job=job, stop_early={"kind": "median", "first_step": 1}))
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000  # a list's pointers alone take 8 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_more_tokens_per_second_are_better_unless_the_file_says_otherwise() -> None:
