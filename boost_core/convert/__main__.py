@@ -94,6 +94,14 @@ def export(options: argparse.Namespace) -> None:
         ValueError: The checkpoint does not exist, cannot be exported this way, or the destination is not empty.
         OSError: The checkpoint cannot be read, or the destination or the hub does not accept the model.
     """
+    if options.nanotron is not None:
+        if options.merge or options.push or options.dtype != "fp32":
+            raise ValueError("--nanotron writes fp32 into a folder; leave out --merge, --push and --dtype")
+        if options.nanotron < 1:
+            raise ValueError(f"--nanotron {options.nanotron} is not a number of ranks; give 1 or more")
+        if "://" in options.model:
+            raise ValueError(f"--nanotron writes to a local folder, which {options.model} is not; give a path")
+        Destination(options.model)  # refuses a folder with anything in it: shards of two exports would mix
     folder, step = chosen_checkpoint(options.checkpoints, options.step)
     with damage_named(folder, step):
         if options.nanotron is None:

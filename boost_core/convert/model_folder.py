@@ -120,6 +120,8 @@ class ModelFolder:
 
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.glob("*.safetensors"))
+        # Mistral publishes a second copy, consolidated.safetensors, under names of its own.
+        files = [file for file in files if not file.name.startswith("consolidated")] or files
         if not files or not (folder / _CONFIG).exists():
             raise ValueError(f"{folder} holds no {_CONFIG} with safetensors beside it; give the folder of a model")
         try:
@@ -134,6 +136,8 @@ class ModelFolder:
         for path in files:
             file = _opened(path)
             for name in file.keys():  # noqa: SIM118  # not a mapping
+                if name.endswith("rotary_emb.inv_freq"):  # in Llama 2; config.json determines the frequencies
+                    continue
                 if name in self.shapes:
                     raise ValueError(f"{name} is in {path} and in another file of {folder}; leave one model there")
                 stored = file.get_slice(name)
@@ -337,11 +341,17 @@ Source = InMemory | ModelFolder | Factored  # a model's published tensors, each 
 
 
 def truncated_svd(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded with zeros."""
+    """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded.
+
+    B is padded with zeros, so that the product is the same, and A with CoLA's initial values: if both were zero,
+    neither would ever get a gradient, and the latents beyond W's width would stay zero.
+    """
     left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
     values = values[:rank]
     size, root = len(values), values.sqrt()
     a_dr, b_rf = w_df.new_zeros(w_df.shape[0], rank), w_df.new_zeros(rank, w_df.shape[1])
+    std = (rank * sum(w_df.shape)) ** -0.25
+    a_dr.normal_(std=std, generator=torch.Generator().manual_seed(0))
     a_dr[:, :size], b_rf[:size] = left[:, :size] * root, root.unsqueeze(-1) * right[:size]
     return a_dr, b_rf
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -21,6 +22,7 @@ from boost_core.convert.model_folder import (
     published_slots,
     read_weights,
     to_published,
+    truncated_svd,
 )
 from tests.distributed.recording import losses, train_and_record
 from tests.exports import write_published
@@ -130,6 +132,15 @@ def test_a_cut_is_the_best_of_its_rank() -> None:
             torch.testing.assert_close(error, torch.linalg.svdvals(weight)[5:].square().sum())
 
 
+def test_latents_beyond_a_narrow_projections_width_learn() -> None:
+    w_df, x_bd = torch.randn(32, 16), torch.randn(8, 32)
+    a_dr, b_rf = (factor.requires_grad_() for factor in truncated_svd(w_df, 24))
+    torch.testing.assert_close(a_dr @ b_rf, w_df, rtol=1e-4, atol=1e-5)  # fp32 factors, whose padding adds nothing
+    (torch.nn.functional.silu(x_bd @ a_dr) @ b_rf).square().sum().backward()
+    assert b_rf.grad is not None
+    assert (b_rf.grad[16:].abs().amax(dim=1) > 0).all()
+
+
 def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
     return tiny_job(corpus, checkpoints, model={"family": "dense", "rank": None}, **changes)
 
@@ -163,6 +174,11 @@ def test_an_export_has_the_weights_of_its_step(ranks: Ranks, tmp_path: Path) -> 
 REFUSED = [
     (["export", "nowhere", "out"], "nowhere holds no checkpoint"),
     (["start", "empty", "job.json", "out"], "empty holds no config.json with safetensors beside it"),
+    (["export", "c", "out", "--nanotron", "0"], "--nanotron 0 is not a number of ranks"),
+    (["export", "c", "s3://models/mine", "--nanotron", "1"], "writes to a local folder"),
+    (["export", "c", "model", "--nanotron", "1"], "model is not empty"),
+    (["export", "c", "out", "--nanotron", "1", "--push", "team/mine"], "leave out --merge, --push"),
+    (["export", "c", "out", "--nanotron", "1", "--dtype", "bf16"], "--nanotron writes fp32 into a folder"),
     (["start", "model", "job.json", "out"], "hidden_size is 32 there and 64 in the job"),
 ]
 
@@ -194,6 +210,15 @@ def test_a_model_that_computes_something_else_is_no_start(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"rope_theta .* is 5000\.0 there and 10000\.0 in the job"):
         start(tmp_path / "model", tmp_path / "job.json", str(tmp_path / "start"))
     assert not (tmp_path / "start").exists()
+
+
+def test_what_published_models_have_besides_is_passed_over(tmp_path: Path) -> None:
+    config = model(family="dense")
+    weights = to_published(config, full_weights(config, torch.float32))
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # as in Llama 2
+    write_published(tmp_path, config, weights | frequencies)
+    save_file({"layers.0.attention.wk.weight": torch.ones(4)}, tmp_path / "consolidated.safetensors")  # as in Mistral
+    assert ModelFolder(tmp_path).shapes.keys() == weights.keys()
 
 
 def test_damaged_and_doubled_files_are_refused_by_name(tmp_path: Path) -> None:
