@@ -14,7 +14,7 @@ import fsspec
 from pydantic import ValidationError
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
-from boost_core.config.data_files import list_files
+from boost_core.config.data_files import list_files, tokenizer_vocabulary
 from boost_core.config.storage import no_room
 from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.data.documents import documents, refuse_own_output
@@ -86,9 +86,21 @@ def _corpus(options: argparse.Namespace, source: SourceConfig, tokenizer: str) -
 
 
 def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) -> None:
-    """Train a tokenizer and store it in the folder for the tokens; one that an interrupted run left there is kept."""
+    """Train a tokenizer and store it in the folder for the tokens; one that an interrupted run left there is kept.
+
+    Raises:
+        ValueError: The one that is there has more tokens than are wanted.
+    """
     filesystem, path = fsspec.url_to_fs(name)
     if filesystem.exists(path):
+        size = tokenizer_vocabulary(name)
+        if size > options.train_bpe:
+            raise ValueError(
+                f"{name} has {size:,} tokens, more than the {options.train_bpe:,} of --train-bpe; give another folder"
+            )
+        if size < options.train_bpe:  # as when the text had no more pairs to learn from
+            kept = f"{name}, of {size:,} tokens, is kept; to learn up to {options.train_bpe:,}, give another folder"
+            print_lines(kept, to=sys.stderr)
         return
 
     def texts() -> Iterator[bytes]:

@@ -370,6 +370,11 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
             f"{plan.folder} has tokens from another tokenizer, kind, text field, split or shard size, or from an "
             "earlier version; give the same settings as before to continue, or another folder"
         )
+    if index.end_of_document != plan.tokenizer.end_of_document:
+        raise ValueError(
+            f"{plan.folder} has tokens in which token {index.end_of_document} ends documents, not "
+            f"{plan.tokenizer.end_name}; give the same end_of_document as before to continue, or another folder"
+        )
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
         for read in _INPUTS.validate_json(folder.read(_INPUTS_NAME.format(number))):

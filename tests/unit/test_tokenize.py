@@ -137,6 +137,15 @@ def test_a_learnt_tokenizer_gives_the_documents_back(tmp_path: Path) -> None:
     assert sum(map(len, parts)) < sum(len(text.encode()) for text in TEXTS) / 2
 
 
+def test_a_learnt_tokenizer_of_another_size_is_not_passed_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", "jsonl")
+    for size, status, message in (("280", 0, ""), ("300", 0, "of 280 tokens, is kept"), ("270", 2, "has 280 tokens")):
+        assert run(tmp_path / "in", tmp_path / "out", "--train-bpe", size) == status
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: int) -> None:
     write(tmp_path / "in", "jsonl")
@@ -282,6 +291,21 @@ def test_a_tokenizer_without_the_token_that_ends_a_document(tmp_path: Path) -> N
     assert open_tokenizer(name, None).end_of_document == open_tokenizer(name, "<|endoftext|>").end_of_document
     with pytest.raises(ValueError, match="does not have '<end>'"):
         open_tokenizer(name, "<end>")
+
+
+def test_a_folder_goes_on_only_with_the_token_that_ended_its_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", "jsonl")
+    made = tokenizers.Tokenizer.from_str(train_bpe([b"the quick brown fox " * 9], 300))
+    made.add_special_tokens(["<|im_end|>"])
+    made.save(str(tmp_path / "two.json"))
+    options = ("--tokenizer", str(tmp_path / "two.json"), "--end-of-document")
+    assert run(tmp_path / "in", tmp_path / "out", *options, "<|endoftext|>") == 0
+    capsys.readouterr()
+    assert run(tmp_path / "in", tmp_path / "out", *options, "<|im_end|>") == 2
+    assert "not <|im_end|>" in " ".join(capsys.readouterr().err.split())
+    assert run(tmp_path / "in", tmp_path / "out", *options, "<|endoftext|>") == 0
 
 
 def test_truncation_and_padding_stored_in_a_tokenizer_have_no_effect(tmp_path: Path) -> None:
