@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import always
-from boost_core.parallel.btp import DeferredWeightGradients, with_room_behind
+from boost_core.parallel.btp import DeferredWeightGradients, with_room_beside
 from boost_core.parallel.communicator import Communicator
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
 from tests.jobs import tiny_job, write_corpus
@@ -46,7 +46,7 @@ def test_a_product_and_its_inputs_gradient_are_in_8_bits_and_its_weights_gradien
     torch.testing.assert_close(weight.grad, scale.detach().unsqueeze(-1) * (x.detach().T @ dy))
     torch.testing.assert_close(scale.grad, ((x.detach().T @ dy) * weight.detach()).sum(dim=-1))
     if room:
-        assert with_room_behind(y.detach())[1].shape == (48,)
+        assert with_room_beside(y.detach())[1].shape == (48,)
 
 
 def launched(layers: int) -> Counter[str]:

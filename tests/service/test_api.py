@@ -376,7 +376,7 @@ def test_a_record_says_what_of_it_is_old_and_why_nothing_starts(
 def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     openapi = refusing.get("/openapi.json").json()
     answers = openapi["paths"]["/v1/jobs"]["post"]["responses"]
-    guarded = {"401", "403", "429", "503", "507"}
+    guarded = {"401", "403", "414", "429", "503", "507"}
     assert set(answers) == guarded | {"201", "413", "422"}
     job = openapi["paths"]["/v1/jobs/{job_id}"]
     assert set(job["delete"]["responses"]) == guarded | {"202", "404", "409", "422"}
