@@ -56,6 +56,22 @@ def test_a_job_that_did_not_succeed_is_told_by_the_exit_status() -> None:
     assert (result.exit_code, "job-2 tiny  FAILED: out of memory" in result.stdout) == (1, True)
 
 
+def test_a_job_that_runs_need_not_end() -> None:
+    script = {
+        "GET /v1/jobs": NONE,
+        "GET /v1/jobs/job-1": states(a_job(), a_running_job(4)),
+        "GET /v1/jobs/job-1/metrics": Answer(200, metrics(5.0, 4.0)),
+        "GET /v1/jobs/job-2": states(DONE),
+        "GET /v1/jobs/job-3": states(FAILED),
+    }
+    with serving(script) as server:
+        boost = boost_at(server.url)
+        assert boost("watch", "job-1", "job-2", "--until", "running").exit_code == 0
+        assert boost("watch", "job-3", "--until", "running").exit_code == 1
+        result = boost("watch", "--until", "running")
+    assert (result.exit_code, "needs the ids of the jobs" in result.output) == (2, True)
+
+
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 import yaml
@@ -444,9 +444,14 @@ def watch(
             metavar="[ID]...", help="Jobs to watch (default: all active ones).", autocompletion=complete_job_ids
         ),
     ] = None,
+    until: Annotated[
+        Literal["ended", "running"], typer.Option(help="Stop once all named jobs have ended, or also if they run.")
+    ] = "ended",
     url: Url = None,
 ) -> None:
     """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, otherwise as lines."""
+    if until == "running" and not job_ids:
+        raise BadInput("--until running needs the ids of the jobs to wait for")
     console, named = Terminal(), list(dict.fromkeys(job_ids or []))
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None  # its last state stays
     printed: dict[str, tuple[JobState, str | None, float]] = {}
@@ -471,12 +476,12 @@ def watch(
                         live.update(PlainTable(_COLUMNS, [_row(job, curves[job.id]) for job in jobs]), refresh=True)
                     else:
                         _print_changes(console, jobs, printed)
-                    if named and all(job.finished for job in jobs):
+                    if named and all(job.finished or (until == job.state.lower()) for job in jobs):
                         break
                     time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
-    if any(job.state is not JobState.SUCCEEDED for job in jobs):
+    if any(job.state not in (JobState.SUCCEEDED, JobState.RUNNING) for job in jobs):
         raise typer.Exit(ExitStatus.FAILED)
 
 
