@@ -45,9 +45,9 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "tied": {"model": {"tie_embeddings": True}},
     "fp32": {"training": {"precision": "fp32"}},
     "fp8, recompute latent": {"training": {"precision": "fp8"}, "parallelism": {"recompute": "latent"}},
-    "fp8, split, tied, grouped queries": {
+    "fp8, split": {"training": {"precision": "fp8"}, "parallelism": {"split_micro_batch": True}},
+    "fp8, tied, grouped queries": {
         "training": {"precision": "fp8"},
-        "parallelism": {"split_micro_batch": True},
         "model": {"tie_embeddings": True, "num_key_value_heads": 8},
     },
     "muon": {"optimizer": {"kind": "muon"}},

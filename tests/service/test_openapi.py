@@ -35,7 +35,7 @@ from tests.service.routes import BODIES
 
 pytestmark = pytest.mark.full
 
-CASES = 2000
+CASES = 5000
 CONFIG = Path(__file__).with_name("openapi.toml")
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 
