@@ -221,6 +221,11 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     return weights
 
 
+def factors_std(rank: int, wide_in: int, wide_out: int) -> float:
+    """CoLA's initial standard deviation of both factors: r^(-1/4) (d_in + d_out)^(-1/4) (arXiv 2502.10940)."""
+    return float((rank * (wide_in + wide_out)) ** -0.25)
+
+
 def projection_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     """The weights of a group's projections alone."""
     rank = model.rank
@@ -235,10 +240,9 @@ def projection_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
             )
             for index, run in enumerate(group.runs)
         }  # fmt: skip
-    # One A for all projections, and one B per output width. CoLA's initial standard deviation of both is
-    # r^(-1/4) (d_in + d_out)^(-1/4) (arXiv 2502.10940).
+    # One A for all projections, and one B per output width.
     every = range(len(group.wide_outs))
-    stds = tuple(float((rank * (group.wide_in + wide_out)) ** -0.25) for wide_out in group.wide_outs)
+    stds = tuple(factors_std(rank, group.wide_in, wide_out) for wide_out in group.wide_outs)
     shape = (group.wide_in, len(every), rank)
     weights = {"down": WeightSpec(shape, Role.DOWN_PROJECTION, stds, _each(group, every, "cola_a"), axis=1)}
     for index, run in enumerate(group.runs):

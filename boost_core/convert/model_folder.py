@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.planner import WriteItem
 
-from boost_core.architecture import is_dense, is_low_rank, model_weights, moments_of
+from boost_core.architecture import factors_std, is_dense, is_low_rank, model_weights, moments_of
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.resharding import load_whole
@@ -350,8 +350,7 @@ def truncated_svd(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Te
     values = values[:rank]
     size, root = len(values), values.sqrt()
     a_dr, b_rf = w_df.new_zeros(w_df.shape[0], rank), w_df.new_zeros(rank, w_df.shape[1])
-    std = (rank * sum(w_df.shape)) ** -0.25
-    a_dr.normal_(std=std, generator=torch.Generator().manual_seed(0))
+    a_dr.normal_(std=factors_std(rank, *w_df.shape), generator=torch.Generator().manual_seed(0))
     a_dr[:, :size], b_rf[:size] = left[:, :size] * root, root.unsqueeze(-1) * right[:size]
     return a_dr, b_rf
 

@@ -162,7 +162,7 @@ class Part:
         """
         number, self.operations = self.operations, self.operations + 1
         if self.place is None:
-            return self.halves.results.pop(number).detach(), True  # of which the halves' memory is no view
+            return self.halves.results.pop(number).detach(), True  # the graph must not refer to the halves' views
         (first, _), tokens, columns = self.halves.sizes, sum(self.halves.sizes), shape[-1]
         if self.place == 0 and room:
             memory = like.new_empty(tokens * (columns + 1))

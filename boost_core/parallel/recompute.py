@@ -19,9 +19,9 @@ it is the same. What the host has is fetched as far ahead as latents are gathere
 are gathered.
 
 With ``parallelism.split_micro_batch``, the halves of a micro-batch go through the blocks as two coroutines of the same
-code. Where one awaits an exchange, the other goes on to its own next exchange. The halves of an only sequence do so
-without autograd, and a third coroutine, with all its tokens, records what they have computed (``kernels.launch.Part``):
-one backward pass for both, in which weight gradients hide the exchange.
+code. Where one awaits an exchange, the other goes on to its own next exchange. If blocks recompute nothing, halves of
+the tokens do so without autograd, and a third coroutine, with all tokens, records what they have computed
+(``kernels.launch.Part``): one backward pass for both, in which weight gradients hide the exchange.
 
 Shape suffixes: T tokens, r latents; g projections.
 """

@@ -104,9 +104,10 @@ class Mlflow:
                     for entry in part
                     for name, value in entry.values.items()
                 ]
-                newest = [{"key": key, "value": value} for key, value in _labels(batch.job).items()]
-                newest.append({"key": _EVENT, "value": str(part[-1].event_id)})
-                self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": newest})
+                spec, newest = batch.job.spec, str(part[-1].event_id)
+                values = {_EVENT: newest, "boost.group": spec.group, "boost.tags": ", ".join(spec.tags)}
+                tags = [{"key": key, "value": value} for key, value in values.items() if value]
+                self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": tags})
             if states := [(entry, entry.state) for entry in batch.entries if entry.state is not None]:
                 entry, state = states[-1]
                 status: dict[str, Any] = {"run_id": run_id, "run_name": batch.job.name, "status": _STATUS[state]}
@@ -140,7 +141,6 @@ class Mlflow:
                 _JOB: job.id,
                 "boost.tenant": job.tenant,
                 "boost.queue": job.queue,
-                **_labels(job),
                 "mlflow.user": job.submitted_by,
                 "mlflow.source.name": self._page or "BOOST Service",
                 "mlflow.source.type": "JOB",
@@ -191,8 +191,3 @@ class Mlflow:
         if absent is not None and code == absent:
             return None
         raise MlflowRefused(f"{self._uri} answers {path} with {response.status_code} {code} {message}".rstrip())
-
-
-def _labels(job: JobRecord) -> dict[str, str]:
-    labels = {"boost.group": job.spec.group or "", "boost.tags": ", ".join(job.spec.tags)}
-    return {name: value for name, value in labels.items() if value}

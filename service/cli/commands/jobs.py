@@ -476,7 +476,8 @@ def watch(
                         live.update(PlainTable(_COLUMNS, [_row(job, curves[job.id]) for job in jobs]), refresh=True)
                     else:
                         _print_changes(console, jobs, printed)
-                    if named and all(job.finished or (until == job.state.lower()) for job in jobs):
+                    runs = JobState.RUNNING if until == "running" else None
+                    if named and all(job.finished or job.state is runs for job in jobs):
                         break
                     time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:
