@@ -16,7 +16,7 @@ shard.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -30,7 +30,8 @@ class Residual(NamedTuple):
     Attributes:
         stream: The values for the next addition, ``[T, d]``.
         inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
-        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
+        squares: Sum of squares of each row, ``[T]``, at least fp32 unless rounded to be sent; ``None`` if no norm needs
+            it.
         quantised: The rows of the inputs in 8 bits, if a product reads them.
     """
 
@@ -41,8 +42,9 @@ class Residual(NamedTuple):
 
 
 def residual_add(
-    x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None = None, part: Part | None = None
-) -> Residual:
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None = None, part: Part | None = None,
+    rounded: bool = False,
+) -> Residual:  # fmt: skip
     """Compute ``x + y`` and its sums of squares.
 
     Args:
@@ -50,11 +52,16 @@ def residual_add(
         y_Td: A block's output, of the same shape and type; ``None`` before anything is added.
         quantised: Where the kernel leaves the sum's rows in 8 bits; ``None`` if no product reads them so.
         part: The part of the tokens, if there are others; not with ``quantised``, whose kernels compute all again.
+        rounded: Whether the sums of squares are rounded to the type of ``x``, in which they are sent.
     """
+    squares_type = x_Td.dtype if rounded else torch.promote_types(x_Td.dtype, torch.float32)
     if not runs_on_triton(x_Td):
-        return residual_add_reference(x_Td, y_Td)._replace(quantised=quantised)
+        stream_Td, input_Td, squares_T, _ = residual_add_reference(x_Td, y_Td)
+        return Residual(stream_Td, input_Td, cast(torch.Tensor, squares_T).to(squares_type), quantised)
     y_Td = None if y_Td is None else rows(y_Td)
-    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised, part)  # type: ignore[no-untyped-call]
+    stream_Td, input_Td, squares_T = _ResidualAdd.apply(  # type: ignore[no-untyped-call]
+        rows(x_Td), y_Td, quantised, part, squares_type
+    )
     return Residual(stream_Td, input_Td, squares_T, quantised)
 
 
@@ -70,17 +77,18 @@ def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Res
 class _ResidualAdd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None, part: Part | None
-    ) -> tuple[torch.Tensor, ...]:
+        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, quantised: PrecomputedRows | None, part: Part | None,
+        squares_type: torch.dtype,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         ctx.set_materialize_grads(False)
         tokens, columns = x_Td.shape
         computed = False
         if part is not None and quantised is None:
             sum_Td, computed = part.result(x_Td, x_Td.shape)
-            squares_T = part.result(x_Td, (tokens, 1), dtype=torch.float32)[0].squeeze(-1)
+            squares_T = part.result(x_Td, (tokens, 1), dtype=squares_type)[0].squeeze(-1)
         else:
             sum_Td = x_Td.view_as(x_Td) if y_Td is None else x_Td.new_empty(x_Td.shape)
-            squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+            squares_T = torch.empty(tokens, dtype=squares_type, device=x_Td.device)
         ctx.save_for_backward(sum_Td)
         ctx.added = y_Td is not None
         if computed:
@@ -111,7 +119,7 @@ class _ResidualAdd(torch.autograd.Function):
             STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
             BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dx_Td, dx_Td if ctx.added else None, None, None
+        return dx_Td, dx_Td if ctx.added else None, None, None, None
 
 
 @jit
@@ -126,7 +134,7 @@ def _forward(
     if ADD:
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(s_ptr + row, tl.sum(x * x, axis=0))
+    tl.store(s_ptr + row, tl.sum(x * x, axis=0).to(s_ptr.dtype.element_ty))
     if FP8:
         # Computed from the stored values, as a separate pass would see them.
         store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)

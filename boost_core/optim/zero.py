@@ -11,7 +11,7 @@ The tail of a replica's masters and moments may be in the host's memory (``HostT
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -345,6 +345,8 @@ class ParamGroup:
         self._gradient = None if zero_stage == 2 and replicas.size > 1 else torch.zeros_like(full)
         self.sums = {} if self._gradient is None else self._layout.views(self._gradient)
         self.lends_buckets, self.lent = self._gradient is None, dict[int, torch.Tensor]()
+        # Norms of blocks, padded to whole blocks of them; and how many elements have one.
+        self._norms, self._with_norm = full.new_zeros(-(-end // BLOCK**2) * BLOCK), 0
 
         offloaded = offloaded_elements(end, offload)
         self._resident, self._staging = end - offloaded, staging
@@ -487,6 +489,7 @@ class ParamGroup:
 
     def clear_gradients(self) -> None:
         """Clear what buckets that are lent add up to in a new step; other sums begin with their first gradient."""
+        self._with_norm = 0
         if self._gradient is None:
             self.own_gradient.zero_()
 
@@ -562,12 +565,29 @@ class ParamGroup:
             self.lent[bucket] = self.own_gradient.new_zeros(here.stop - here.start)
         return self.lent[bucket]
 
+    def add_squares(self, names: Iterable[str]) -> None:
+        """Begin what ``squares`` returns with some weights, whose gradients no longer change in this step."""
+        spans = list[list[int]]()
+        for begin, end in sorted([self._layout.ranges[name] for name in names]):
+            if not spans or spans[-1][1] != begin:
+                spans.append([begin, begin])
+            spans[-1][1] = -(-end // BLOCK) * BLOCK
+        for begin, end in spans:
+            self._take_norms(begin, end)
+
     def squares(self) -> torch.Tensor:
         """Return the sum of squares of this replica's reduced gradients, one float64 element."""
-        # Within a block fp32 is precise enough; over the many blocks it is not.
-        norms = torch.linalg.vector_norm(self.own_gradient.view(-1, BLOCK), dim=1)
+        if self._with_norm < len(self.own_gradient):
+            self._take_norms(0, len(self.own_gradient))
+        # In a block of blocks, too, fp32 is precise enough; over the many it is not.
+        norms = torch.linalg.vector_norm(self._norms.view(-1, BLOCK), dim=1)
         total: torch.Tensor = norms.double().square().sum()
         return total
+
+    def _take_norms(self, begin: int, end: int) -> None:
+        norms = self._norms[begin // BLOCK : end // BLOCK]
+        torch.linalg.vector_norm(self.own_gradient[begin:end].view(-1, BLOCK), dim=1, out=norms)
+        self._with_norm += end - begin
 
     def publish(self) -> None:
         """Give all replicas the updated weights."""
@@ -699,7 +719,8 @@ class Gradients:
 
     On a GPU most arrive as their factors, in 16 bits, and the product is added directly to the sum. If the weight is
     scaled in the forward pass, the sum is at first that of the scaled weight, and is converted to the weight's own and
-    the scale's once per step, when the last of them is in.
+    the scale's once per step, when the last of them is in. On a rank without replicas this is put off until the ranks
+    wait for a large exchange (``GradientSinks.settle``), and the gradients' norm is computed then, too.
 
     Args:
         weights: The model's weights by name.
@@ -732,12 +753,18 @@ class Gradients:
         self._name_of = {id(weight): name for name, weight in weights.items()}
         self._unscaled: dict[str, str] = {}  # sums of scaled weights, and their scales
         self._in_a_step: dict[str, int] = {}  # gradients of each weight, once known
+        self._complete: list[str] = []  # weights of which all have come, and nothing else has been done since
+        # The group whose gradients are those of the whole model as soon as they have come, if it is the largest.
+        largest = max(groups, key=lambda group: len(group.own_gradient))
+        whole = replicas.size == 1 and not largest.kind.partial and not largest.kind.tied
+        self._squares_of = largest if whole else None
         for name, weight in weights.items():
             whole = name in self._group_of[name].sums and not by_micro_batch
             if whole and adds_products(weight.device, weight.dtype):
                 sinks.products[id(weight)] = partial(self._add_product, name)
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
             sinks.gradients[id(weight)] = partial(self._add, name)
+        sinks.settle = self._settle
 
     def begin(self, micro_batches: int = 1) -> None:
         """Begin a step of this many micro-batches."""
@@ -748,10 +775,12 @@ class Gradients:
             group.clear_gradients()
         self._arrivals.clear()
         self._unscaled.clear()
+        self._complete.clear()
         self._arrived, self._sent = [0] * len(self._buckets), 0
 
     def finish(self) -> None:
         """Wait until every replica has its part of the sums over all replicas."""
+        self._settle()
         if self._expected is None:
             for name in list(self._unscaled):
                 self._unscale(name)
@@ -814,10 +843,21 @@ class Gradients:
         unscale_(sum_dc, weight.detach().view(sum_dc.shape), scale_d.detach(), scale_sums, first)
         self._has_come(scale)
 
+    def _settle(self) -> None:
+        """Do what is left to do with gradients of which all have come."""
+        for name in self._complete:  # to which the scales are added
+            if name in self._unscaled:
+                self._unscale(name)
+        complete, self._complete = self._complete, []
+        if self._squares_of is not None:
+            self._squares_of.add_squares([name for name in complete if self._group_of[name] is self._squares_of])
+
     def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1
-        if name in self._unscaled and self._arrivals[name] == self._in_a_step.get(name):
-            self._unscale(name)
+        if self._arrivals[name] == self._in_a_step.get(name):
+            self._complete.append(name)
+            if self._replicas.size > 1:  # its bucket may be sent next
+                self._settle()
         for place in self._places[name]:
             self._arrived[place] += 1
         if self._expected is None:

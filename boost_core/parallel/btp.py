@@ -56,12 +56,14 @@ class PartialLatents:
         squares: The row sums of squares, if the exchange is to sum them, too.
         tokens: Number of rows.
         part: The part of the tokens that they are, if there are others.
+        ahead: Called in the backward pass while their gradient is under way, for what the product's needs by then.
     """
 
     compute: Callable[[], torch.Tensor]
     squares: torch.Tensor | None
     tokens: int
     part: Part | None = None
+    ahead: Callable[[], None] | None = None
 
 
 # The result of one exchange, and where its epilogue may be.
@@ -126,10 +128,12 @@ class GradientSinks:
     Attributes:
         gradients: Take gradients. Those of parameters that are not among them go through autograd.
         products: Take the factors of gradients, where the sum can be computed from these.
+        settle: Does what can be done with sums that are complete; called while the ranks wait.
     """
 
     gradients: dict[int, Sink] = field(default_factory=dict)
     products: dict[int, ProductSink] = field(default_factory=dict)
+    settle: Callable[[], None] | None = None
 
     def add(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         """Pass on the gradient of a parameter or of a view of one."""
@@ -172,6 +176,7 @@ class DeferredWeightGradients:
         sinks: Where weight gradients go; by default to autograd.
         put_off: Set to compute nothing but what ``take`` returns.
         waiting: The gradients still to be computed, in order.
+        most: The elements of the largest exchange so far that they were to hide.
     """
 
     alone: bool = False
@@ -179,6 +184,7 @@ class DeferredWeightGradients:
     sinks: GradientSinks = field(default_factory=GradientSinks)
     put_off: bool = False
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
+    most: int = 1
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
@@ -202,20 +208,29 @@ class DeferredWeightGradients:
     def product_of_saved(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False,
         quantised: PrecomputedRows | None = None, part: Part | None = None,
-    ) -> Callable[[], torch.Tensor]:  # fmt: skip
+    ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:  # fmt: skip
         """``product`` in two steps: ``x`` is saved for the backward pass now, and the returned function multiplies.
 
         So a segment may end between the two: what is recomputed is then the input of the product, and not the product.
+        The second returned function may be called in the backward pass before the product's gradient is there.
         """
         factor = _Factor(self, weight, scale_d, room, None if quantised is None else quantised.take(), part)
         # The tensor is kept, not only its node: torch 2.11 frees what a node has saved with the node's last output.
         saved = (_Save.apply(x, factor),)  # type: ignore[no-untyped-call]
-        return lambda: _Multiply.apply(x, factor, saved)  # type: ignore[no-untyped-call]
+        return lambda: _Multiply.apply(x, factor, saved), factor.scale_ahead  # type: ignore[no-untyped-call]
 
-    def flush(self) -> None:
-        """Compute all deferred gradients in order, unless they are put off."""
+    def flush(self, exchanged: int = 0) -> None:
+        """Compute all deferred gradients in order, unless they are put off.
+
+        Args:
+            exchanged: Elements of the exchange under way. The largest takes longer than they do (that of QKV's latents,
+                which has the shortest of products to hide behind): what is complete is settled meanwhile.
+        """
         while self.waiting and not self.put_off:
             self.waiting.popleft()()
+        if exchanged >= self.most and self.sinks.settle is not None:
+            self.most = exchanged
+            self.sinks.settle()
 
     def take(self) -> Callable[[], None]:
         """Return what computes the gradients deferred so far, and defer no longer."""
@@ -244,6 +259,12 @@ class _Factor:
     rows_of_x: QuantisedRows | None
     part: Part | None
     of_gradient: PrecomputedRows | None = None
+    scaled_ahead: torch.Tensor | None = None
+
+    def scale_ahead(self) -> None:
+        """Compute ``W∘scale`` for the backward pass, unless it is computed in 8 bits."""
+        if self.scale_d is not None and not self.deferred.fp8:
+            self.scaled_ahead = _scaled(self.weight.detach(), self.scale_d.detach())
 
     def multiplied(self) -> torch.Tensor:
         """``W∘scale``, which the first of two halves of the tokens computes for both."""
@@ -307,7 +328,8 @@ class _Multiply(torch.autograd.Function):
         if deferred.alone:
             deferred.flush()
         if not deferred.fp8:
-            return dy @ _scaled(weight, scale_d).mT, None, None
+            scaled, factor.scaled_ahead = factor.scaled_ahead, None
+            return dy @ (_scaled(weight, scale_d) if scaled is None else scaled).mT, None, None
         rows = None if factor.of_gradient is None else factor.of_gradient.take()
         rows = quantise_rows(dy) if rows is None else rows
         return fp8_product(rows, quantise_rows(weight, scale_d), x.new_empty(x.shape)), None, None
@@ -352,6 +374,7 @@ class Exchange:
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
         fused: What is computed from the latents next, if the exchange may do so in the same pass.
         part: The part of the tokens, if there are others.
+        ahead: As in ``PartialLatents``.
         of_statistic: The statistic's gradient, ``[T]``, from when it is sent until it is whole.
         in_flight: What was started.
     """
@@ -361,6 +384,7 @@ class Exchange:
     statistic_apart: bool
     fused: Epilogue | None = None
     part: Part | None = None
+    ahead: Callable[[], None] | None = None
     of_statistic: torch.Tensor | None = None
     in_flight: list[Pending] = field(default_factory=list)
 
@@ -400,7 +424,9 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         exchange = ctx.exchange
-        exchange.deferred.flush()
+        exchange.deferred.flush(gradients[0].numel())
+        if exchange.ahead is not None:
+            exchange.ahead()
         exchange.wait_for_all()
         of_statistic, exchange.of_statistic = exchange.of_statistic, None
         return gradients[0], of_statistic, None
@@ -458,6 +484,7 @@ class BottleneckTensorParallel:
     def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
         self.communicator = communicator
         self._norm, self.fp8, self.host = norm, fp8, HostMemory()
+        self._sends_rounded = norm == "fused" and communicator.size > 1  # sums of squares, beside the latents
         self.deferred = DeferredWeightGradients(communicator.size == 1, fp8)
 
     def part(self, tokens: int, width: int) -> tuple[int, int]:
@@ -483,7 +510,8 @@ class BottleneckTensorParallel:
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor | None, part: Part | None = None) -> Residual:
         """Add a block's output, ``[T, d]``, and take the result's sums of squares for the next norm."""
         # A product reads the residual itself only where the norm is applied afterwards.
-        return residual_add(stream_Td, y_Td, PrecomputedRows() if self.fp8 and self._norm == "fused" else None, part)
+        quantised = PrecomputedRows() if self.fp8 and self._norm == "fused" else None
+        return residual_add(stream_Td, y_Td, quantised, part, self._sends_rounded)
 
     def partial_latents(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None,
@@ -513,12 +541,12 @@ class BottleneckTensorParallel:
         """
         down_dr, tokens = down_dgr.flatten(1), len(x_Td)
         if norm is None or squares_T is None:
-            compute = self.deferred.product_of_saved(x_Td, down_dr, quantised=quantised, part=part)
+            compute, _ = self.deferred.product_of_saved(x_Td, down_dr, quantised=quantised, part=part)
             return PartialLatents(compute, None, tokens, part)
         if self._norm == "fused":
             room = self.communicator.size > 1
-            compute = self.deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room, quantised, part)
-            return PartialLatents(compute, squares_T, tokens, part)
+            compute, ahead = self.deferred.product_of_saved(x_Td, down_dr, norm.scale_d, room, quantised, part)
+            return PartialLatents(compute, squares_T, tokens, part, ahead)
         if self._norm == "online_paper":
             rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
             local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
@@ -546,7 +574,8 @@ class BottleneckTensorParallel:
         if self.communicator.size == 1:
             return lambda: latents
         apart = self._norm == "online_paper"
-        exchange = Exchange(self.communicator, self.deferred, apart, None if apart else epilogue, partial.part)
+        fused = None if apart else epilogue
+        exchange = Exchange(self.communicator, self.deferred, apart, fused, partial.part, partial.ahead)
         if partial.part is not None and partial.part.place is None:  # recorded when the halves have waited
             return lambda: _Wait.apply(*_Start.apply(*latents, exchange), exchange)  # type: ignore[no-untyped-call]
         started: Latents = _Start.apply(*latents, exchange)  # type: ignore[no-untyped-call]

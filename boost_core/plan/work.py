@@ -575,8 +575,10 @@ class Activations:
 
         # Statistics are sent with the latents in their type, or in separate collectives; on one rank nothing is sent,
         # and norms read the residual's own.
-        self._sent_statistics = self._products * (element_bytes if parallelism.norm == "fused" else PRECISE)
-        self._first_squares = PRECISE if self.sharding.residual else 0
+        sent_bytes = element_bytes if parallelism.norm == "fused" else PRECISE
+        self._sent_statistics = self._products * sent_bytes
+        own_bytes = sent_bytes if self._size > 1 else PRECISE
+        self._first_squares = own_bytes if self.sharding.residual else 0
         self._block_statistics = self._first_squares + self._sent_statistics if self._size > 1 else 2 * PRECISE
 
         # Queries and keys rotated out of place, where the values next to them keep their inputs alive. Context parallel

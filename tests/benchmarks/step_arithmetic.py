@@ -262,7 +262,7 @@ def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: 
 
     with ExitStack() as patches:
         for owner, method in (
-            (zero.Gradients, "begin"), (zero.Gradients, "_unscale"), (rank.PublishedRun, "_accumulate"),
+            (zero.Gradients, "begin"), (zero.Gradients, "_settle"), (rank.PublishedRun, "_accumulate"),
         ):  # fmt: skip
             counted = counted_for(marking, "optimizer", getattr(owner, method))
             patches.enter_context(patch.object(owner, method, counted))

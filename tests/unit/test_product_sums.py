@@ -178,3 +178,25 @@ def test_buckets_are_sent_once_they_are_unscaled(ranks: Ranks, tmp_path: Path) -
     corpus = write_corpus(tmp_path / "corpus")
     for difference, added in ranks.run(2, replicated, corpus, 1):
         assert difference <= (128 + 192) * 2**-24 and added > 0
+
+
+def squared(folder: Path) -> tuple[float, float, int]:
+    """The norm of a third step's gradients as it reports it and as they have it, and how many parts it was taken in."""
+    spec = tiny_job(folder, "unused", training={"precision": "bf16", "global_batch_size": 4})
+    state, sampler = TrainState.initial(spec, CPU), Sampler(load_corpus(spec.data, 32), 32, 0)
+    for _ in range(3):
+        state.inputs.write(sampler.sequences(0, 4), 1e9, (False,) * 5)
+        with AddingProducts() as adding:
+            results, _ = _reduced(state, 4, 1)
+    tensor, squares = state.process_groups.tensor, torch.zeros((), dtype=torch.float64)
+    for group in state.optimizer.groups:
+        if group.kind.split or tensor.rank == 0:
+            squares += group.own_gradient.double().square().sum()
+    return results[1].item(), tensor.all_reduce_(squares, "expected").sqrt().item(), adding.calls["linalg_vector_norm"]
+
+
+def test_squares_are_taken_of_all_gradients_while_the_ranks_wait(ranks: Ranks, tmp_path: Path) -> None:
+    for found, expected, parts in ranks.run(2, squared, write_corpus(tmp_path / "corpus")):
+        assert found == pytest.approx(expected, rel=1e-6)
+        # One in each block's largest exchange, one for the rest and one for the other group, and two of these norms.
+        assert parts == BLOCKS + 4
