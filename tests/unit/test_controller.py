@@ -123,6 +123,24 @@ def test_a_lost_node_is_left_for_another_one() -> None:
     assert formed(gang)[2] == ("bbcc", 7)
 
 
+def test_nodes_that_were_cut_off_for_a_moment_are_used_again() -> None:
+    for nodes in ("a", "ab"):
+        gang = a_gang(data=len(nodes), nodes=nodes, training={"steps": 1000, "global_batch_size": 12})
+        gang.lose_node("a")
+        gang.nodes.add("a")  # the cluster has not noticed
+        gang.wait(1)
+        assert gang.causes == [Cause.NODE_LOST]
+        if nodes == "a":
+            gang.wait(310)
+            assert formed(gang)[1:] == [("aa", None)], "it does not wait for another node for ever"
+        else:
+            while not gang.of(port.HaltTraining) and gang.step < 320:
+                gang.train()
+            gang.end(HALTED)
+            gang.wait(1)
+            assert formed(gang)[2][0] == "bbaa"
+
+
 def test_with_all_copies_lost_it_starts_from_the_store() -> None:
     gang = a_gang(data=1, nodes="a")
     gang.lose_node("a")
@@ -366,6 +384,19 @@ def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
     assert gang.record.status_text[1] == "a worker was lost while the gang was formed: ActorDiedError"
     gang.wait(0.5)
     assert formed(gang)[-1] == ("bb", 7)
+
+
+def test_a_node_lost_while_the_gang_is_formed_is_no_fault_of_the_job() -> None:
+    gang = a_gang(data=1, fault_tolerance={"memory_copy_every_steps": 1, "max_restarts": 0})
+    gang.tell(orders(2))
+    gang.train(4)
+    gang.end(HALTED)
+    gang.nodes.remove(gang.members[0].node)
+    for worker in gang.members:
+        worker.alive = False
+    gang.wait(2)
+    assert gang.of(port.Finish) == []
+    assert formed(gang)[-1][0] == "bb"
 
 
 def test_workers_that_end_again_and_again_as_they_start_end_the_job_in_the_end() -> None:

@@ -393,8 +393,7 @@ class GangController:
         form, workers = self._state.form, self._state.workers
         if event.rendezvous is None:
             reason = policy.Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
-            self._interrupt(reason, self._now)
-            yield self._check(None, self._now, reason, frozenset())
+            yield self._check(None, self._now, reason, frozenset(), next(iter(workers.values())).node)
             return
         spec = at(self._spec, form.layout, self._machine)
         recovery = newest_whole_state(event.snapshots.items())
@@ -559,6 +558,10 @@ class GangController:
         # are unhealthy or do not answer are replaced.
         unhealthy = checking.unhealthy | (checking.probed - event.answering)
         reason = checking.reason
+        if reason is not None and checking.formation is None:
+            if checking.first in gone:  # this is not the job's fault
+                reason = replace(reason, cause=Cause.NODE_LOST)
+            self._interrupt(reason, checking.detected)
         if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
             assert checking.formation is not None
             ends, places = checking.formation.outcomes, checking.formation.places
@@ -655,10 +658,11 @@ class GangController:
             self._record.add(FaultReport(what=Fault.DEVICE, step=self._record.step, rank=rank, message=message))
 
     def _check(
-        self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int]
-    ) -> port.Decision:
+        self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int],
+        first: str | None = None,
+    ) -> port.Decision:  # fmt: skip
         up = self._up()
         probed = up.keys() - unhealthy
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
-        self._state = policy.Checking(formation, detected, reason, unhealthy, probed)
+        self._state = policy.Checking(formation, detected, reason, unhealthy, probed, first)
         return port.Probe(tuple(probed), nodes)

@@ -13,6 +13,7 @@ from boost_core.messages import Cause
 _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times
 _URGENT_SECONDS = 20.0  # before a node goes away
+_SILENT_SECONDS = 300.0  # to avoid a node that took no connection; by then the cluster knows whether it is gone
 _NOTICE_SECONDS = 60.0  # assumed notice if a leaving node gives no deadline
 _LONGEST_PAUSE = 60.0  # seconds before a gang that makes no progress is formed again
 _FIRST_STEP = 5  # how many times longer than a later step it may take: kernels are compiled, the state is loaded
@@ -244,7 +245,7 @@ class NodeWatch:
 
     quarantined: dict[str, float] = field(default_factory=dict)
     _last_moments: dict[str, float] = field(default_factory=dict)  # by when each leaving node must be left
-    _silent: set[str] = field(default_factory=set)  # dead, but not known to the cluster yet
+    _silent: dict[str, float] = field(default_factory=dict)  # until when nodes count as dead that the cluster does not
 
     def see(self, alive: Collection[str], leaving: Mapping[str, float | None], now: float) -> None:
         """Take note of what the cluster reports.
@@ -254,7 +255,7 @@ class NodeWatch:
             leaving: Nodes that will go away, and when; ``None`` if not known.
             now: The present time.
         """
-        self._silent &= set(alive)
+        self._silent = {node: until for node, until in self._silent.items() if node in alive and until > now}
         self._last_moments = {
             node: self._last_moments.get(node, now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
             for node, at in leaving.items()
@@ -262,7 +263,7 @@ class NodeWatch:
 
     def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
         """Take note of a probe's result, and return all nodes to be considered gone."""
-        self._silent |= set(silent)
+        self._silent |= dict.fromkeys(silent, now + _SILENT_SECONDS)
         return {*silent, *dead, *self._quarantined(now)}
 
     @property
@@ -280,7 +281,7 @@ class NodeWatch:
 
     def unusable(self, now: float) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._silent | self._quarantined(now) | self._last_moments.keys()
+        return self._silent.keys() | self._quarantined(now) | self._last_moments.keys()
 
     def _quarantined(self, now: float) -> set[str]:
         return {node for node, until in self.quarantined.items() if until > now}

@@ -320,13 +320,14 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Checking:
-    """A gang has stopped, or could not be formed; its nodes and workers are probed."""
+    """A gang has stopped, or could not be formed, for which the ``first`` node is to blame; all are probed."""
 
     formation: Formation | None
     detected: float
     reason: Break | None
     unhealthy: Set[int] = frozenset()
     probed: Set[int] = frozenset()
+    first: str | None = None
 
 
 @dataclass(frozen=True)

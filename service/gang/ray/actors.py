@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle, ActorProxy
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -90,7 +90,7 @@ class WorkerHandle:
         if self.place is None and ready([self._placing], 0):
             try:
                 self.place = ray.get(self._placing)
-            except RayActorError as error:
+            except RayError as error:  # not only RayActorError: Ray's memory monitor may have killed it
                 return WorkerStatus(self.number, failure=str(error), node=self._node)
             self._status = WorkerStatus(self.number, self.place, node=self._node)
         return self._status

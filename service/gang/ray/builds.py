@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config.storage import no_room
@@ -58,7 +58,7 @@ class RayBuilds:
             status: BuildStatus = ray.get(self._answers.pop(build_id))
         except ActorUnavailableError:
             return BuildStatus()
-        except (ValueError, RayActorError):
+        except (ValueError, RayActorError, OutOfMemoryError):  # the last: killed by Ray's memory monitor
             return None
         return status
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -274,7 +274,7 @@ class RayGangs:
                     status = ray.get(answer)
                 except ActorUnavailableError:
                     pass  # it may answer later
-                except RayActorError:
+                except (RayActorError, OutOfMemoryError):  # the latter: killed by Ray's memory monitor
                     self._handles.pop(request.gang, None)
                     results.append(None)
                     continue

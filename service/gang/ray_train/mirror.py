@@ -23,7 +23,7 @@ import pyarrow
 import ray
 from pyarrow.fs import FileInfo, FileType, FSSpecHandler, PyFileSystem
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
@@ -116,7 +116,8 @@ class GangFailurePolicy(FailurePolicy):
         """Return whether the run continues."""
         error = training_failed_error
         cause = error.controller_failure if isinstance(error, ControllerError) else error
-        lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, RayActorError))
+        ended = RayActorError, OutOfMemoryError  # the latter: killed by Ray's memory monitor
+        lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, *ended))
         return FailureDecision.RETRY if lost else FailureDecision.RAISE
 
 
