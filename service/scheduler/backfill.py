@@ -199,7 +199,8 @@ class Head:
             layouts = {each for each in (gang.layout, gang.target) if each}
             if gang.layout != gang.target or gang.priority < self.job.spec.priority:  # may have to do with less
                 layouts |= {each for each in demand.layouts if each.world_size <= gang.claimed}
-            inside = self._cluster.fleet.all_steady and nodes & ~self.nodes == 0
+            fleet = self._cluster.fleet
+            inside = fleet.all_steady and not fleet.unusable and nodes & ~self.nodes == 0
             stay = _Stay(demand, frozenset(layouts), inside)
             self._stays[stay] += number
             for unit, allocated in self._allocated.values():

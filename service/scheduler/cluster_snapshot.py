@@ -585,10 +585,11 @@ class ClusterSnapshot:
         return used
 
     def node_classes(self, demand: Demand) -> list[tuple[NodeCapacity, int]]:
-        """The nodes that a job can use, as far as labels tell, that do not drain: one of each class, and its size."""
+        """The nodes that a job can use and that accept ranks: one of each class, and its size."""
         key = demand.labels, demand.avoid
         if key not in self._equal_nodes:
-            self._equal_nodes[key] = [each for each in self._classes(demand) if not each[0].draining]
+            classes = self._classes(demand)
+            self._equal_nodes[key] = [each for each in classes if not (each[0].draining or each[0].unusable)]
         return self._equal_nodes[key]
 
     def _classes(self, demand: Demand | None = None) -> Iterator[tuple[NodeCapacity, int]]:

@@ -147,7 +147,7 @@ class GangMemory:
         if job.pause_requested:
             self.order(job.id, None, Cause.PAUSED)
         elif entry.gang.target is None and entry.gang.cause is Cause.PAUSED:  # the user has withdrawn it
-            self.order(job.id, entry.gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
+            self.order(job.id, entry.gang.layout or _layout_in_record(job, entry.stored), Cause.WORKER_BACK)
         if entry.gang.near and entry.looked_at is not None and self.clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
         return replace(entry.gang.orders(job.spec, job.basis), unusable=self.unusable, steers=tuple(job.steers))
@@ -205,8 +205,18 @@ class GangMemory:
         entry.gang = gang
 
 
-def _layout_in_record(job: JobRecord) -> Layout:
+def _layout_in_record(job: JobRecord, stored: int) -> Layout:
+    """The layout of a job's gang as far as its record tells.
+
+    Args:
+        job: The job.
+        stored: Sequence number of the gang's newest report in the record; 0 if there is none.
+    """
     demand, layout = demand_of(job.spec, job.basis), job.present_layout
+    # One that starts may have been given less than the job's own layout, or an earlier gang's, by quotas and nodes. It
+    # had room for the smallest, and grows once it trains.
+    if job.state is JobState.SCHEDULING and not stored and demand.layouts:
+        return demand.layouts[0]
     if layout in demand.layouts or job.state is JobState.RUNNING:
         return layout
     return demand.fastest(demand.layouts) or layout
@@ -364,7 +374,8 @@ class Reconciler:
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
             with self._apart(job.id, job.attempt, job.traceparent):
-                self._memory.start(job, job.attempt, _layout_in_record(job), stored=stored[job.id])
+                target = _layout_in_record(job, stored[job.id])
+                self._memory.start(job, job.attempt, target, stored=stored[job.id])
 
         polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:

@@ -163,8 +163,9 @@ class Head:
     def __init__(self, cluster: ClusterSnapshot, job: JobRecord) -> None:
         self.job, self.nodes = job, cluster.nodes(job)
         self._cluster, self._demand = cluster, cluster.demands[job.id]
-        self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
-        self._all_steady = not any(node.draining for node in cluster.capacities)
+        steady = [node for node in cluster.capacities if not (node.draining or node.unusable)]
+        self._capacities = [node for node in steady if self._demand.takes(node)]
+        self._all_steady = len(steady) == len(cluster.capacities)
         self._of_others: dict[str, float] = defaultdict(float)  # used on the nodes by others than our gangs
         for node in cluster.capacities:
             for name, total in node.total.items():

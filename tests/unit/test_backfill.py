@@ -61,6 +61,9 @@ def gpus(*free: float, total: float = 8, cpus: float = 64, cpus_free: float = 64
         ([running("a", 8), job("h", 8), job("p", 4)], {"a": trains(8)},
          [*nodes(12, free=[4]), NodeCapacity("y", {"CPU": 8}, {"CPU": 8}, draining=True)], ""),
         ([running("a", 8), job("h", 8), job("p", 4)], {"a": trains(8)}, nodes(14, free=[4]), ""),
+        # On a node that cannot be used there is no room for the head.
+        ([running("a", 4), job("h", 16), job("p", 4)], {"a": trains(4)},
+         [*nodes(16, free=[12]), NodeCapacity("y", {"CPU": 8}, {"CPU": 8}, unusable="has no torch")], ""),
         # A gang of lower priority may have to shrink for the head, and one that lost workers may come back to them.
         ([running("a", 1, up_to=8), job("h", 8, priority=1), job("p", 4)], {"a": trains(8, target=Layout(1, 1, 6))},
          nodes(12, free=[4]), ""),

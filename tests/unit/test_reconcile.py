@@ -33,6 +33,7 @@ from service.jobs.store import JobStore
 from service.models.cluster import StoredProfile
 from service.scheduler.cluster_snapshot import ResizePolicy
 from service.scheduler.decisions import decide
+from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
 from tests.service.records import PROFILE, a_step
@@ -154,13 +155,15 @@ class Service:
         url = f"sqlite:///{folder}/jobs.db"
         migrate(url)
         self.store, self.gangs, self.folder = JobStore(url), FakeGangs(), folder
-        self.seconds = 0.0
+        self.seconds, self.limits = 0.0, Limits()
         self.start_again()
 
     def start_again(self) -> None:
         """As a new process would, which remembers nothing."""
         policy = ResizePolicy(cooldown_seconds=30, settle_seconds=5)
-        self.reconciler = Reconciler(self.store, self.gangs, policy, lambda: self.seconds, autoscales=True)
+        self.reconciler = Reconciler(
+            self.store, self.gangs, policy, lambda: self.seconds, lambda: self.limits, autoscales=True
+        )
 
     def submit(self, **changes) -> str:
         return self.store.create(tiny_job("corpus", "elsewhere", **changes), str(self.folder / "checkpoints")).id
@@ -810,6 +813,19 @@ def test_a_new_service_leaves_gangs_as_they_are(service: Service) -> None:
     assert service.gangs.orders[job.id].target == TWO
     assert service.gangs.orders[starting].target == ONE
     assert service.gangs.launched == [(job.id, 1), (starting, 1)]
+
+
+def test_a_new_service_lets_no_starting_gang_have_more_than_it_was_given(service: Service) -> None:
+    own = ELASTIC | {"parallelism": {"tensor_parallel_size": 1, "data_parallel_size": 3}}
+    service.gangs.cpus = [2.0, 2.0]
+    service.limits = Limits(tenants={"default": {"CPU": 2}})
+    service.start_again()
+    starting = service.submit(**own)
+    service.tick()
+    assert service.gangs.orders[starting].target == TWO
+    service.start_again()
+    service.tick()
+    assert service.gangs.orders[starting].target.world_size <= 2
 
 
 def test_errands_are_handed_on_once(service: Service) -> None:
