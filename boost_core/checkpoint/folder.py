@@ -42,7 +42,7 @@ from boost_core.checkpoint.manifest import (
     model_facts,
 )
 from boost_core.config import JobSpec, Layout, ParallelismConfig
-from boost_core.config.base import UnfitField
+from boost_core.config.base import UnfitField, counted
 from boost_core.config.job import CheckpointConfig
 from boost_core.config.storage import StorageOptions, Unreadable, literal, options_at, read_small, refuse_irregular
 
@@ -580,7 +580,8 @@ class Origin:
         """Refuse a job that could not start from a checkpoint, or would have nothing to train.
 
         Raises:
-            UnfitOrigin: The checkpoint is of another model, or continuing from it leaves no step to train.
+            UnfitOrigin: The checkpoint is of another model, continuing from it leaves no step to train, or its moments
+                are of other steps than this optimizer would take them for.
         """
         url = self.folder.step_url(manifest.step)
         try:
@@ -603,6 +604,23 @@ class Origin:
                 "checkpoint.weights_from"
             )
             raise UnfitOrigin("training.steps", problem)
+        if not self.weights_only and (ages := _moments_ages(spec, manifest)) is not None:
+            there, here = (counted(age, "step") for age in ages)
+            problem = (
+                f"the moments at {url} are of {there}, and this optimizer would take them for those of {here}, since "
+                "LORO's start from zero after each exact step; use the same optimizer.kind and exact_every_steps, or "
+                "start from the weights alone: checkpoint.weights_from"
+            )
+            raise UnfitOrigin("optimizer.kind", problem)
+
+
+def _moments_ages(spec: JobSpec, manifest: Manifest) -> tuple[int, int] | None:
+    """Steps that a checkpoint's moments are of, and that a job would correct their bias for; ``None`` if the same."""
+    there = manifest.job.get("optimizer") or {}
+    every = (there.get("loro") or {}).get("exact_every_steps") if there.get("kind") == "loro" else None
+    ours = None if spec.optimizer.loro is None else spec.optimizer.loro.exact_every_steps
+    ages = tuple(manifest.step if each is None else manifest.step % each for each in (every, ours))
+    return None if ages[0] == ages[1] else (ages[0], ages[1])
 
 
 def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = None) -> None:

@@ -180,6 +180,11 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
 
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_IN_COLUMNS = (
+    "parquet",
+    "arrow",
+    "dataset",
+)  # compressed inside, beside other columns: sizes say little about the text
 HUB = "hf://"
 _BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
@@ -252,7 +257,10 @@ def check_data(
         if written is None or not written.paths:
             raise UnfitData(named_at, f"{name!r} is a dataset of a service; submit the job there, or name a source")
     # Sources that differ only in weight are looked up once.
-    first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
+    first = {
+        (source.kind, source.paths, source.text_field): number
+        for number, (source, _) in reversed([*enumerate(data.sources)])
+    }
     trained_on: list[SourceFile] = []
     indices: dict[str, TokenIndex] = {}
     for number in sorted(first.values()):
@@ -277,7 +285,8 @@ def check_data(
             if both := next((file.url for file in files if file.identity in identities), None):
                 raise ValueError(f"{both} is also trained on; validate on other files")
             refuse_damaged(named, files, storage_options)
-            if not any(compression(file.url) for file in files):  # otherwise the trainer counts
+            # Otherwise the trainer counts.
+            if named.kind not in _IN_COLUMNS and not any(compression(file.url) for file in files):
                 refuse_too_little("validation", sum(file.size for file in files), "bytes", sequence_length)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
@@ -435,7 +444,7 @@ def split_source(
         split = _standard_library_split(validation_fraction)
     else:
         split = _split(list_files(source, storage_options), validation_fraction)
-    if split.text_bytes is not None:  # otherwise the trainer counts
+    if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
         training, validation = split.text_bytes
         if split.lone_file:
             validation = validation_tail(training, validation_fraction)
@@ -453,7 +462,9 @@ def _standard_library_split(validation_fraction: float) -> SourceSplit:
 def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
     if len(files) == 1:
         return SourceSplit(files, files)
-    folder = os.path.commonpath([file.url for file in files])
+    urls = [file.url for file in files]
+    # Paths and URLs have no folder in common.
+    folder = "" if len({url.startswith("/") for url in urls}) > 1 else os.path.commonpath(urls)
     by_hash = sorted(files, key=lambda file: hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest())
     validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
     validation, training = by_hash[:validation_count], by_hash[validation_count:]

@@ -30,6 +30,9 @@ class MasterWeightAdamW:
         """
         self._adamw(clip, learning_rate, step, self._config.adam_epsilon)
 
+    def skip(self, step: int) -> None:
+        """Leave out an update whose gradients are not finite; see ``step``."""
+
     def _adamw(self, clip: torch.Tensor, learning_rate: float, step: int, epsilon: float) -> None:
         """Update the groups that have no custom update."""
         for group in self.groups:

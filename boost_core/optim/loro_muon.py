@@ -206,6 +206,12 @@ class Loro(MasterWeightAdamW):
                     master.mul_(1 - step_size * self._config.weight_decay)
         factors.round_masters()
 
+    def skip(self, step: int) -> None:
+        """Leave out an update; the next one counts from here if it was to be exact, so the moments must, too."""
+        if step % self._loro.exact_every_steps == 0:
+            for group in self.groups:
+                group.clear_moments()
+
 
 # Muon.
 

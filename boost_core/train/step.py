@@ -123,8 +123,10 @@ def training_step(
         state.fits_captured_step = None if too_many_next > 0 else state.samples
         present = state.spec.at_step(state.step)
         rate = learning_rate(state.step, present.training.steps, present.optimizer)
-        if not diverged:
-            before_update()
+        before_update()
+        if diverged:
+            state.optimizer.skip(state.step)
+        else:
             state.optimizer.step(clip, rate, state.step)
         agreed = Requests(halt > 0, store > 0, put_off > 0, steer == state.process_groups.gang.size)
         return StepResult(loss, norm, rate, diverged, agreed)

@@ -186,6 +186,26 @@ def test_twenty_steps_are_the_published_ones(ranks: Ranks, size: int, decay: flo
     assert max(ranks.run(size, beside_the_published, decay)) < 1e-9
 
 
+def test_moments_start_anew_where_an_exact_step_is_left_out() -> None:
+    alone, weight = Communicator(None, "tp", CommunicationLedger()), nn.Parameter(torch.ones(4))
+    factor = nn.Parameter(torch.ones(1, 3, 4))
+    kinds = [ParamKind(0.0, split, partial=False, tied=False, custom_update=split) for split in (True, False)]
+    members = {"up": factor}, {"other": weight}
+    groups = [ParamGroup(kind, each, torch.float32, alone, 0) for kind, each in zip(kinds, members, strict=True)]
+    config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=4))
+    optimizer = Loro(groups, config, config.loro, [], SHARE, alone)
+    for step in range(1, 5):
+        if step in (2, 4):
+            optimizer.skip(step)
+        else:
+            for group in groups:
+                for name in group.names:
+                    group.add_gradient(name, torch.ones_like(group.sums[name]), first=True)
+            optimizer.step(torch.tensor([1.0]), RATE, step)
+        moments = [each.tensor for each in optimizer.pieces() if each.quantity != "master"]
+        assert all((moment == 0).all() == (step == 4) for moment in moments)
+
+
 def test_every_factor_of_a_model_belongs_to_one_pair() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "svd", "num_key_value_heads": 2})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, UnfitOrigin, refuse_unfit_origin
 from boost_core.checkpoint.manifest import (
     FORMAT,
     CheckpointDamaged,
@@ -318,3 +318,33 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path: 
     (tmp_path / "loop").symlink_to(tmp_path / "loop")  # refused by the operating system, like a disk that has gone
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         CheckpointFolder(str(tmp_path / "loop")).steps()
+
+
+def loro(every: int) -> dict[str, Any]:
+    return {"kind": "loro", "loro": {"exact_every_steps": every}}
+
+
+@pytest.mark.parametrize(
+    ("step", "there", "here", "refused"),
+    [
+        (6, loro(3), {"kind": "adamw"}, "the moments at .* are of 0 steps, .* for those of 6 steps"),  # just zeroed
+        (6, loro(3), loro(4), "of 0 steps, .* of 2 steps"),
+        (6, {"kind": "adamw"}, loro(4), "of 6 steps, .* of 2 steps"),
+        (6, loro(3), loro(3), None),
+        (6, loro(3), loro(2), None),  # an exact step of either
+        (2, {"kind": "adamw"}, loro(4), None),
+    ],
+)
+def test_moments_are_not_taken_for_those_of_other_steps(
+    tmp_path: Path, step: int, there: dict[str, Any], here: dict[str, Any], refused: str | None
+) -> None:
+    first, model = CheckpointFolder(str(tmp_path)), {"family": "svd"}
+    writer = tiny_job("/corpus", tmp_path, model=model, optimizer=there)
+    first.commit_written(writer, writer.parallelism, step, step * 4, save_whole(first, step, tensors(1.0)))
+    for how in ("weights_from", "continue_from"):
+        job = tiny_job("/corpus", "/elsewhere", model=model, optimizer=here, checkpoint={how: str(tmp_path)})
+        if refused is None or how == "weights_from":
+            refuse_unfit_origin(job)
+        else:
+            with pytest.raises(UnfitOrigin, match=refused):
+                refuse_unfit_origin(job)

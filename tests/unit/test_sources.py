@@ -293,3 +293,36 @@ def test_lines_without_text_are_refused_by_the_first(tmp_path: Path, line: str, 
         UnfitData, match=f"no text in the field 'text' of its first line, which has the fields {named}; "
     ):
         check_data(DataConfig(source=source), 256, 32)
+
+
+def test_each_field_of_text_of_a_mixture_is_looked_at(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text('{"text": "some text of this document"}\n' * 9)
+    source = {"kind": "jsonl", "paths": [str(tmp_path)], "weight": 1}
+    mixture = DataConfig.model_validate({"mixture": [source, source | {"weight": 2}, source | {"text_field": "body"}]})
+    with pytest.raises(UnfitData, match="has no text in the field 'body'") as refused:
+        check_data(mixture, 256, 8)
+    assert refused.value.field == "data.mixture[2].paths"
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_columns_are_compressed_so_that_sizes_of_files_say_little(tmp_path: Path, count: int) -> None:
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(count)]
+    for path in paths:
+        pq.write_table(pa.table({"text": ["the same words again and again " * 9] * 200}), path, compression="zstd")
+    source = {"kind": "parquet", "paths": paths}
+    held = {"name": "held", "kind": "parquet", "paths": [str(tmp_path / "held.parquet")]}
+    pq.write_table(pa.table({"text": ["other words again and again " * 9] * 200}), held["paths"][0], compression="zstd")
+    data = DataConfig.model_validate({"source": source, "validation": [held], "validation_fraction": 0.25})
+    check_data(data, 256, 8192)
+    (stream,) = (corpus := load_corpus(data, 8192)).streams
+    assert min(len(stream.training), len(stream.validation), len(corpus.validation["held"])) > 8192
+
+
+def test_paths_and_urls_of_one_source_are_split(tmp_path: Path) -> None:
+    write_corpus(tmp_path, files=20)
+    some = [f"{tmp_path}/{number}.txt" for number in range(10)]
+    others = [f"file://{tmp_path}/{number}.txt" for number in range(10, 20)]
+    mixed = split(text(*some, *others), 8)
+    assert (len(mixed.training), len(mixed.validation)) == (19, 1)
+    assert mixed == split(text(*others, *some), 8)
