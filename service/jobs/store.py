@@ -57,7 +57,7 @@ from service.jobs.tables import (
     TrackerRow,
     searched,
 )
-from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
+from service.jobs.writes import NumberedReport, Overtaken, TakenBack, Write
 from service.models.cluster import StoredProfile
 
 # Notifications of writes. Followers in the same process are called directly, other processes on the same PostgreSQL by
@@ -130,6 +130,7 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 
 
 _LOST_RACES = 100
+_CANCELLED_TOGETHER = 250
 _NEWEST_CHECKPOINTS, _LARGE_CHECKPOINT = 64, 1 << 28  # jobs, bytes
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
 _INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
@@ -303,6 +304,11 @@ class JobStore:
             jobs = self._known.read(connection, *queries.listed(wanted, limit + 1, cursor, end))
         return jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else end
 
+    def ids(self, wanted: JobFilter, limit: int) -> Sequence[str]:
+        """Ids of jobs, the newest first, at most ``limit``; of a search, whatever number of jobs has to be read."""
+        with self.engine.connect() as connection:
+            return connection.scalars(*queries.listed(wanted, limit, None)).all()
+
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""
         with self.engine.connect() as connection:
@@ -406,6 +412,39 @@ class JobStore:
             AlreadyFinished: The job has SUCCEEDED or FAILED.
         """
         return self._write(job_id, lambda record, _: writes.cancelled(record, why))
+
+    def cancel_many(self, job_ids: Collection[str]) -> Sequence[str]:
+        """Request that jobs be cancelled, each as ``request_cancel`` does it, with a transaction for hundreds of them.
+
+        Returns:
+            Those that this has cancelled. The others had ended or were being cancelled already, or do not exist.
+        """
+        planned: dict[str, Write | None] = {}
+
+        def plan(record: JobRecord, _session: Session | None = None) -> Write | None:
+            planned[record.id] = None if record.finished else writes.cancelled(record)
+            return planned[record.id]
+
+        for begin in range(0, len(ids := sorted(job_ids)), _CANCELLED_TOGETHER):
+            together = ids[begin : begin + _CANCELLED_TOGETHER]
+            jobs: list[JobRecord] = []
+            with suppress(Overtaken), Session(self.engine) as session, session.begin():
+                # Waiting for others' locks while holding some could end in a deadlock.
+                unlocked = queries.HEADS.where(JobRow.id.in_(together)).order_by(JobRow.id)
+                read = self._known.read(session.connection(), unlocked.with_for_update(skip_locked=True))
+                changes = [(job, write) for job in read if (write := plan(job))]
+                self._update(session.connection(), [(job.id, job.version, write.values) for job, write in changes])
+                session.add_all([row for _, write in changes for row in write.rows])
+                versions = {job.id: job.version + 1 for job, _ in changes}
+                notify(session.connection(), versions)
+                jobs = read
+            if jobs:
+                self.notifications.publish(versions)
+            for job_id in set(together).difference(job.id for job in jobs):  # another writer had it, or was faster
+                planned.pop(job_id, None)
+                with suppress(JobNotFound):
+                    self._write(job_id, plan)
+        return [job_id for job_id, write in planned.items() if write]
 
     def request_pause(self, job_id: str) -> JobRecord:
         """Request that a job be paused; one without a gang is PAUSED immediately.
@@ -563,32 +602,39 @@ class JobStore:
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
-        by_columns: dict[tuple[str, ...], list[Reported]] = defaultdict(list)
-        for change in changes:
-            by_columns[tuple(sorted(change.values))].append(change)
         versions = {change.record.id: change.record.version for change in changes}
-        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
-                values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
-                parameters = [
-                    {
-                        "of_job": change.record.id,
-                        "read": change.record.version - 1,
-                        "new_version": change.record.version,
-                        **{f"new_{name}": change.values[name] for name in columns},
-                    }
-                    for change in alike
-                ]
-                if connection.execute(update(JobRow).where(unmoved).values(values), parameters).rowcount != len(alike):
-                    refuse_if_lost(connection, self._lease)
-                    raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
+            self._update(
+                connection, [(change.record.id, change.record.version - 1, change.values) for change in changes]
+            )
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
             observations.add(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
         self._known.remember({change.record.id: change.record for change in changes})
+
+    def _update(self, connection: Connection, changes: Sequence[tuple[str, int, Mapping[str, Any]]]) -> None:
+        """Write new values for columns of jobs, each with its id and the version that was read.
+
+        Raises:
+            Overtaken: Some of the jobs have been changed since.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for job_id, version, values in changes:
+            new = {f"new_{name}": value for name, value in values.items()}
+            by_columns[tuple(sorted(values))].append(
+                {"of_job": job_id, "read": version, "new_version": version + 1, **new}
+            )
+        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
+        for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
+            statement = (
+                update(JobRow).where(unmoved).values({name: bindparam(f"new_{name}") for name in (*columns, "version")})
+            )
+            if connection.execute(statement, alike).rowcount != len(alike):
+                refuse_if_lost(connection, self._lease)
+                raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
 
     def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
         """Sequence number of the newest stored report of each job's newest gang; 0 if there is none."""

@@ -37,7 +37,7 @@ SCOPES = {
         "DELETE /v1/datasets/{name}", "POST /v1/datasets", "POST /v1/datasets/{name}/cancel",
         "DELETE /v1/jobs/{job_id}", "DELETE /v1/jobs/{job_id}/checkpoints/{step}",
         "DELETE /v1/jobs/{job_id}/checkpoints/{step}/pin", "PATCH /v1/jobs/{job_id}", "POST /v1/jobs",
-        "POST /v1/jobs/dry-run", "POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/clone",
+        "POST /v1/jobs/cancel", "POST /v1/jobs/dry-run", "POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/clone",
         "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/evaluations", "POST /v1/jobs/{job_id}/pause",
         "POST /v1/jobs/{job_id}/profiles", "POST /v1/jobs/{job_id}/resume", "POST /v1/jobs/{job_id}/retry",
         "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin", "POST /v1/sweeps", "POST /v1/sweeps/{name}/stop",
