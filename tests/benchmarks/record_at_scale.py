@@ -122,6 +122,21 @@ def scrape(store: JobStore) -> tuple[float, str]:
     return least(store, lambda: exposition(collector, OPENMETRICS)), f"{len(content) / 1e6:.1f} MB, {lines:,} lines"
 
 
+def cancels(store: JobStore) -> tuple[float, float]:
+    """Milliseconds until ``MANY_CANCELLED`` queued jobs are cancelled together, and one by one; both elapsed."""
+    seconds = []
+    for together in (True, False):
+        queued = store.ids(JobFilter([JobState.QUEUED], cancellable=True), MANY_CANCELLED)
+        begun = time.perf_counter()
+        if together:
+            store.cancel_many(queued)
+        else:
+            for job_id in queued:
+                store.request_cancel(job_id)
+        seconds.append(time.perf_counter() - begun)
+    return 1000 * seconds[0], 1000 * seconds[1]
+
+
 def measure(database: str) -> list[list[str]]:
     """The rows of a kind of database."""
     rows = []
