@@ -1,7 +1,7 @@
 """The store: the one place that reads and writes job records and their events."""
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -413,11 +413,12 @@ class JobStore:
         """
         return self._write(job_id, lambda record, _: writes.cancelled(record, why))
 
-    def cancel_many(self, job_ids: Collection[str]) -> Sequence[str]:
+    def cancel_many(self, job_ids: Collection[str]) -> Iterator[str]:
         """Request that jobs be cancelled, each as ``request_cancel`` does it, with a transaction for hundreds of them.
 
-        Returns:
-            Those that this has cancelled. The others had ended or were being cancelled already, or do not exist.
+        Yields:
+            Those that this has cancelled, as it does so. The others had ended or were being cancelled already, or do
+            not exist.
         """
         planned: dict[str, Write | None] = {}
 
@@ -426,25 +427,25 @@ class JobStore:
             return planned[record.id]
 
         for begin in range(0, len(ids := sorted(job_ids)), _CANCELLED_TOGETHER):
-            together = ids[begin : begin + _CANCELLED_TOGETHER]
-            jobs: list[JobRecord] = []
-            with suppress(Overtaken), Session(self.engine) as session, session.begin():
-                # Waiting for others' locks while holding some could end in a deadlock.
-                unlocked = queries.HEADS.where(JobRow.id.in_(together)).order_by(JobRow.id)
-                read = self._known.read(session.connection(), unlocked.with_for_update(skip_locked=True))
-                changes = [(job, write) for job in read if (write := plan(job))]
-                self._update(session.connection(), [(job.id, job.version, write.values) for job, write in changes])
-                session.add_all([row for _, write in changes for row in write.rows])
-                versions = {job.id: job.version + 1 for job, _ in changes}
-                notify(session.connection(), versions)
-                jobs = read
-            if jobs:
+            left = {*ids[begin : begin + _CANCELLED_TOGETHER]}
+            with suppress(Overtaken):
+                with Session(self.engine) as session, session.begin():
+                    # Waiting for others' locks while holding some could end in a deadlock.
+                    unlocked = queries.HEADS.where(JobRow.id.in_(left)).order_by(JobRow.id)
+                    jobs = self._known.read(session.connection(), unlocked.with_for_update(skip_locked=True))
+                    changes = [(job, write) for job in jobs if (write := plan(job))]
+                    self._update(session.connection(), [(job.id, job.version, write.values) for job, write in changes])
+                    session.add_all([row for _, write in changes for row in write.rows])
+                    versions = {job.id: job.version + 1 for job, _ in changes}
+                    notify(session.connection(), versions)
+                left.difference_update(job.id for job in jobs)
                 self.notifications.publish(versions)
-            for job_id in set(together).difference(job.id for job in jobs):  # another writer had it, or was faster
-                planned.pop(job_id, None)
+                yield from versions
+            for job_id in left:  # another writer had it, or was faster
                 with suppress(JobNotFound):
                     self._write(job_id, plan)
-        return [job_id for job_id, write in planned.items() if write]
+                    if planned[job_id]:
+                        yield job_id
 
     def request_pause(self, job_id: str) -> JobRecord:
         """Request that a job be paused; one without a gang is PAUSED immediately.
@@ -623,16 +624,12 @@ class JobStore:
         """
         by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
         for job_id, version, values in changes:
-            new = {f"new_{name}": value for name, value in values.items()}
-            by_columns[tuple(sorted(values))].append(
-                {"of_job": job_id, "read": version, "new_version": version + 1, **new}
-            )
+            row = {"of_job": job_id, "read": version, "new_version": version + 1}
+            by_columns[tuple(sorted(values))].append(row | {f"new_{name}": value for name, value in values.items()})
         unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
         for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
-            statement = (
-                update(JobRow).where(unmoved).values({name: bindparam(f"new_{name}") for name in (*columns, "version")})
-            )
-            if connection.execute(statement, alike).rowcount != len(alike):
+            new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
+            if connection.execute(update(JobRow).where(unmoved).values(new), alike).rowcount != len(alike):
                 refuse_if_lost(connection, self._lease)
                 raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
 

@@ -121,7 +121,7 @@ def cancels(store: JobStore) -> dict[str, float]:
         begun = time.perf_counter()
         queued = store.ids(JobFilter([JobState.QUEUED], cancellable=True), CANCELLED)
         if together:
-            store.cancel_many(queued)
+            assert len([*store.cancel_many(queued)]) == CANCELLED
         else:
             for job_id in queued:
                 store.request_cancel(job_id)

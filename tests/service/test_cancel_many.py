@@ -1,13 +1,16 @@
 """Many jobs cancelled by one request."""
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import OperationalError
 
 from service.jobs.model import JobRecord, Owner
 from service.jobs.queries import JobCache
@@ -88,6 +91,25 @@ def test_a_thousand_jobs_at_once(http: httpx.Client, client_with: With, store: J
     whose = ("tenant", "key_id", "key_name", "action", "status", "address")
     assert all(each[name] == alone[name] for each in many for name in whose)
     assert len({each["request_id"] for each in many}) == 3
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_was_cancelled_before_a_failure_is_recorded(
+    http: httpx.Client, client_with: With, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(store, 251)
+    calls, update = count(), JobStore._update
+
+    def fail_at_second(self: JobStore, connection: Connection, changes: Any) -> None:
+        if next(calls):
+            raise OperationalError("UPDATE", {}, sqlite3.OperationalError("database is locked"))
+        update(self, connection, changes)
+
+    monkeypatch.setattr(JobStore, "_update", fail_at_second)
+    assert http.post(PATH, json={"tenant": "lab"}).status_code == 503
+    assert store.counts()[JobState.CANCELLED] == 250
+    recorded = client_with(Scope.ADMIN).get("/v1/audit", params={"limit": 500}).json()["entries"]
+    assert [(each["action"], each["status"]) for each in recorded] == [("job.cancel", 503)] * 251
 
 
 def test_jobs_named_by_their_ids(http: httpx.Client, client_with: With, store: JobStore) -> None:
@@ -183,7 +205,7 @@ def test_jobs_that_others_write_to_meanwhile(store: JobStore, database: str, mon
         with ThreadPoolExecutor() as threads:
             with store.engine.begin() as connection:
                 connection.execute(select(JobRow.id).where(JobRow.id == jobs[0]).with_for_update())
-                cancelling = threads.submit(store.cancel_many, [*jobs, "job-0"])
+                cancelling = threads.submit(list, store.cancel_many([*jobs, "job-0"]))
                 while store.get(jobs[4]).state is JobState.QUEUED:  # the others do not wait for it
                     time.sleep(0.01)
             assert sorted(cancelling.result()) == jobs

@@ -362,7 +362,7 @@ def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab, together: bool) 
     lab.create(budget={"trials": 2}, parallel=1)
     lab.drive()
     job_id = lab.trials()[0].job_id
-    assert lab.store.cancel_many([job_id]) if together else lab.store.request_cancel(job_id)
+    assert [*lab.store.cancel_many([job_id])] if together else lab.store.request_cancel(job_id)
     lab.run()
     assert [trial.state for trial in lab.trials()] == ["FAILED", "COMPLETE"]
     assert lab.trials()[0].reason == "its job cancelled: cancelled while it was queued"

@@ -81,12 +81,10 @@ class JobQuery(JobSelection):
     """Which jobs to list."""
 
     limit: int = Field(
-        100,
-        ge=1,
-        le=500,
+        100, ge=1, le=500,
         description="Maximum number of results. With name, tag or search, a page is of 10,000 jobs, so that it may "
         "have few or no results although next_cursor leads to more.",
-    )
+    )  # fmt: skip
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
 
@@ -142,8 +140,9 @@ def cancel_many(body: CancelRequest, who: Submitter, http: HttpRequest, context:
         raise Forbidden(f"only operators may cancel other tenants' jobs; leave tenant out or give {who.tenant}")
     known = context.store.ids(body.filter_for(tenant), MOST_CANCELLED + 1)
     chosen = known[:MOST_CANCELLED]
-    cancelled = context.store.cancel_many(chosen)
-    http.state.changed = [f"{router.prefix}/{job_id}" for job_id in cancelled]
+    http.state.changed = cancelled = list[str]()
+    for job_id in context.store.cancel_many(chosen):  # should it fail on the way, the audit log has those before
+        cancelled.append(f"{router.prefix}/{job_id}")
     return Cancellation(
         cancelled=len(cancelled),
         ended=len(chosen) - len(cancelled),

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
@@ -182,7 +182,7 @@ def list_jobs(
     """List jobs, newest first."""
     filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
     with open_client(url) as client:
-        jobs, cursor = _listed(client, limit, cursor, state or (), tag or (), filters)
+        jobs, cursor = _listed(client, limit, cursor, states=state or (), tags=tag or (), **filters)
     if as_json:
         print_json(JobPage(jobs=jobs, next_cursor=cursor))
         return
@@ -192,18 +192,11 @@ def list_jobs(
         say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
 
 
-def _listed(
-    client: Client,
-    limit: int,
-    cursor: str | None,
-    states: Collection[JobState],
-    tags: Collection[str],
-    filters: Mapping[str, str | None],
-) -> tuple[list[JobRecord], str | None]:
+def _listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
     """Return jobs, from as many pages as needed, and the cursor for older ones."""
     jobs: list[JobRecord] = []
     while True:
-        page = client.list(states, min(limit - len(jobs), _PAGE), cursor, tags=tags, **filters)
+        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
         jobs += page.jobs
         cursor = page.next_cursor
         if cursor is None or len(jobs) >= limit:
@@ -315,7 +308,7 @@ def cancel(
             return
         if not job_ids and not yes:
             states = state or [each for each in JobState if each not in TERMINAL_STATES]
-            listed, _ = _listed(client, sys.maxsize, None, states, tag or (), filters)
+            listed, _ = _listed(client, sys.maxsize, None, states=states, tags=tag or (), **filters)
             if fitting := sum(not (job.finished or job.cancel_requested) for job in listed):
                 typer.confirm(f"Cancel {counted(fitting, 'job')}?", abort=True)
         cancelled = 0
