@@ -48,34 +48,37 @@ class AuditLog:
 
     engine: Engine
 
-    def record(self, deed: AuditEvent) -> None:
-        """Store an event.
+    def record(self, *deeds: AuditEvent) -> None:
+        """Store events in one transaction.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: The database is unavailable.
         """
         with self.engine.begin() as connection:
-            self.write(connection, deed)
+            self.write(connection, *deeds)
 
-    def write(self, connection: Connection, deed: AuditEvent) -> None:
-        """Store a deed in a transaction that is under way.
+    def write(self, connection: Connection, *deeds: AuditEvent) -> None:
+        """Store events in a transaction that is under way.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: The database is away.
         """
-        who = deed.principal
-        row = {
-            "time": datetime.now(UTC),
-            "tenant": who.tenant if who else None,
-            "key_id": who.key_id if who else None,
-            "key_name": who.name if who else None,
-            "action": deed.action,
-            "resource": deed.resource[:_LONGEST_RESOURCE],
-            "status": deed.status,
-            "address": deed.address[:_LONGEST_ADDRESS] if deed.address else None,
-            "request_id": deed.request_id,
-        }
-        connection.execute(_INSERT, row)
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "time": now,
+                "tenant": who.tenant if (who := deed.principal) else None,
+                "key_id": who.key_id if who else None,
+                "key_name": who.name if who else None,
+                "action": deed.action,
+                "resource": deed.resource[:_LONGEST_RESOURCE],
+                "status": deed.status,
+                "address": deed.address[:_LONGEST_ADDRESS] if deed.address else None,
+                "request_id": deed.request_id,
+            }
+            for deed in deeds
+        ]
+        connection.execute(_INSERT, rows)
 
     def page(self, tenant: str | None = None, after: int = 0, limit: int = 100) -> AuditPage:
         """Return entries in the order in which they were stored.

@@ -19,6 +19,7 @@ ACTIONS = {
     ("POST", "/v1/jobs"): "job.submit",
     ("PATCH", "/v1/jobs/{job_id}"): "job.change",
     ("DELETE", "/v1/jobs/{job_id}"): "job.cancel",
+    ("POST", "/v1/jobs/cancel"): "job.cancel",
     ("POST", "/v1/jobs/{job_id}/cancel"): "job.cancel",
     ("POST", "/v1/jobs/{job_id}/pause"): "job.pause",
     ("POST", "/v1/jobs/{job_id}/resume"): "job.resume",
@@ -58,7 +59,7 @@ class NotRecorded(RuntimeError):
 
 @dataclass(frozen=True)
 class Audit:
-    """An ASGI middleware that records requests in the audit log.
+    """An ASGI middleware that records requests in the audit log; one that changes many things, for each of these, too.
 
     Requests refused for exceeding a rate limit, and those without any key, are left out: anybody could fill the
     database with them.
@@ -92,11 +93,13 @@ class Audit:
                 status = message["status"]
                 without_key = status == _UNAUTHORIZED and not state.get("came_with_key", True)
                 if status != _TOO_MANY and not without_key:
-                    event = _event_of(Request(scope), status)
+                    request = Request(scope)
+                    events = [_event_of(request, status, each) for each in (scope["path"], *state.get("changed", ()))]
                     try:
-                        await run_in_threadpool(self.audit.record, event)
+                        await run_in_threadpool(self.audit.record, *events)
                     except SQLAlchemyError as error:  # carried out by now; the process's log is the next best place
-                        _log.error("cannot be stored in the audit log: %s (%s)", event, error)
+                        for event in events:
+                            _log.error("cannot be stored in the audit log: %s (%s)", event, error)
             await send(message)
 
         await self.app(scope, receive, record_and_send)
@@ -118,15 +121,13 @@ def record_with(request: Request, audit: AuditLog, status: int, connection: Conn
     """
     request.state.recorded = None
     try:
-        audit.write(connection, _event_of(request, status))
+        audit.write(connection, _event_of(request, status, request.scope["path"]))
     except SQLAlchemyError as error:
         raise NotRecorded from error
     request.state.recorded = status
 
 
-def _event_of(request: Request, status: int) -> AuditEvent:
+def _event_of(request: Request, status: int, path: str) -> AuditEvent:
     state: dict[str, Any] = request.scope["state"]
     address = request.client.host if request.client else None
-    return AuditEvent(
-        state.get("principal"), state["action"], quote(request.scope["path"]), status, address, state["request_id"]
-    )
+    return AuditEvent(state.get("principal"), state["action"], quote(path), status, address, state["request_id"])

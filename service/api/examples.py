@@ -10,7 +10,7 @@ from boost_core.plan.machine import MeasuredLink, MeasuredProfile
 from boost_core.plan.report import plan
 from boost_core.plan.search import PlanSearch
 from service.api.routes.access import SessionRequest
-from service.jobs.model import JobPage, JobRecord
+from service.jobs.model import Cancellation, CancelRequest, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState, Reason
 from service.models.access import Identity, NewKey, Scope, Tenant, TenantList
@@ -179,6 +179,8 @@ def examples_of_models() -> list[Any]:
         JobPage(jobs=[job], next_cursor=None),
         JobPatch.model_validate({"priority": 5, "data_parallel_size": {"max": 3}}),
         CloneRequest(changes={"training": {"steps": 20_000}}, from_checkpoint=True),
+        CancelRequest(group="learning-rates", state=[JobState.QUEUED, JobState.RUNNING]),
+        Cancellation(cancelled=1000, ended=0, not_found=[], remaining=True),
         Drill(kind="kill_rank", rank=1, at_step=50),
         Profile(steps=3, ranks=(0, 4)),
         plan(job.spec),

@@ -36,7 +36,7 @@ from service.client.calls import (
     request,
     stream,
 )
-from service.jobs.model import EventKind, JobEvent, JobPage, JobRecord
+from service.jobs.model import Cancellation, CancelRequest, EventKind, JobEvent, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.models.access import AuditPage, Identity, KeyList, NewKey, Tenant, TenantList
@@ -191,6 +191,16 @@ class Api:
         return Call("PATCH", path_of("jobs", job_id), JobRecord, body=body, headers=headers)
 
     cancel = request("DELETE", _job, "", JobRecord, "Request that a job be cancelled.")
+
+    @operation
+    def cancel_many(self, which: CancelRequest | Mapping[str, Any]) -> Call[Cancellation]:
+        """Request that up to 1,000 jobs be cancelled; a mapping is validated by the service.
+
+        Args:
+            which: Their ``ids``, or fields as in the API's list: ``state``, ``queue``, ``group``, ``tag`` and others.
+        """
+        return Call("POST", path_of("jobs", "cancel"), Cancellation, body=plain(which), repeatable=True)
+
     pause = request("POST", _job, "pause", JobRecord, "Request that a job be paused.")
     resume = request("POST", _job, "resume", JobRecord, "Resume a paused job.", repeatable=False)
     retry = request(

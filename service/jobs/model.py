@@ -4,15 +4,17 @@ import hashlib
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import to_json
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import FieldProblem, raise_problems
+from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import (
     Cause,
     CheckpointReport,
@@ -28,10 +30,12 @@ from boost_core.messages import (
 from boost_core.plan.machine import Basis, Fitted
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.models.cluster import StoredProfile, basis_of
+from service.models.access import TenantName
+from service.models.cluster import QueueName, StoredProfile, basis_of
 
 GANG_LOST = "gang_lost"  # in fault_counts
 NODES = "nodes"  # the snapshot of the cluster's nodes
+MOST_CANCELLED = 1_000  # jobs by one request
 
 _TAG_DIGITS = 16
 
@@ -223,7 +227,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs to list; what is ``None`` does not matter.
+    """Which jobs; what is ``None`` does not matter.
 
     Attributes:
         states: In one of these.
@@ -234,6 +238,8 @@ class JobFilter:
         group: Of this group.
         tags: With all of these tags, in whichever case.
         text: With this in their name, group, tags or notes, in whichever case.
+        ids: With one of these ids.
+        cancellable: Whether only those that have not ended and are not being cancelled.
     """
 
     states: Collection[JobState] | None = None
@@ -244,11 +250,72 @@ class JobFilter:
     group: str | None = None
     tags: Collection[str] = ()
     text: str | None = None
+    ids: Collection[str] | None = None
+    cancellable: bool = False
 
     @property
     def searches(self) -> bool:
         """Whether jobs have to be read to find these, because no index has them."""
         return self.name is not None or bool(self.tags) or self.text is not None
+
+
+class JobSelection(BaseModel):
+    """Which jobs, as requests say it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
+    queue: QueueName | None = Field(None, description="Only jobs of this queue.")
+    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this, as for search.")
+    submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
+    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
+    group: Label | None = Field(None, description="Only jobs of this group.")
+    tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
+    search: str | None = Field(
+        None, max_length=100,
+        description="Only jobs with this in their name, group, tags or notes, in whichever case.",
+    )  # fmt: skip
+
+    def filter_for(self, tenant: str | None) -> JobFilter:
+        """The filter for the jobs of a tenant that the sender may see; ``None``: of all."""
+        described = self.queue, self.name, self.submitted_by, self.group, self.tag, self.search
+        return JobFilter(self.state or None, tenant, *described)
+
+
+class CancelRequest(JobSelection):
+    """Which jobs to cancel: those with some ids, or those that a list with the same fields would show."""
+
+    ids: list[Annotated[str, StringConstraints(pattern=r"^[!-~]{1,64}$")]] | None = Field(
+        None, min_length=1, max_length=MOST_CANCELLED, description="The jobs' ids; no other field may come with them."
+    )
+
+    @model_validator(mode="after")
+    def _names_jobs(self) -> Self:
+        given, problems = self.model_dump(exclude_defaults=True), []
+        if not given:
+            fields = ", ".join(JobSelection.model_fields)
+            problem = f"would cancel all jobs; give the jobs' ids, or at least one of {fields}"
+            problems.append(FieldProblem(("ids",), None, problem))
+        elif self.ids and len(given) > 1:
+            problems.append(FieldProblem(("ids",), None, f"come without other fields; leave out {next(iter(given))}"))
+        problems += [FieldProblem((name,), "", "is empty; leave it out") for name, each in given.items() if each == ""]
+        raise_problems("CancelRequest", problems)
+        return self
+
+    def filter_for(self, tenant: str | None) -> JobFilter:
+        """The filter for these jobs, as far as they belong to a tenant and, unless named, can be cancelled."""
+        return replace(super().filter_for(tenant), ids=self.ids, cancellable=self.ids is None)
+
+
+class Cancellation(BaseModel):
+    """What a request to cancel many jobs has done."""
+
+    cancelled: int = Field(
+        description="Jobs that it cancelled: CANCELLED now, or within seconds if workers have to end."
+    )
+    ended: int = Field(description="Jobs that had ended, or were being cancelled, already.")
+    not_found: list[str] = Field(description="Ids of no job; other tenants' jobs are as if they did not exist.")
+    remaining: bool = Field(description="Whether more jobs are to be cancelled: send the same request again.")
 
 
 class JobPage(BaseModel):

@@ -244,10 +244,13 @@ def _parameters(
     jobs: JobFilter, cursor: str | None, end: str | None
 ) -> tuple[frozenset[str], int | None, dict[str, Any]]:
     """Those of ``_CONDITIONS`` that apply, how many states are wanted if not all, and their parameters."""
+    wanted = jobs.states
+    if jobs.cancellable:
+        wanted = ACTIVE_STATES.intersection(ACTIVE_STATES if wanted is None else wanted)
     fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")}
     fields |= {"cursor": cursor, "end": end}
     parameters = {name: value for name, value in fields.items() if value is not None}
-    states = None if jobs.states is None else sorted(set(jobs.states))
+    states = None if wanted is None else sorted(set(wanted))
     of_states = {f"state_{number}": state for number, state in enumerate(states or ())}
     return frozenset(parameters), None if states is None else len(states), parameters | of_states
 
@@ -268,6 +271,10 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None, end: str | None = No
     if jobs.text is not None:
         columns = (JobRow.name, JobRow.group, JobRow.tags, JobRow.notes)
         more.append(or_(*(column.icontains(jobs.text, autoescape=True) for column in columns)))
+    if jobs.ids is not None:
+        more.append(JobRow.id.in_(jobs.ids))
+    if jobs.cancellable:
+        more.append(JobRow.cancel_requested.is_(False))
     query = _listed(named, states, *more) if more else _composed(named, states)
     return query, parameters | {"limit": limit}
 

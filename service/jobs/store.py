@@ -1,7 +1,7 @@
 """The store: the one place that reads and writes job records and their events."""
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -57,7 +57,7 @@ from service.jobs.tables import (
     TrackerRow,
     searched,
 )
-from service.jobs.writes import NumberedReport, Overtaken, Reported, TakenBack, Write
+from service.jobs.writes import NumberedReport, Overtaken, TakenBack, Write
 from service.models.cluster import StoredProfile
 
 # Notifications of writes. Followers in the same process are called directly, other processes on the same PostgreSQL by
@@ -130,6 +130,7 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 
 
 _LOST_RACES = 100
+_CANCELLED_TOGETHER = 250
 _NEWEST_CHECKPOINTS, _LARGE_CHECKPOINT = 64, 1 << 28  # jobs, bytes
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
 _INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
@@ -303,6 +304,11 @@ class JobStore:
             jobs = self._known.read(connection, *queries.listed(wanted, limit + 1, cursor, end))
         return jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else end
 
+    def ids(self, wanted: JobFilter, limit: int) -> Sequence[str]:
+        """Ids of jobs, the newest first, at most ``limit``; of a search, whatever number of jobs has to be read."""
+        with self.engine.connect() as connection:
+            return connection.scalars(*queries.listed(wanted, limit, None)).all()
+
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""
         with self.engine.connect() as connection:
@@ -406,6 +412,40 @@ class JobStore:
             AlreadyFinished: The job has SUCCEEDED or FAILED.
         """
         return self._write(job_id, lambda record, _: writes.cancelled(record, why))
+
+    def cancel_many(self, job_ids: Collection[str]) -> Iterator[str]:
+        """Request that jobs be cancelled, each as ``request_cancel`` does it, with a transaction for hundreds of them.
+
+        Yields:
+            Those that this has cancelled, as it does so. The others had ended or were being cancelled already, or do
+            not exist.
+        """
+        planned: dict[str, Write | None] = {}
+
+        def plan(record: JobRecord, _session: Session | None = None) -> Write | None:
+            planned[record.id] = None if record.finished else writes.cancelled(record)
+            return planned[record.id]
+
+        for begin in range(0, len(ids := sorted(job_ids)), _CANCELLED_TOGETHER):
+            left = {*ids[begin : begin + _CANCELLED_TOGETHER]}
+            with suppress(Overtaken):
+                with Session(self.engine) as session, session.begin():
+                    # Waiting for others' locks while holding some could end in a deadlock.
+                    unlocked = queries.HEADS.where(JobRow.id.in_(left)).order_by(JobRow.id)
+                    jobs = self._known.read(session.connection(), unlocked.with_for_update(skip_locked=True))
+                    changes = [(job, write) for job in jobs if (write := plan(job))]
+                    self._update(session.connection(), [(job.id, job.version, write.values) for job, write in changes])
+                    session.add_all([row for _, write in changes for row in write.rows])
+                    versions = {job.id: job.version + 1 for job, _ in changes}
+                    notify(session.connection(), versions)
+                left.difference_update(job.id for job in jobs)
+                self.notifications.publish(versions)
+                yield from versions
+            for job_id in left:  # another writer had it, or was faster
+                with suppress(JobNotFound):
+                    self._write(job_id, plan)
+                    if planned[job_id]:
+                        yield job_id
 
     def request_pause(self, job_id: str) -> JobRecord:
         """Request that a job be paused; one without a gang is PAUSED immediately.
@@ -563,32 +603,35 @@ class JobStore:
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
-        by_columns: dict[tuple[str, ...], list[Reported]] = defaultdict(list)
-        for change in changes:
-            by_columns[tuple(sorted(change.values))].append(change)
         versions = {change.record.id: change.record.version for change in changes}
-        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
-                values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
-                parameters = [
-                    {
-                        "of_job": change.record.id,
-                        "read": change.record.version - 1,
-                        "new_version": change.record.version,
-                        **{f"new_{name}": change.values[name] for name in columns},
-                    }
-                    for change in alike
-                ]
-                if connection.execute(update(JobRow).where(unmoved).values(values), parameters).rowcount != len(alike):
-                    refuse_if_lost(connection, self._lease)
-                    raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
+            self._update(
+                connection, [(change.record.id, change.record.version - 1, change.values) for change in changes]
+            )
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
             observations.add(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
         self._known.remember({change.record.id: change.record for change in changes})
+
+    def _update(self, connection: Connection, changes: Sequence[tuple[str, int, Mapping[str, Any]]]) -> None:
+        """Write new values for columns of jobs, each with its id and the version that was read.
+
+        Raises:
+            Overtaken: Some of the jobs have been changed since.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for job_id, version, values in changes:
+            row = {"of_job": job_id, "read": version, "new_version": version + 1}
+            by_columns[tuple(sorted(values))].append(row | {f"new_{name}": value for name, value in values.items()})
+        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
+        for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
+            new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
+            if connection.execute(update(JobRow).where(unmoved).values(new), alike).rowcount != len(alike):
+                refuse_if_lost(connection, self._lease)
+                raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
 
     def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
         """Sequence number of the newest stored report of each job's newest gang; 0 if there is none."""

@@ -1,7 +1,8 @@
 """Short jobs on a service whose parts die all the time: replicas of the API, the database, the object store.
 
-``python -m tests.benchmarks.chaos --jobs 200`` writes docs/figures/chaos.md. All is real: PostgreSQL, the S3 server, a
-Ray cluster, two replicas of ``boost serve``, every gang. Some jobs are cancelled, some paused and resumed, some fail.
+``python -m tests.benchmarks.chaos --jobs 200 --surplus 1800`` writes docs/figures/chaos.md. All is real: PostgreSQL,
+the S3 server, a Ray cluster, two replicas of ``boost serve``, every gang. Some jobs are cancelled, some paused and
+resumed, some fail. The surplus waits behind the others, in one group, and is cancelled together once all are submitted.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,9 @@ OUTAGE_SECONDS = (3.0, 12.0)  # of the object store
 PATIENCE_SECONDS = 600.0  # for all jobs to come to their ends after the last fault
 # What becomes of a job, and the state that it must end in. One in ten of each of the first three.
 FATES = {"cancelled": JobState.CANCELLED, "paused": JobState.SUCCEEDED, "doomed": JobState.FAILED}
+UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
+SURPLUS = "surplus"
+IN_TIME = {"cancelled", SURPLUS}  # jobs that may have succeeded before they were cancelled
 
 
 class Replica:
@@ -106,6 +110,8 @@ class Chaos:
             thread.start()
         for thread in submitting:
             thread.join()
+        while self.client().cancel_many({"group": SURPLUS, "state": [str(state) for state in UNFINISHED]}).remaining:
+            pass
         self.until(lambda: self._unfinished() < len(specs) // 10)
         over.set()
         breaking.join()
@@ -133,10 +139,17 @@ class Chaos:
 
         return guarded
 
-    def _unfinished(self) -> int:
-        states = [state for state in JobState if state not in TERMINAL_STATES]
+    def jobs(self, states: Collection[JobState] = ()) -> Iterator[JobRecord]:
+        """All jobs in these states; without any, all."""
         with self.client() as client:
-            return len(client.list(states, limit=500).jobs)
+            page = client.list(states, limit=500)
+            yield from page.jobs
+            while page.next_cursor is not None:
+                page = client.list(states, limit=500, cursor=page.next_cursor)
+                yield from page.jobs
+
+    def _unfinished(self) -> int:
+        return sum(1 for _ in self.jobs(UNFINISHED))
 
     def _submit(self, specs: list[tuple[str, dict[str, Any]]]) -> None:
         for fate, spec in specs:
@@ -200,23 +213,28 @@ _FAULTS: dict[str, Callable[[Chaos], None]] = {
 }
 
 
-def jobs_to_run(corpus: Path, count: int, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
+def jobs_to_run(folder: Path, count: int, surplus: int, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
     """Fates and specs."""
     fates = [fate for fate in FATES for _ in range(count // 10)]
-    fates += ["left alone"] * (count - len(fates))
+    fates += ["left alone"] * (count - len(fates)) + [SURPLUS] * surplus
     chance.shuffle(fates)
+    corpus, too_short = write_corpus(folder / "corpus"), folder / "too-short"
+    too_short.mkdir()
+    (too_short / "one.txt").write_text("one")
     training = {"steps": STEPS, "evaluate_every_steps": STEPS}
     layout = {"tensor_parallel_size": 1}
     faults = {"max_restarts": 100}
     spec = tiny_job(corpus, "unused", training=training, parallelism=layout, fault_tolerance=faults)
     plain = spec.model_dump(mode="json") | {"checkpoint": {"every_steps": 6}}
-    doomed = plain | {"checkpoint": {"every_steps": 6, "continue_from": f"s3://{BUCKET}/nothing/here"}}
-    return [(fate, doomed if fate == "doomed" else plain) for fate in fates]
+    doomed = plain | {"data": {"source": {"kind": "text", "paths": [str(too_short)]}}}
+    others = {"doomed": doomed, SURPLUS: plain | {"group": SURPLUS, "priority": -1}}
+    return [(fate, others.get(fate, plain)) for fate in fates]
 
 
 def wrong(job: JobRecord, events: list[JobEvent], fate: str, folder: CheckpointFolder) -> list[str]:
     """What is not as it should be with a job that has come to its end."""
-    expected = {FATES.get(fate, JobState.SUCCEEDED)} | ({JobState.SUCCEEDED} if fate == "cancelled" else set())
+    expected = {JobState.CANCELLED} if fate == SURPLUS else {FATES.get(fate, JobState.SUCCEEDED)}
+    expected |= {JobState.SUCCEEDED} if fate in IN_TIME else set()
     states = [event.data["state"] for event in events if event.kind == "state"]
     steps = {event.data["step"] for event in events if event.kind == "progress"}
     ends = [state for state in states if state in TERMINAL_STATES]
@@ -256,8 +274,8 @@ def world(folder: Path, chance: random.Random) -> Iterator[tuple[Chaos, Nodes]]:
 def report(chaos: Chaos, nodes: Nodes, seconds: float) -> tuple[list[tuple[str, str]], bool]:
     """Look at every job; what there is to say as rows of a table, and whether all is as it should be."""
     problems, states, attempts, restarts = [str(error) for error in chaos.failures], Counter[str](), 0, 0
+    listed = list(chaos.jobs())
     with chaos.client() as client:
-        listed = client.list(limit=500).jobs
         for job in listed:
             events = list(client.events(job.id, follow=False))
             folder = CheckpointFolder(job.checkpoint_url)
@@ -284,17 +302,19 @@ def main() -> None:
     """Measure and write the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--surplus", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, world(Path(name), chance) as (chaos, nodes):
-        specs = jobs_to_run(write_corpus(Path(name) / "corpus"), given.jobs, chance)
+        specs = jobs_to_run(Path(name), given.jobs, given.surplus, chance)
         begun = time.monotonic()
         chaos.run(specs)
         rows, good = report(chaos, nodes, time.monotonic() - begun)
-    write_table(FIGURES / "chaos.md", ["", f"{given.jobs} short jobs on {REPLICAS} replicas"], rows)
+    jobs = f"{given.jobs} short jobs" + f" and {given.surplus:,} that are cancelled in the queue" * (given.surplus > 0)
+    write_table(FIGURES / "chaos.md", ["", f"{jobs}, on {REPLICAS} replicas"], rows)
     sys.exit(not good)
 
 

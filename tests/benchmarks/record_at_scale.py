@@ -30,7 +30,7 @@ from tests.postgres import postgres_server
 from tests.service.records import a_step, numbered
 
 FEW, MANY = 1_000, 100_000  # recorded jobs
-UNFINISHED, RUNNING, WAITING, ROWS, TIMES = 20_000, 200, 100, 5_000, 40
+UNFINISHED, RUNNING, WAITING, CANCELLED, ROWS, TIMES = 20_000, 200, 100, 1_000, 5_000, 40
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 REASONS = {
     JobState.QUEUED: Reason.SUBMITTED,
@@ -39,13 +39,13 @@ REASONS = {
 }
 
 
-def fill(store: JobStore, counts: Mapping[JobState, int]) -> None:
-    """Record so many jobs in each state, of eight tenants; those that run have done a step."""
+def fill(store: JobStore, counts: Mapping[JobState, int], recorded: int = 0) -> None:
+    """Record so many more jobs in each state, of eight tenants; those that run have done a step."""
     spec, now = tiny_job(Path("corpus"), "file:///c").model_dump(mode="json"), datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for state, count in counts.items():
         for _ in range(count):
-            number, waits, ended = len(rows) + 1, state is JobState.QUEUED, state is JobState.SUCCEEDED
+            number, waits, ended = recorded + len(rows) + 1, state is JobState.QUEUED, state is JobState.SUCCEEDED
             job_id, name = f"job-{number:016}", f"job-{number}"
             rows.append({
                 "id": job_id, "tenant": f"team-{number % 8}", "queue": "default", "submitted_by": "anonymous",
@@ -114,6 +114,23 @@ def reads(store: JobStore, jobs: int) -> dict[str, float]:
     return times | {"queues": least(store, quotas.queues), "tenants": least(store, quotas.tenants)}
 
 
+def cancels(store: JobStore) -> dict[str, float]:
+    """Elapsed milliseconds of cancelling queued jobs: the newest by one request, as many others by a request each."""
+    times = {}
+    for together in (True, False):
+        begun = time.perf_counter()
+        queued = store.ids(JobFilter([JobState.QUEUED], cancellable=True), CANCELLED)
+        if together:
+            assert len([*store.cancel_many(queued)]) == CANCELLED
+        else:
+            for job_id in queued:
+                store.request_cancel(job_id)
+        times[f"cancel of {CANCELLED:,} queued jobs{'' if together else ', one by one'} (elapsed)"] = 1000 * (
+            time.perf_counter() - begun
+        )
+    return times
+
+
 def scrape(store: JobStore) -> tuple[float, str]:
     """Milliseconds of a scrape, and its size."""
     collector = ServiceCollector(store, QuotaStore(store), ProcessMetrics())
@@ -144,6 +161,8 @@ def measure(database: str) -> list[list[str]]:
                 fill(store, {JobState.SUCCEEDED: others, JobState.RUNNING: RUNNING, JobState.QUEUED: WAITING})
                 times |= reads(store, jobs)
                 times["a scrape"], size = scrape(store)
+                fill(store, {JobState.QUEUED: 2 * CANCELLED}, recorded=jobs)
+                times |= cancels(store)
         for name, many in of_many.items():
             shown = f"{name} ({size})" if name == "a scrape" else name
             few = of_few[name]

@@ -26,6 +26,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): GOOD_FOR_ALL,
     ("POST", "/v1/jobs/dry-run"): GOOD_FOR_ALL,
     ("POST", "/v1/plans"): GOOD_FOR_ALL,
+    ("POST", "/v1/jobs/cancel"): {"ids": ["job-0"]},
     ("PATCH", "/v1/jobs/{job_id}"): {"priority": 1},
     ("POST", "/v1/jobs/{job_id}/clone"): {},
     ("POST", "/v1/jobs/{job_id}/drills"): {"kind": "kill_rank"},

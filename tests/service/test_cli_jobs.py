@@ -146,6 +146,43 @@ def test_retry() -> None:
 # Looking
 
 
+def test_jobs_are_cancelled_together() -> None:
+    answer = {"cancelled": 2, "ended": 1, "not_found": [], "remaining": False}
+    unknown = answer | {"not_found": ["job-0"]}
+    with serving({"POST /v1/jobs/cancel": [Answer(202, answer), Answer(202, unknown)]}) as server:
+        boost = boost_at(server.url)
+        done, partly = boost("cancel", "a", "b", "c"), boost("cancel", "a", "b", "c", "job-0")
+        refused = [boost("cancel"), boost("cancel", "a", "--group", "g"), boost("cancel", "--group", "g")]
+    assert [asked.body for asked in server.asked] == [{"ids": ["a", "b", "c"]}, {"ids": ["a", "b", "c", "job-0"]}]
+    assert (done.exit_code, done.stdout.startswith("2 jobs cancelled")) == (0, True)
+    assert "1 job had ended before" in done.stdout
+    assert (partly.exit_code, "there is no job job-0" in partly.stderr) == (1, True)
+    assert [each.exit_code for each in refused] == [2, 2, 2]
+    assert "add --yes" in refused[2].stderr
+
+
+@pytest.mark.parametrize(("answer", "cancelled"), [("y\n", True), ("n\n", False)])
+def test_jobs_that_fit_options_are_cancelled_once_confirmed(
+    answer: str, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def part(remaining: bool) -> Answer:
+        return Answer(202, {"cancelled": 1000, "ended": 0, "not_found": [], "remaining": remaining})
+
+    listed = {"jobs": [a_job(id=f"job-{number}") for number in range(3)], "next_cursor": None}
+    listed["jobs"][2] |= {"cancel_requested": True}
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    answers = {"GET /v1/jobs": Answer(200, listed), "POST /v1/jobs/cancel": [part(True), part(False)] * 2}
+    with serving(answers) as server:
+        options = ("cancel", "--group", "g", "--tag", "t", "--state", "queued")
+        asked = boost_at(server.url)(*options, stdin=answer)
+        assert "Cancel 2 jobs?" in asked.stdout
+        assert ("2,000 jobs cancelled" in asked.stdout) is cancelled
+        assert boost_at(server.url)(*options, "--yes").exit_code == 0
+    body = {"group": "g", "tag": ["t"], "state": ["QUEUED"]}
+    assert server.asked[0].query == {"group": ["g"], "tag": ["t"], "state": ["QUEUED"], "limit": ["500"]}
+    assert [each.body for each in server.asked[1:]] == [body] * (4 if cancelled else 2)
+
+
 def test_what_is_old_says_so() -> None:
     state = {"state": "RUNNING", "reason": "GANG_STARTED", "message": "2 workers are training", "attempt": 1}
     old = a_job(**state, last_seen="2026-01-02T03:04:05Z", waiting_for="Ray cannot be reached: no head")

@@ -202,6 +202,7 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
         (lambda c: c.dry_run(GOOD), ("POST", "/v1/jobs/dry-run", GOOD)),
         (lambda c: c.patch("j", {"name": "x"}), ("PATCH", "/v1/jobs/j", {"name": "x"})),
         (lambda c: c.cancel("j"), ("DELETE", "/v1/jobs/j", None)),
+        (lambda c: c.cancel_many({"ids": ["j"]}), ("POST", "/v1/jobs/cancel", {"ids": ["j"]})),
         (lambda c: c.pause("j"), ("POST", "/v1/jobs/j/pause", None)),
         (lambda c: c.resume("j"), ("POST", "/v1/jobs/j/resume", None)),
         (lambda c: c.retry("j"), ("POST", "/v1/jobs/j/retry", None)),
@@ -294,7 +295,7 @@ def test_an_answer_may_hold_more_than_this_client_knows(ask: Ask) -> None:
 def test_both_clients_have_the_same_methods() -> None:
     described = {name for name, member in inspect.getmembers_static(Client) if isinstance(member, Method)}
     assert described == {name for name, member in inspect.getmembers_static(AsyncClient) if isinstance(member, Method)}
-    assert len(described) == 57
+    assert len(described) == 58
     assert all(getattr(Client, name).__doc__ for name in described)
 
 

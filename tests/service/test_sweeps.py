@@ -357,10 +357,12 @@ def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
     assert sweep.trials[TrialState.FAILED] == sum(trial.state is TrialState.FAILED for trial in trials)
 
 
-def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab, together: bool) -> None:
     lab.create(budget={"trials": 2}, parallel=1)
     lab.drive()
-    lab.store.request_cancel(lab.trials()[0].job_id)
+    job_id = lab.trials()[0].job_id
+    assert [*lab.store.cancel_many([job_id])] if together else lab.store.request_cancel(job_id)
     lab.run()
     assert [trial.state for trial in lab.trials()] == ["FAILED", "COMPLETE"]
     assert lab.trials()[0].reason == "its job cancelled: cancelled while it was queued"

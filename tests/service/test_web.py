@@ -21,7 +21,7 @@ from service.models.jobs import QueueSettings
 from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, visit
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, SCORES, a_sample, a_spare, an_evaluation, finish
+from tests.service.records import GOOD, SCORES, a_sample, a_spare, a_spec, an_evaluation, finish, run_to_the_end
 from tests.service.sample_jobs import (
     DONE,
     SLOW_RANK,
@@ -509,6 +509,23 @@ def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     finish(job.store, job.id)  # meanwhile
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("has already SUCCEEDED")
+
+
+def test_all_jobs_that_the_filters_leave_are_cancelled(visitor: Visit, store: JobStore) -> None:
+    study = [store.create(a_spec(group="study"), "file:///checkpoints") for _ in range(30)]
+    other = store.create(a_spec(), "file:///checkpoints")
+    run_to_the_end(store, study[0].id)
+    page = visitor.open("/")
+    expect(page.locator(".job-link").first).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel these")).to_be_hidden()
+    page = visitor.open("/?group=study")
+    page.get_by_role("button", name="Cancel these").click()
+    expect(page.get_by_role("heading", name="Cancel 29 jobs?")).to_be_visible()
+    page.get_by_role("button", name="Cancel them").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator("table.jobs .badge").first).to_have_text("CANCELLED")
+    assert store.counts()[JobState.CANCELLED] == 29
+    assert store.get(other.id).state is JobState.QUEUED
 
 
 @pytest.mark.full

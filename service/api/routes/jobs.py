@@ -29,22 +29,31 @@ from service.api.admission import Completed, admitted, conditions_of, planned, r
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
-from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, InvalidJob, problem_responses
+from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.limits import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.curves import METRICS, VALIDATION
-from service.jobs.model import EventKind, JobFilter, JobPage, JobRecord, Owner, Request
+from service.jobs.model import (
+    MOST_CANCELLED,
+    Cancellation,
+    CancelRequest,
+    EventKind,
+    JobFilter,
+    JobPage,
+    JobRecord,
+    JobSelection,
+    Owner,
+    Request,
+)
 from service.jobs.patch import JobPatch, changed_spec, merged
 from service.jobs.queries import MEANS, EventFilter, JobNotFound, history
-from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.jobs.writes import WrongState
 from service.models.access import Scope, TenantName
-from service.models.cluster import QueueName
 from service.models.jobs import (
     Axis,
     CloneRequest,
@@ -68,38 +77,25 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 _JSON = "application/json"
 
 
-class JobQuery(BaseModel):
+class JobQuery(JobSelection):
     """Which jobs to list."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
-    queue: QueueName | None = Field(None, description="Only jobs of this queue.")
-    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this, as for search.")
-    submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
-    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
-    group: Label | None = Field(None, description="Only jobs of this group.")
-    tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
-    search: str | None = Field(
-        None,
-        max_length=100,
-        description="Only jobs with this in their name, group, tags or notes, in whichever case. A page is of "
-        "10,000 jobs, so that it may have few or no results although next_cursor leads to more.",
-    )
-    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
+    limit: int = Field(
+        100, ge=1, le=500,
+        description="Maximum number of results. With name, tag or search, a page is of 10,000 jobs, so that it may "
+        "have few or no results although next_cursor leads to more.",
+    )  # fmt: skip
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
 
-# Routes are tried in turn, so those that get most requests come first; but dry-run is not a job's id.
+# Routes are tried in turn, so those that get most requests come first; but dry-run and cancel are no jobs' ids.
 
 
 @router.get("", response_model=JobPage, responses=INVALID)
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    filters = JobFilter(
-        query.state or None, tenant, query.queue, query.name, query.submitted_by, query.group, query.tag, query.search
-    )
+    filters = query.filter_for(tenant)
 
     def page(store: JobStore) -> bytes:
         if query.cursor is not None:
@@ -130,6 +126,28 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
             profile=job.profile,
             fitted=job.fitted,
         ),
+    )
+
+
+@router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=BODY_REFUSED)
+def cancel_many(body: CancelRequest, who: Submitter, http: HttpRequest, context: ContextDep) -> Cancellation:
+    """Cancel up to 1,000 jobs, named by their ids or by what they have in common."""
+    if who.may(Scope.ADMIN):
+        tenant = body.tenant
+    elif body.tenant in (None, who.tenant):
+        tenant = who.tenant
+    else:
+        raise Forbidden(f"only operators may cancel other tenants' jobs; leave tenant out or give {who.tenant}")
+    known = context.store.ids(body.filter_for(tenant), MOST_CANCELLED + 1)
+    chosen = known[:MOST_CANCELLED]
+    http.state.changed = cancelled = list[str]()
+    for job_id in context.store.cancel_many(chosen):  # should it fail on the way, the audit log has those before
+        cancelled.append(f"{router.prefix}/{job_id}")
+    return Cancellation(
+        cancelled=len(cancelled),
+        ended=len(chosen) - len(cancelled),
+        not_found=sorted(set(body.ids or ()).difference(known)),
+        remaining=len(known) > MOST_CANCELLED,
     )
 
 

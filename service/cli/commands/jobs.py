@@ -1,6 +1,7 @@
 """Jobs: ``boost submit``, ``clone``; ``ls`` to ``watch`` show them, ``pause`` to ``profile`` act on one."""
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from boost_core.config.base import read_yaml
+from boost_core.config.base import counted, read_yaml
 from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
@@ -154,17 +155,25 @@ _Part = TypeVar("_Part")
 
 _PAGE = 500  # the API's maximum per request
 
+_InState = Annotated[
+    list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; repeatable.")
+]
+_InQueue = Annotated[str | None, typer.Option(help="Only jobs in this queue.")]
+_Named = Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")]
+_OfTenant = Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")]
+_OfGroup = Annotated[str | None, typer.Option(help="Only jobs of this group.")]
+_Tagged = Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; repeatable.")]
+_With = Annotated[str | None, typer.Option(help="Only jobs with this in their name, group, tags or notes.")]
+
 
 def list_jobs(
-    state: Annotated[
-        list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; repeatable.")
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only jobs of this group.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; repeatable.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only jobs with this in their name, group, tags or notes.")] = None,
+    state: _InState = None,
+    queue: _InQueue = None,
+    name: _Named = None,
+    tenant: _OfTenant = None,
+    group: _OfGroup = None,
+    tag: _Tagged = None,
+    search: _With = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     cursor: Annotated[str | None, typer.Option(help="Continue a previous list; its last line shows the value.")] = None,
     as_json: AsJson = False,
@@ -172,14 +181,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
-    jobs: list[JobRecord] = []
     with open_client(url) as client:
-        while True:  # as many pages as needed
-            page = client.list(state or [], min(limit - len(jobs), _PAGE), cursor, tags=tag or [], **filters)
-            jobs += page.jobs
-            cursor = page.next_cursor
-            if cursor is None or len(jobs) >= limit:
-                break
+        jobs, cursor = _listed(client, limit, cursor, states=state or (), tags=tag or (), **filters)
     if as_json:
         print_json(JobPage(jobs=jobs, next_cursor=cursor))
         return
@@ -187,6 +190,17 @@ def list_jobs(
     print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
     if cursor:
         say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
+
+
+def _listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
+    """Return jobs, from as many pages as needed, and the cursor for older ones."""
+    jobs: list[JobRecord] = []
+    while True:
+        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= limit:
+            return jobs, cursor
 
 
 def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
@@ -265,11 +279,48 @@ def resume(job_id: JobId, url: Url = None) -> None:
     say(f"{job.id} is {job.state}: {news(job)}")
 
 
-def cancel(job_id: JobId, url: Url = None) -> None:
-    """Cancel a job."""
+def cancel(
+    job_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Job IDs, or none with options.", autocompletion=complete_job_ids),
+    ] = None,
+    state: _InState = None,
+    queue: _InQueue = None,
+    name: _Named = None,
+    tenant: _OfTenant = None,
+    group: _OfGroup = None,
+    tag: _Tagged = None,
+    search: _With = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Cancel without asking first.")] = False,
+    url: Url = None,
+) -> None:
+    """Cancel jobs: those with these IDs, or all that the same options of `boost ls` show."""
+    filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
+    request = _without_none(**filters, ids=job_ids or None, state=state or None, tag=tag or None)
+    if not request or (job_ids and len(request) > 1):
+        raise BadInput("give the jobs' IDs, or else options such as --group that say which jobs to cancel")
+    if not job_ids and not yes and not sys.stdin.isatty():
+        raise BadInput("options may fit many jobs, and here nobody can be asked first; add --yes to cancel them")
     with open_client(url) as client:
-        job = client.cancel(job_id)
-    say(f"{job.id} is {job.state}" if job.finished else f"{job.id} will be cancelled within seconds")
+        if job_ids and len(job_ids) == 1:
+            job = client.cancel(job_ids[0])
+            say(f"{job.id} is {job.state}" if job.finished else f"{job.id} will be cancelled within seconds")
+            return
+        if not job_ids and not yes:
+            states = state or [each for each in JobState if each not in TERMINAL_STATES]
+            listed, _ = _listed(client, sys.maxsize, None, states=states, tags=tag or (), **filters)
+            if fitting := sum(not (job.finished or job.cancel_requested) for job in listed):
+                typer.confirm(f"Cancel {counted(fitting, 'job')}?", abort=True)
+        cancelled = 0
+        while True:  # as many requests as needed
+            answer = client.cancel_many(request)
+            cancelled += answer.cancelled
+            if not answer.remaining:
+                break
+    ended = f"; {counted(answer.ended, 'job')} had ended before" if answer.ended else ""
+    say(f"{counted(cancelled, 'job')} cancelled, within seconds where workers have to end{ended}")
+    if answer.not_found:
+        raise Failed(f"there is no job {', '.join(answer.not_found)}; `boost ls` lists the jobs")
 
 
 def retry(job_id: JobId, url: Url = None) -> None:

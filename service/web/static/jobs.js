@@ -1,17 +1,22 @@
 // The page of all jobs: a list that keeps itself up to date, and what of the cluster they use.
 
-import { get } from "./api.js";
+import { call, get } from "./api.js";
+import { FINISHED, STATES } from "./badge.js";
 import { clusterPanels } from "./cluster.js";
 import { addressOfJobs } from "./compare/view.js";
+import { ask } from "./dialog.js";
 import { h, link, setText } from "./dom.js";
 import { jobFilters } from "./filters.js";
 import { Histories } from "./histories.js";
 import { COLUMNS, jobRow } from "./jobrow.js";
 import { every } from "./live.js";
+import { notify } from "./notices.js";
+import { mayChange } from "./signin.js";
 
 const LIST_SECONDS = 2;
 const CLUSTER_SECONDS = 5;
 const PAGE = 25;
+const MOST_COUNTED = 500;
 
 /** Show the page; returns what ends it. */
 export function showJobs(main) {
@@ -49,6 +54,7 @@ export function showJobs(main) {
   );
   const where = h("span", { "aria-live": "polite" });
   const compare = link("/compare", { class: "button" }, "Compare");
+  const cancel = h("button", { type: "button", class: "danger", on: { click: cancelThese } }, "Cancel these");
   const filters = jobFilters(() => {
     compare.href = addressOfJobs(filters.query());
     turn(() => pages.splice(1));
@@ -70,7 +76,7 @@ export function showJobs(main) {
           "div",
           { class: "job-title" },
           h("h1", { id: "jobs-title" }, "Jobs"),
-          h("div", { class: "actions" }, link("/sweeps", {}, "Sweeps"), compare, link("/new", { class: "primary" }, "New job")),
+          h("div", { class: "actions" }, cancel, link("/sweeps", {}, "Sweeps"), compare, link("/new", { class: "primary" }, "New job")),
         ),
         filters.element,
         table,
@@ -98,6 +104,33 @@ export function showJobs(main) {
     list.now();
   }
 
+  /** What the filters leave that has not ended, as a request; null unless they leave some jobs out. */
+  function toCancel() {
+    const which = Object.fromEntries(Object.entries(filters.query()).filter(([, value]) => value.length));
+    const state = (which.state ?? STATES).filter((each) => !FINISHED.has(each));
+    return Object.keys(which).length && state.length ? { ...which, state } : null;
+  }
+
+  async function cancelThese() {
+    try {
+      const which = toCancel();
+      const { jobs, next_cursor: next } = await get("/v1/jobs", { ...which, limit: MOST_COUNTED });
+      const count = jobs.filter((job) => !job.cancel_requested).length;
+      await ask({
+        title: `Cancel ${next ? "at least " : ""}${count} ${count === 1 ? "job" : "jobs"}?`,
+        text: "All that the filters leave, on every page. Workers end within seconds. What came after the newest checkpoints is lost.",
+        action: "Cancel them",
+        danger: true,
+        act: async () => {
+          while ((await call("POST", "/v1/jobs/cancel", { body: which })).remaining);
+        },
+      });
+      list.now();
+    } catch (problem) {
+      notify(problem);
+    }
+  }
+
   function showPage({ jobs, next_cursor: next }) {
     shown.clear();
     for (const job of jobs) {
@@ -110,6 +143,8 @@ export function showJobs(main) {
       body.replaceChildren(...wanted);
     }
     table.hidden = !jobs.length;
+    cancel.hidden = !toCancel();
+    cancel.disabled = !mayChange();
     setText(
       empty,
       jobs.length
